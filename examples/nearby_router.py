@@ -1,4 +1,4 @@
-"""A router of one's own: tasks and skills are points of one space, and tasks mix what is near."""
+"""A custom router: tasks and skills are points of one space, and tasks mix nearby skills."""
 
 import torch
 from torch import Tensor, nn

@@ -37,7 +37,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mttl' has no attribute '{name}'")
     module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
+    from mttl.runtime.libraries import quiet_imports
+
+    with quiet_imports():
+        return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

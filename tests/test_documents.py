@@ -12,7 +12,12 @@ from helpers.printed import PAGES, sections, text
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
 ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
-GENERATED = ("configuration.md", "files.md", "messages.md")  # by the site
+GENERATED = (
+    "configuration.md",
+    "files.md",
+    "messages.md",
+    "what_works_with_what.md",
+)  # by the site
 # Words of other projects, and files that a run or a user makes.
 ELSEWHERE = {
     *("nn.Module", "nn.Linear", "functional_call", "vmap", "minigrid", "gymnasium"),
@@ -54,6 +59,19 @@ def test_paths_in_a_document_exist(document: str) -> None:
         path for path in paths if "<" not in path and not any(ROOT.glob(path.rstrip("/")))
     )
     assert not missing
+
+
+def test_the_architecture_names_every_package() -> None:
+    """Each has a row; those inside it are named there."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = sorted(file.parent for file in (ROOT / "mttl").glob("**/__init__.py"))[1:]
+    missing = []
+    for folder in folders:
+        package, *inner = folder.relative_to(ROOT / "mttl").parts
+        rows = [line for line in page.splitlines() if line.startswith(f"| `mttl/{package}/` |")]
+        if len(rows) != 1 or any(f"`{name}/`" not in rows[0] for name in inner):
+            missing.append(folder.relative_to(ROOT).as_posix())
+    assert missing == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -101,7 +119,7 @@ def test_a_newcomer_comes_from_the_first_page_to_every_other() -> None:
             found = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
             waiting += [(page.parent / target).resolve() for target in found]
     assert pages - seen - {ROOT / "docs" / "files.md"} == set()
-    assert "(tutorials/4_own_router.ipynb)" in first.read_text(encoding="utf-8")
+    assert "(tutorials/4_custom_router.ipynb)" in first.read_text(encoding="utf-8")
 
 
 def headings(path: Path) -> set[str]:

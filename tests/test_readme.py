@@ -1,6 +1,9 @@
 """The Python in the README, and in the pages beside it, runs as it is printed."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -16,6 +19,37 @@ BLOCKS = [
     for page in PAGES
     for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
 ]
+
+
+def test_the_first_command_trains_and_its_run_answers_without_warnings(tmp_path: Path) -> None:
+    """At a small size; nothing is said of libraries that quantise, which nobody asked for."""
+    assert "python pl_train.py -c crossfit.yaml" in (ROOT / "README.md").read_text("utf-8")
+    (tmp_path / "two.json").write_text('{"train": ["verb_past", "noun_plural"]}')
+    small = ["data.partition=two.json", "data.max_rows=4", "data.max_eval_rows=2"]
+    small += ["trainer.max_steps=1", "trainer.val_check_interval=1"]
+    (tmp_path / "words.tsv").write_text("input\nwalk\n")
+    ask = ["runs/crossfit", "--task", "verb_past", "--in", "words.tsv"]
+    for command in (["pl_train.py", "-c", "crossfit.yaml", "-k", *small], ["pl_predict.py", *ask]):
+        ended = subprocess.run(
+            [sys.executable, ROOT / command[0], *command[1:]],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert ended.returncode == 0, ended.stderr
+        said = ended.stdout + ended.stderr
+        assert not re.search("warning|torchao|bitsandbytes|triton", said, re.IGNORECASE)
+    assert ended.stdout.startswith("input\tprediction\nwalk\t")
+    code = "import mttl; mttl.load('runs/crossfit')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert not re.search("torchao|bitsandbytes|triton|_pytree", ended.stderr)
 
 
 def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:

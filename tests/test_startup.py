@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +157,142 @@ def test_the_installed_command_answers_before_it_imports(
     assert f"status {status}" in printed
     assert "Traceback" not in printed
     assert heavy == ""
+
+
+# RUN stands for a run of two tasks whose tensors nobody needs, EMPTY for a folder without files.
+NAMES = {
+    "train": [
+        (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
+        (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
+        (["-c", "crossfit.yaml", "-k", "data.dir=none"], "the gym 'none' does not exist"),
+        (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "there is no file 'x.json'"),
+        (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "holds no trained inventory"),
+        (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "is never overwritten"),
+        (["-c", "crossfit.yaml", "--resume"], "there is nothing to resume"),
+        (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
+    ],
+    "adapt": [
+        (["-c", "crossfit.yaml", "EMPTY"], "holds no trained inventory"),
+        (["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'"),
+        (["RUN", "--tasks", "verb_past"], "was trained on verb_past"),
+        (["RUN", "--samples", "7"], "has no sample 7"),
+        (["RUN", "-k", "adapt.steps=3"], "has no 'steps'"),
+        (["RUN", "--reference", "EMPTY"], "holds no results"),
+    ],
+    "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],
+    "add-tasks": [(["RUN", "--adapted", "EMPTY", "--out", "x"], "holds no trained inventory")],
+    "predict": [
+        (["EMPTY"], "holds no trained inventory"),
+        (["RUN", "--task", "verb_pst"], "Did you mean 'verb_past'?"),
+        (["RUN", "--in", "none.tsv"], "'none.tsv' does not exist"),
+    ],
+    "serve": [(["EMPTY"], "holds no trained inventory")],
+    "explore": [(["EMPTY"], "routing.npz' does not exist")],
+    "plot": [
+        (["EMPTY"], "routing.npz' does not exist"),
+        (["RUN", "--compare", "EMPTY"], "routing.npz' does not exist"),
+        (["RUN", "--adapted", "EMPTY"], "holds no trained inventory"),
+    ],
+    "ablate": [(["EMPTY"], "routing.npz' does not exist")],
+    "compare": [
+        (["EMPTY", "RUN"], "config.yaml' is missing"),
+        (["--tasks", "thrd_past"], "Did you mean 'third_past'"),
+        (["--method", "mine=none.yaml"], "there is no file 'none.yaml'"),
+        (["--runs", "mine=EMPTY"], "is no run"),
+    ],
+    "export": [
+        (["EMPTY", "--all", "--out", "x"], "holds no trained inventory"),
+        (["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?"),
+    ],
+    "merge-task": [(["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?")],
+    "plan": [
+        (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
+        (["-c", "crossfit.yaml", "-k", "data.dir=none"], "the gym 'none' does not exist"),
+    ],
+    "build": [
+        (["--tasks", "glue-rt"], "Did you mean 'glue-rte'"),
+        (["--raw", "none"], "the folder 'none' does not exist"),
+    ],
+    "sparse": [
+        (["--model", "m", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'"),
+        (["--model", "m", "--text", "none.txt", "--out", "x"], "'none.txt' does not exist"),
+    ],
+    "compose": [(["--model", "m", "--skills", "none", "--out", "x"], "'none' does not exist")],
+    "fisher": [
+        (["--model", "m", "--tasks", "verb_pst", "--out", "x.safetensors"], "mean 'verb_past'")
+    ],
+    "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
+    "import": [(["none", "--out", "x"], "'none' is not a folder of PEFT")],
+    "library": [(["list", "EMPTY"], "is no library")],
+    "convert": [(["none.gguf", "--out", "x"], "The file 'none.gguf' does not exist")],
+    "babyai record": [
+        (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
+    ],
+    "babyai film": [
+        (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "holds no trained inventory"),
+        (["RUN", "--level", "GoTo", "--out", "x.gif"], "has no policy for GoTo"),
+    ],
+}
+# Whoever imports PyTorch ends with its name in place of a message.
+MISTAKEN = """
+import importlib.abc, json, sys
+from mttl.__main__ import main
+from mttl.errors import MttlError
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise SystemExit("imports PyTorch")
+
+sys.meta_path.insert(0, Watch())
+said = []
+for command in json.loads(sys.argv[1]):
+    try:
+        said.append(str(main(command)))
+    except (MttlError, SystemExit) as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def test_names_are_checked_before_pytorch_is_imported(tmp_path: Path) -> None:
+    """Names that need no model: of runs, files, tasks, levels and settings; of every command."""
+    assert NAMES.keys() == COMMANDS.keys()
+    run, empty = tmp_path / "run", tmp_path / "empty"
+    for folder in (empty, run / "skills", run / "plots"):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "configs" / "crossfit.yaml", run / "config.yaml")
+    (run / "skills" / "meta.json").write_text("{}")
+    (run / "skills" / "tasks.json").write_text('["verb_past", "noun_plural"]')
+    (run / "plots" / "routing.npz").touch()
+    cases = [(name, *case) for name, of_it in NAMES.items() for case in of_it]
+    commands = [
+        [*name.split(), *(w.replace("RUN", str(run)).replace("EMPTY", str(empty)) for w in words)]
+        for name, words, _ in cases
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", MISTAKEN, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    said = zip(cases, json.loads(ended.stdout), strict=True)
+    wrong = {f"{name} {words}": text for (name, words, part), text in said if part not in text}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "adapt --help", "compare --help"])
+def test_help_takes_half_a_second_of_cpu_time(arguments: str) -> None:
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "mttl", *arguments.split()]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) <= 0.5
 
 
 @pytest.mark.parametrize("policy", [None, "active"])

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -24,11 +26,10 @@ import mttl
 from mttl.__main__ import main
 
 assert mttl.__file__.startswith(sys.argv[1]), mttl.__file__
-config = ["-c", "crossfit.yaml+two", "-k", "data.max_rows=4", "data.max_eval_rows=4"]
-config += ["trainer.max_steps=2", "trainer.val_check_interval=2", "adapt.max_steps=2"]
-assert main(["train", *config, "run.name=two"]) == 0
+config = ["-c", "crossfit.yaml+two", "-k", "run.name=two", "data.max_rows=4"]
+assert main(["train", *config, "trainer.max_steps=2", "trainer.val_check_interval=2"]) == 0
 new = ["--tasks", "third_past", "--samples", "13", "--save"]
-assert main(["adapt", *config, "--from", "runs/two", *new]) == 0
+assert main(["adapt", "runs/two", *new, "-k", "adapt.max_steps=2"]) == 0
 kept = "runs/two/adapt-all/models/third_past-13-13"
 questions = ["--in", "questions.jsonl", "--out", "answers.jsonl"]
 assert main(["predict", "--from", "runs/two", "--adapted", kept, *questions]) == 0
@@ -38,7 +39,7 @@ assert main(["predict", "--from", "runs/two", "--adapted", kept, *questions]) ==
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout: a build leaves files beside what it builds."""
-    folder = tmp_path_factory.mktemp("wheel") / "source"
+    folder = tmp_path_factory.mktemp("wheel") / "mttl"  # as a clone is called
     for name in SOURCE:
         ignore = shutil.ignore_patterns("__pycache__", "crossfit" if name == "data" else "runs")
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
@@ -101,21 +102,37 @@ def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -
     assert f"nor in {shipped}." in done.stderr
 
 
+def environment(folder: Path, *installed: str | Path) -> Path:
+    """Make an environment of what pip installs, and of this one's libraries; return its python."""
+    venv.create(folder, symlinks=True)
+    python, paths = folder / "bin" / "python", sysconfig.get_paths()
+    (own,) = folder.glob("lib/*/site-packages")
+    # Files with paths in a folder that is added so are not read: no checkout comes along.
+    (own / "libraries.pth").write_text(f"{paths['purelib']}\n{paths['platlib']}\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index"]
+    pip += ["--quiet", "--no-compile", "--no-build-isolation", "--ignore-installed"]
+    subprocess.run([*pip, *installed], check=True)
+    return python
+
+
+def clean() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.mark.slow
 def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    installed, here = tmp_path / "installed", tmp_path / "here"
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*pip, "--quiet", "--target", installed, wheel], check=True)
+    here = tmp_path / "here"
+    python = environment(tmp_path / "installed", wheel)
     (here / "configs").mkdir(parents=True)
     partition = {"train": ["verb_past", "noun_plural"], "dev": [], "test": ["third_past"]}
     (here / "configs" / "two.json").write_text(json.dumps(partition))
-    (here / "configs" / "two.yaml").write_text("data: {partition: two.json}\n")
+    (here / "configs" / "two.yaml").write_text("data: {partition: two.json, max_eval_rows: 4}\n")
     questions = [{"task": "third_past", "input": "walk"}, {"task": "verb_past", "input": "go"}]
     (here / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in questions))
     done = subprocess.run(
-        [sys.executable, "-c", JOURNEY, str(installed)],
+        [python, "-c", JOURNEY, str(tmp_path / "installed")],
         cwd=here,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env=clean(),
         capture_output=True,
         text=True,
     )
@@ -129,8 +146,21 @@ def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> 
         "questions.jsonl",
         "runs",
     ]
-    script = (installed / "bin" / "mttl").read_text()
-    assert "from mttl.__main__ import run" in script
+    command = [python.with_name("mttl"), "--version"]
+    told = subprocess.run(command, cwd=here, env=clean(), capture_output=True, text=True)
+    assert told.stdout == "mttl 0.1.0\n"
+
+
+@pytest.mark.slow
+def test_the_package_is_found_from_the_folder_above_its_clone(source: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "editable", "--editable", source)
+    code = "import mttl, envs; print(mttl.__file__, mttl.__version__, mttl.__all__[0])"
+    assert source.name == "mttl"
+    for here in (source.parent, source, tmp_path):
+        done = subprocess.run(
+            [python, "-c", code], cwd=here, env=clean(), capture_output=True, text=True
+        )
+        assert done.stdout == f"{source}/mttl/__init__.py 0.1.0 adapt\n", done.stderr
 
 
 @pytest.mark.slow
@@ -141,5 +171,6 @@ def test_a_wheel_made_from_an_sdist_is_the_same(wheel: Path, source: Path, tmp_p
     (unpacked,) = tmp_path.iterdir()
     build("build_wheel", unpacked)
     (other,) = tmp_path.glob("*.whl")
+    assert not any(tmp_path.glob("*/tests"))
     names = [sorted(zipfile.ZipFile(path).namelist()) for path in (wheel, other)]
     assert names[0] == names[1]

@@ -7,13 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from mttl.adaptation.diverged import Diverged
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import few_shot_table
-from mttl.adaptation.shard import Shard
-from mttl.adaptation.workers import start_workers
+from mttl.adaptation.shard import Shard, start_workers
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
@@ -49,7 +48,9 @@ def adapt_run(
         backbone=backbone,
     )
     jobs = adaptation.jobs
-    known = read_reference(reference) if reference else {}
+    known = Results(Path(reference)).finished if reference else {}
+    if reference and not known:
+        raise ConfigError(f"--reference '{reference}' holds no results*.jsonl of an adaptation")
     name = f"adapt-{config.adapt.mode}"
     folder = Path(out) if out else adaptation.folder(name)
     adaptation.check_folder(folder, config)
@@ -70,7 +71,7 @@ def adapt_run(
             run_jobs(adaptation, config, todo, results, status, models, diverged)
 
     ended = [results.finished[job] for job in jobs if job in results.finished]
-    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    title = f"Adaptation, mode {config.adapt.mode} (%)"
     if len(ended) < len(jobs):
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
     if ended or not todo:
@@ -122,15 +123,3 @@ def run_jobs(
 def model_folder(models: Path, job: FewShotJob) -> Path:
     """Return where what a job has learned is kept."""
     return models / f"{job.task}-{job.sample}-{job.seed}"
-
-
-def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
-    """Read the results to compare with.
-
-    Raises:
-        ConfigError: If the folder holds none.
-    """
-    finished = Results(Path(name)).finished
-    if not finished:
-        raise ConfigError(f"--reference '{name}' holds no results*.jsonl of an adaptation")
-    return finished

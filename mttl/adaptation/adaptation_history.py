@@ -16,16 +16,11 @@ from mttl.training.routing_monitor import routing_weights
 N_RECORDS = 20
 
 
-class Course:
-    """Keeps the routing of a new task from time to time, and at every score.
+class AdaptationHistory:
+    """Records the routing weights of a new task from time to time, and at every score.
 
-    Args:
-        router: Of the new task.
-        n_steps: Of the adaptation.
-
-    Attributes:
-        rows: The routing by step, as `routing_weights` returns it.
-        scores: The score on development rows by step.
+    ``rows`` are the routing weights by step, as `routing_weights` returns them; ``scores`` are the
+    scores on development rows by step.
     """
 
     def __init__(self, router: TaskRouter, n_steps: int) -> None:

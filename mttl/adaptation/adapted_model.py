@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.config.schema import Config
@@ -22,14 +22,14 @@ class AdaptedModel:
     """A model that was adapted to one task; call it with inputs to get its answers.
 
     Args:
-        module: The adapted model with its tokenizer; its router knows the one task.
-        config: How it was adapted.
-        result: The score on the development rows, and the step whose weights were kept.
-        form: How inputs look, as in training.
-        answers: To the development rows.
-        course: How the routing came about.
+        module: The adapted model with its tokenizer; its router has one task.
+        config: Settings of the adaptation.
+        result: Score on the development rows, and the step whose weights were kept.
+        form: Prompt form of training.
+        answers: Answers to the development rows.
+        history: History of the adaptation.
         skills: The folder ``skills/`` of the run that was adapted.
-        inventory: Its digest.
+        inventory: Digest of that inventory.
     """
 
     module: TextToTextModule
@@ -37,7 +37,7 @@ class AdaptedModel:
     result: FewShotResult
     form: PromptForm
     answers: Answers
-    course: Course
+    history: AdaptationHistory
     skills: Path
     inventory: str
 
@@ -47,9 +47,9 @@ class AdaptedModel:
         return self.module.model
 
     @property
-    def opening(self) -> str:
+    def prompt_prefix(self) -> str:
         """What stands before every input, as in training."""
-        return self.form.opening(self.result.task).text
+        return self.form.prompt_prefix(self.result.task).text
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -83,7 +83,7 @@ class AdaptedModel:
             *(folder, self.model, self.result, self.answers, self.config, self.form),
             skills=self.skills,
             inventory=self.inventory,
-            course=self.course,
+            history=self.history,
         )
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:

@@ -33,12 +33,12 @@ def add_tasks(
     """Return an inventory that answers the tasks of a run and those that were adapted from it.
 
     A task whose adaptation left the skills as they are adds its routing row. Any other brings the
-    skills that it was adapted with: they stand behind those of the run, which do not change, and
+    skills that it was adapted with: they follow those of the run, which do not change, and
     only the new task uses them.
 
     Raises:
         CheckpointError: If a task is there already, its backbone was trained too, its router is of
-            another kind, or its skills cannot stand beside those of the run.
+            another kind, or its skills cannot be combined with those of the run.
     """
     settings = read_found_settings(run)
     rows = router_class(settings.router).rows_of_tasks()
@@ -129,14 +129,14 @@ def _require_rows(
 
 
 def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
-    """Refuse skills that cannot stand beside the run's without changing what its tasks do."""
+    """Refuse skills that cannot be added without changing the answers of the run's tasks."""
     refuse, router = _refusal(new), settings.router
     if settings.moe is not None or settings.aggregation.kind != "mixture":
         raise refuse("its skills changed, and all tasks choose among the same ones")
     if getattr(settings.skills, "shared_down", False):
         raise refuse("its skills changed, and share a factor with those of the run")
-    if any(getattr(one, "stacked", None) for one in kinds_of(settings.skills)):
-        raise refuse("its skills changed, and those of a stack have their storeys")
+    if any(getattr(one, "stages", None) for one in kinds_of(settings.skills)):
+        raise refuse("its skills changed, and those of a stack have their stages")
     if all(place.unused is None for place in router_class(router).rows_of_tasks().values()):
         raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
     if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
@@ -150,8 +150,8 @@ def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
     def refuse(reason: str) -> CheckpointError:
         return CheckpointError(
             f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
-            "adapt.mode=router_only adapt.init=best_row, which change nothing but a row of the "
-            "run's own router, or keep the task beside the run, where mttl predict takes it with "
+            "adapt.mode=router_only adapt.init=nearest_task, which change nothing but a row of the "
+            "run's own router, or keep the task in its folder, which mttl predict takes with "
             "--adapted"
         )
 

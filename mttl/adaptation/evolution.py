@@ -23,13 +23,6 @@ def evolve(
     beyond the bound are moved onto it. The start is tried first, and a value that is not a number
     is worse than any other. Draws are those of PyTorch's generator.
 
-    Args:
-        objective: What to make small.
-        start: Where to begin.
-        n_evaluations: How often the objective is asked; the last generation may be cut short.
-        bound: Of the absolute values.
-        step: Standard deviation of the first draws.
-
     References:
         Hansen, *The CMA Evolution Strategy: A Tutorial*, 2016, arXiv:1604.00772.
     """

@@ -26,18 +26,16 @@ class FewShotResult:
     Attributes:
         task: The new task.
         sample: Its few-shot sample.
-        seed: Of noise and order.
+        seed: Seed of noise and order.
         metric: Name of the metric.
         dev: Score on the development rows, by which the weights were chosen.
-        test: Score on the test rows; undefined (NaN) where they were not scored.
+        test: Score on the test rows; NaN if they were not scored.
         step: The step whose weights were kept; 0 is before training.
-        n_trained: Parameters that were trained.
-        n_empty: Test answers that are empty; development answers where the test rows were not
-            scored.
-        n_answers: How many answers that is out of; None in results of earlier versions.
-        begun_as: The trained task as which the new one began, where one was chosen.
-        rows: Of which rows and metric it is: `mttl.tasks.folder.Gym.digest`; None in results of
-            earlier versions.
+        n_trained: Number of trained parameters.
+        n_empty: Number of empty test answers, or of development answers if no test row was scored.
+        n_answers: Number of answers; None for results of a search of training.
+        begun_as: The trained task whose routing weights were the start, if one was chosen.
+        rows: Digest of rows and metric, `mttl.tasks.folder.Gym.digest`; None for a search.
     """
 
     task: str

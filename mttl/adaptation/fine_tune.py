@@ -31,25 +31,12 @@ def fine_tune(
 ) -> tuple[int, float, list[Prediction]]:
     """Train what requires gradients and keep the weights that are best on development rows.
 
-    The weights before the first step count too, so training never makes that score worse. Copies
-    of the best weights are kept in memory, of the trained tensors only.
-
-    Args:
-        module: The adapted model with the optimization and the metric of its one task.
-        training: Training batches; begun again when they end.
-        development: Development batches.
-        n_steps: Optimizer steps.
-        eval_every: Steps between two scores; the last step is scored too.
-        gradient_clip_val: Largest norm of the gradients.
-        precision: Of the arithmetic; see `mttl.training.precision`. Single by default.
-        on_step: Called after every step.
-        on_score: Called with every score, that before the first step included.
+    The weights before the first step count too, so training never lowers that score. Copies of the
+    best weights are kept in memory, of the trained tensors only. Training batches are repeated. The
+    last step is scored too. ``on_score`` gets every score, that before the first step included.
 
     Returns:
         The step of the weights kept, their score, and their answers to the development rows.
-
-    Raises:
-        DivergedError: If a loss or a trained weight is not finite, or a weight is huge.
     """
     precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)

@@ -67,12 +67,7 @@ def _draw_means(
 def comparable_tasks(
     scores: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
 ) -> list[str]:
-    """Return the tasks whose gain is defined: those with a mean reference above 0.
-
-    Args:
-        scores: Scores of every task.
-        reference: Those of what they are compared with.
-    """
+    """Return the tasks whose gain is defined: those with a mean reference above 0."""
     return [task for task in scores if task in reference and float(mean_score(reference[task])) > 0]
 
 
@@ -83,10 +78,6 @@ def average_relative_gain(
 
     Tasks whose reference is near zero dominate it, so look at plain means too. A task that the
     reference lacks, or does not score above 0 on (as a correlation may), is left out.
-
-    Args:
-        scores: Scores of every task.
-        reference: Those of what they are compared with, such as direct fine-tuning.
 
     Returns:
         The gain as a fraction; NaN where no task can be compared.

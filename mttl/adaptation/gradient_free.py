@@ -37,14 +37,6 @@ def compose(
     the penalty weighs more there. With the mixing ``"factors"`` both factors of the skills are
     summed by them, as LoraHub does; with the others, their changes.
 
-    Args:
-        module: An adapted model whose router is a `CoefficientRouter` of one task.
-        training: Batches that are all read for every value.
-        development: Batches to score the result on.
-        n_evaluations: How many coefficients are tried, at most.
-        precision: Of the arithmetic; single by default.
-        on_step: Called after each.
-
     Returns:
         How many were tried at most, the score of what was found, and its answers.
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
@@ -31,7 +31,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.training.precision import precision_plugin
-from mttl.training.task_embeddings import show_tasks
+from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # Few, so that trained tasks unlike the new one are given up early.
@@ -49,37 +49,36 @@ def run_job(
     tasks: Sequence[str] = (),
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
-    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], Course], object]
+    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], AdaptationHistory], object]
     | None = None,
     stay: bool = False,
 ) -> FewShotResult:
     """Adapt to one sample of one task, score, and leave the model as it was.
 
     Of several starts, the one that ends best on the development rows is kept, of equal ones the
-    first; test rows are scored for those alone that are the best so far. The random state of
-    PyTorch is left as it was too.
+    first; test rows are scored only for the best so far. PyTorch's random state is restored too.
 
     Args:
         model: The trained model.
-        tokenizer: Of its backbone.
+        tokenizer: The tokenizer of its backbone.
         job: Task, sample and seed.
-        gym: Where the rows are.
-        config: Made by `mttl.adaptation.settings.job_config`.
-        row: What the routing of the task starts at, where it is known.
-        tasks: Names of the trained tasks, for the result to say which one the new one began as.
-        score_test: Read and answer the test rows; else the test score is undefined.
+        gym: The rows of the task.
+        config: Settings from `mttl.adaptation.settings.job_config`.
+        row: Initial routing weights of the task, if they are known.
+        tasks: Names of the trained tasks, for the result to name the nearest one.
+        score_test: Whether the test rows are scored; else the test score is undefined.
         on_step: Called after every optimizer step.
-        keep: Called with the result, the answers of every split, and how it came about, while the
-            model is adapted.
-        stay: Leave the model adapted, rather than as it was.
+        keep: Called with the result, the answers of every split, and the history, while the model
+            is adapted.
+        stay: Whether the model stays adapted.
     """
     mode = config.adapt.mode
-    best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], Course] | None = None
+    best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], AdaptationHistory] | None = None
     bring_back = None
     for init in row_starts(model.router, config.adapt):
         begun_as = None
         if init in AS_TRAINED:
-            row = best_row(model, tokenizer, job, gym, config)
+            row = nearest_task(model, tokenizer, job, gym, config)
             begun_as = tasks[int(row)] if tasks else None
         with (
             seeded(job.seed, next(model.parameters()).device),
@@ -89,7 +88,7 @@ def run_job(
             fitted = fit(module, job, gym, config, on_step=on_step)
             if best is None or rank(fitted.dev) > rank(best[0].dev):
                 scored = score(module, job, config, fitted, begun_as, test=score_test)
-                best = (*scored, fitted.course)
+                best = (*scored, fitted.history)
                 if keep is not None or stay:
                     bring_back = kept_state(model, mode)
     assert best is not None  # there is at least one start
@@ -121,20 +120,16 @@ def task_module(
 
 @dataclass(frozen=True)
 class Fitted:
-    """What training on a job's rows came to.
+    """The result of training on a job's rows.
 
-    Attributes:
-        step: The step whose weights were kept.
-        dev: Their score on the development rows; undefined (NaN) where there was no training.
-        answers: To the rows that were scored, by their split.
-        course: How it came about.
-        data: The rows.
+    ``step`` is the step whose weights were kept; ``dev`` is NaN if nothing was trained; ``answers``
+    are by split.
     """
 
     step: int
     dev: float
     answers: dict[str, Sequence[Prediction]]
-    course: Course
+    history: AdaptationHistory
     data: TextToTextDataModule
 
 
@@ -148,20 +143,20 @@ def fit(
 ) -> Fitted:
     """Train on a job's rows; the module keeps the weights that were best on development rows."""
     data = _rows_of(job, module, gym, config)
-    show_tasks(module.model, data)
+    embed_tasks(module.model, data)
     options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
     form = PromptForm.of(config.data)
-    module.offer(options, form, per_token=config.generation.per_token)
+    module.set_options(options, form, per_token=config.generation.per_token)
     if weights := config.adapt.option_weights:
         options = wanted_options(gym, [job.task], [job.sample], "rank")
         module.contrast(options, form, **weights)
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    course = Course(module.model.router, config.adapt.max_steps)
+    history = AdaptationHistory(module.model.router, config.adapt.max_steps)
     if config.adapt.examples == 0:
-        return Fitted(0, math.nan, {}, course, data)
+        return Fitted(0, math.nan, {}, history, data)
 
     def stepped() -> None:
-        course.note_step()
+        history.note_step()
         on_step()
 
     if config.adapt.gradient_free:
@@ -183,9 +178,9 @@ def fit(
             gradient_clip_val=config.adapt.gradient_clip_val,
             precision=precision,
             on_step=stepped,
-            on_score=course.note_score,
+            on_score=history.note_score,
         )
-    return Fitted(step, dev, {"dev": answers}, course, data)
+    return Fitted(step, dev, {"dev": answers}, history, data)
 
 
 def score(
@@ -222,18 +217,14 @@ def score(
     return result, answers
 
 
-def best_row(
+def nearest_task(
     model: SkilledModel,
     tokenizer: PreTrainedTokenizerBase,
     job: FewShotJob,
     gym: Gym,
     config: Config,
 ) -> Float[Tensor, "1 1"]:
-    """Return the id of the trained task by whose routing the rows of a job cost least.
-
-    Raises:
-        ConfigError: If the router keeps no rows of tasks.
-    """
+    """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
     require_rows(model.router)
     module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
     few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}

@@ -53,15 +53,15 @@ def apply_mode(
     | ``router_only`` | new rows | the router (MHR-z) |
     | ``skills_only`` | new rows, fixed | the skills |
     | ``all`` | new rows | router and skills (Polytropon) |
-    | ``average`` | all skills alike | the skills, as one (MHR-μ) |
+    | ``average`` | equal weights | the skills, as one (MHR-μ) |
     | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
     | ``full`` | new rows | everything, the backbone too; the named parts, if a run trained parts |
 
-    Skills that are weighed alike move alike: in ``average`` the average of kinds that mix factors
-    learns what a single skill would that starts there. Routers of tokens belong to the router and
-    their experts to the skills; they know no tasks, so a new one needs nothing new of them. Where
-    tasks have skills of their own (C-Poly), a new one has fresh ones if the mode trains skills, and
-    else the common skills alone; one that begins as a trained task, with that task's.
+    With equal weights all skills get the same update, so in ``average`` the average of kinds that
+    mix factors is trained like a single skill. Routers of tokens belong to the router and their
+    experts to the skills; they do not depend on tasks. With private skills (C-Poly), a new task has
+    fresh ones if the mode trains skills, else only the common skills; a task that starts as a
+    trained one has the skills of that task.
 
     Args:
         model: Trained backbone, skills and router.
@@ -76,7 +76,7 @@ def apply_mode(
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
-            mixes skills, draws anew experts that replaced parts of the backbone, or would leave
+            mixes skills, re-initialises experts that replaced parts of the backbone, or would leave
             fresh skills untrained.
 
     References:
@@ -86,20 +86,20 @@ def apply_mode(
     device = next(model.parameters()).device
     known = model.router
     router = adapted_router(known, mode, n_tasks, init=init, rows=rows)
-    drawn_anew = mode == "from_scratch" or init == "own"
-    _check_mode(model, router, mode, init, drawn_anew=drawn_anew)
+    reinitialised = mode == "from_scratch" or init == "private_skill"
+    _check_mode(model, router, mode, init, reinitialised=reinitialised)
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
-    if drawn_anew:
+    if reinitialised:
         for skills in parts["skills"]:
-            skills.draw_anew()  # type: ignore[operator]
+            skills.reset_all_skills()  # type: ignore[operator]
         # A mode that trains no router leaves those of tokens as they are.
         for part in parts["router"] if "router" in TRAINED_ROLES[mode] else ():
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
-    elif init != "best_row" and (own := own_skills(known, router)):
+    elif init != "nearest_task" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():
-            layer.inventory.renew(torch.tensor(own))
+            layer.inventory.reset_skills(torch.tensor(own))
     roles = TRAINED_ROLES[mode]
     tuned = _tuned_backbone(model) if "backbone" in roles else []
     model.backbone.requires_grad_(False)
@@ -125,11 +125,11 @@ def adapted_router(
     |---|---|
     | ``mean`` | the mean of the trained ones; ``fresh`` in the mode ``from_scratch`` |
     | ``fresh`` | as an untrained router of the same kind starts |
-    | ``best_row`` | the row of one trained task, which is given |
-    | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
-    | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
+    | ``nearest_task`` | the row of one trained task, which is given |
+    | ``expert_row`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
+    | ``private_skill`` | one skill, fixed, and skills are re-initialised: the Private baseline |
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
-    | ``average`` | all skills alike, fixed: with the mode ``zero_shot`` MHR-μ before any step |
+    | ``average`` | equal weights, fixed: with the mode ``zero_shot`` MHR-μ before any step |
     | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
     | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
     | ``best_coefficients`` | the same, as the weights of one trained task, which is given |
@@ -139,8 +139,8 @@ def adapted_router(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
-        rows: Of the new tasks: weights, for the start ``"matrix"``; factors, for ``"factors"``; the
-            id of the trained task to begin as, for ``"best_row"`` and ``"best_coefficients"``.
+        rows: Of the new tasks: weights, for the start ``"expert_row"``; factors, for ``"factors"``;
+            the id of the trained task, for ``"nearest_task"`` and ``"best_coefficients"``.
 
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
@@ -153,9 +153,9 @@ def adapted_router(
         raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
     if "average" in (mode, init):
         return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
-    if init == "matrix":
+    if init == "expert_row":
         if rows is None:
-            raise ValueError("init 'matrix' needs rows, the weights of the new tasks")
+            raise ValueError("init 'expert_row' needs rows, the weights of the new tasks")
         return expert_router(rows, known.n_groups, known.n_heads)
     if init == "factors":
         if rows is None or not isinstance(known, MetadataRouter):
@@ -163,7 +163,7 @@ def adapted_router(
                 "init 'factors' needs a MetadataRouter, and rows of the tasks' factors"
             )
         return known.with_rows(known.composed(rows.to(known.factors.device)).detach())
-    if init == "own":
+    if init == "private_skill":
         only = torch.eye(known.n_skills)[:1].repeat(n_tasks, 1)
         return FixedRouter(only, known.n_groups, known.n_heads)
     if init in FREE:
@@ -173,7 +173,7 @@ def adapted_router(
         return free
     if init == "learned":
         return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
-    if init == "best_row":
+    if init == "nearest_task":
         known, init = _one_task(known, init, rows), "mean"
     start = "fresh" if mode == "from_scratch" else init
     if isinstance(known, CPolyRouter):
@@ -184,20 +184,20 @@ def adapted_router(
 def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
     """Return how the routing of a new task may start; of several, all are tried.
 
-    ``"auto"`` is ``"best_row"`` in the mode ``"all"``, if there are rows of the new task to choose
-    one by and trained tasks are routed differently; else ``"mean"``. (A row that is learned alone
-    scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
-    its own are not another task's. ``"two_starts"`` is the same, but tries ``"mean"`` as well
-    where that is ``"best_row"``. Where all trained tasks are routed alike, none is the best.
+    ``"auto"`` is ``"nearest_task"`` in the mode ``"all"``, if there are rows of the new task and
+    the routing weights of trained tasks differ; else ``"mean"``. (Routing weights that are trained
+    alone scored higher from the mean.) A new task of C-Poly starts at the mean, too, since its
+    private skills are not another task's. ``"best_of_two"`` tries ``"mean"`` in addition to
+    ``"nearest_task"``.
     """
     if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
         return ("coefficients",)
-    if adapt.init not in ("auto", "two_starts"):
+    if adapt.init not in ("auto", "best_of_two"):
         return (adapt.init,)
     chosen = adapt.mode == "all" and adapt.examples != 0 and not isinstance(known, CPolyRouter)
     if not chosen or not _differ(known):
         return ("mean",)
-    return ("best_row", "mean") if adapt.init == "two_starts" else ("best_row",)
+    return ("nearest_task", "mean") if adapt.init == "best_of_two" else ("nearest_task",)
 
 
 def _differ(known: TaskRouter) -> bool:
@@ -206,14 +206,10 @@ def _differ(known: TaskRouter) -> bool:
 
 
 def require_rows(known: TaskRouter) -> None:
-    """Refuse to begin as a trained task where there is no row of one.
-
-    Raises:
-        ConfigError: If the router keeps none.
-    """
+    """Refuse to begin as a trained task where there is no row of one."""
     if not known.task_rows:
         raise ConfigError(
-            "init 'best_row' and 'best_coefficients' begin as a trained task, and a "
+            "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
             f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
         )
 
@@ -246,11 +242,7 @@ def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
 
 
 def require_frozen(mode: AdaptMode) -> None:
-    """Refuse to train a quantised backbone.
-
-    Raises:
-        ConfigError: If the mode trains the backbone.
-    """
+    """Refuse to train a quantised backbone."""
     if "backbone" in TRAINED_ROLES.get(mode, ()):
         raise ConfigError(
             f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use "
@@ -301,54 +293,54 @@ def attention_parts(inventory: Inventory) -> list[nn.Module]:
 
 
 def _check_mode(
-    model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, drawn_anew: bool
+    model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, reinitialised: bool
 ) -> None:
     layers = model.token_layers().values()
     if packed_layers(model.backbone):
         require_frozen(mode)
-    if init == "own" and "skills" not in TRAINED_ROLES[mode]:
+    if init == "private_skill" and "skills" not in TRAINED_ROLES[mode]:
         raise ConfigError(
-            f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
-            "'skills_only', or 'full'"
+            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
+            "train; use 'skills_only', or 'full'"
         )
     rows_stay = isinstance(router, FixedRouter) and mode not in ("average", "from_scratch")
     if init == "fresh" and rows_stay and _differ(model.router):
         raise ConfigError(
             "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: "
-            "a new task would mix all skills alike for ever. Use 'own' (a skill of its own), "
-            "'matrix' (its row of the Expert's matrix), 'auto' (as the trained task that fits "
-            "best), or 'average' where that mixture is meant"
+            "a new task would keep equal weights of all skills. Use 'private_skill' (a skill of "
+            "its own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task "
+            "that fits best), or 'average' where that mixture is meant"
         )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
     weighed = mode == "average" or init in ("average", *FREE)
-    told = "mode 'average'" if mode == "average" else f"init '{init}'"
+    cause = "mode 'average'" if mode == "average" else f"init '{init}'"
     if weighed and any(attention):
         raise ConfigError(
-            f"{told} has no meaning for a fusion: attention takes the place of mixing "
+            f"{cause} has no meaning for a fusion: attention takes the place of mixing "
             "weights. Use 'skills_only', or the run whose skills were fused"
         )
     if weighed and not model.router.n_groups:
         raise ConfigError(
-            f"{told} weighs what tasks choose, and here only tokens choose. Use "
+            f"{cause} weighs what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
-    storeys = [getattr(layer.inventory, "storeys", ()) for layer in model.skilled_layers().values()]
-    if init in FREE and any(len(own) > 1 for own in storeys):
+    stages = [getattr(layer.inventory, "stages", ()) for layer in model.skilled_layers().values()]
+    if init in FREE and any(len(own) > 1 for own in stages):
         raise ConfigError(
             f"init '{init}' may become negative, and stacked skills are mixed by their shares "
             "of a row. Use 'mean', or another start"
         )
-    if drawn_anew and any(isinstance(layer.router, MemberRouter) for layer in layers):
+    if reinitialised and any(isinstance(layer.router, MemberRouter) for layer in layers):
         raise ConfigError(
-            f"mode '{mode}' from fresh skills would draw anew the members by whose weights tokens "
-            "are routed. Use 'zero_shot', or 'skills_only'"
+            f"mode '{mode}' from fresh skills would re-initialise the members by whose weights "
+            "tokens are routed. Use 'zero_shot', or 'skills_only'"
         )
-    if drawn_anew and any(layer.base is None for layer in layers):
+    if reinitialised and any(layer.base is None for layer in layers):
         raise ConfigError(
             f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
-            "experts replaced in training. Use another mode, or experts beside the blocks (lora, "
-            "adapter)"
+            "experts replaced in training. Use another mode, or experts that keep the blocks "
+            "(lora, adapter)"
         )
 
 
@@ -394,10 +386,10 @@ def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
 def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
     """Return what a mode changes, but for the task router, which it replaces.
 
-    Token routers may hold a bias that is moved without a gradient.
+    Token routers may have a bias that is updated without a gradient.
     """
     roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
-    if "skills" in roles:  # where skills are drawn anew, routers of tokens are, too
+    if "skills" in roles:  # re-initialised skills come with re-initialised routers of tokens
         roles = (*roles, "router")
     parts["router"].remove(model.router)
     found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]

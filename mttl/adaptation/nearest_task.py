@@ -17,21 +17,15 @@ def best_task(
     batches: Iterable[Mapping[str, Any]],
     precision: Precision | None = None,
 ) -> int:
-    r"""Return the trained task by whose routing the rows of a new task cost least.
+    r"""Return the trained task whose routing weights have the lowest loss on a new task.
 
     .. math:: \arg\min_t \; -\sum_{(x, y)} \log p(y \mid x, w_t)
 
-    with the mixing weights :math:`w_t` of trained task t. Nothing is drawn and nothing changes. No
-    row costs less than 0, so that a task is given up as soon as some of the rows cost more by it
-    than all of them by another: what is found is the same, after a part of the passes.
-
-    Args:
-        module: The trained model, with its router of T tasks.
-        batches: Rows of the new task, in small parts.
-        precision: Of the arithmetic; single by default.
+    with the mixing weights :math:`w_t` of trained task t. Losses are not negative, so a task is
+    dropped as soon as its loss on some of the rows exceeds the lowest loss on all of them.
 
     References:
-        One source task to begin with, there the one whose prompt is most alike: Vu, Lester,
+        One source task to start from, there the one with the most similar prompt: Vu, Lester,
         Constant, Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt
         Transfer*, ACL 2022, arXiv:2110.07904. To choose it by the loss is ours.
     """

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.adaptation import modes
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.adaptation.custom_examples import Example, split_examples, write_examples
 from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import run_job, task_module
-from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.save_adapted import Answers, save_adapted
@@ -43,7 +43,7 @@ from mttl.tasks.folder import Gym
 
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {
-    "matrix": ("expert", "Expert", "router/expert.yaml"),
+    "expert_row": ("expert", "Expert", "router/expert.yaml"),
     "factors": ("metadata", "metadata", "router/metadata_grid.yaml"),
 }
 
@@ -159,7 +159,7 @@ def adapt_to(
         raise ConfigError(
             "init='factors' needs factors=['name=value', …], what the task is made of"
         )
-    if METRICS.is_own(metric):
+    if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
     saved = read_inventory(run)
@@ -181,7 +181,7 @@ def adapt_to(
         inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
         rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
-        found: list[tuple[FewShotResult, Answers, Course]] = []
+        found: list[tuple[FewShotResult, Answers, AdaptationHistory]] = []
         run_job(
             *(model, built.tokenizer, FewShotJob(task, 0, seed), gym, values),
             row=rows.get(task),
@@ -190,12 +190,12 @@ def adapt_to(
             keep=lambda *best: found.append(best),
             stay=True,
         )
-        ((result, answers, course),) = found
+        ((result, answers, history),) = found
         module = task_module(model, built.tokenizer, {task: gym.metric(task)}, values)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
     shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
-    return AdaptedModel(module, values, result, shown, answers, course, saved.folder, inventory)
+    return AdaptedModel(module, values, result, shown, answers, history, saved.folder, inventory)
 
 
 @dataclass(frozen=True)
@@ -236,17 +236,7 @@ class Adaptation:
         splits: Sequence[str] = ("dev", "test"),
         backbone: str | Path | None = None,
     ) -> "Adaptation":
-        """Load a run, and plan its jobs on the gym of a configuration.
-
-        Args:
-            config: Its sections data and adapt are read.
-            run: The run's folder.
-            tasks: As for `new_tasks`.
-            samples: Which few-shot samples; all by default.
-            allow_seen: Take tasks of training too.
-            splits: The splits that will be scored.
-            backbone: Where the pretrained backbone is now, if not where it was in training.
-        """
+        """Load a run, and plan its jobs on the gym of a configuration."""
         saved = read_inventory(run)
         inventory = inventory_digest(saved.folder)
         if saved.meta["settings"].get("backbone", {}).get("quantize"):
@@ -280,7 +270,7 @@ class Adaptation:
         check_folder(folder, dump_config(config.model_copy(update=of_the_run)), self.inventory)
 
     def folder(self, name: str) -> Path:
-        """Return a folder beside ``skills/``, which the next save of the run would replace."""
+        """Return a folder next to ``skills/``, which the next save of the run would replace."""
         # The folder may be given as ".", whose parent has to be looked up.
         skills = self.skills if self.skills.name else self.skills.absolute()
         return skills.parent / name
@@ -304,22 +294,17 @@ class Adaptation:
     ) -> FewShotResult:
         """Run a job with the settings of a configuration; the model is left as it was.
 
-        Args:
-            job: One of the jobs.
-            config: Its sections data, generation, optim and adapt are read.
-            score_test: As for `mttl.adaptation.job.run_job`.
-            on_step: Called after every optimizer step.
-            save: Folder to keep the adapted task in; an earlier one there is replaced.
+        With ``save``, the adapted task is kept in that folder; an earlier one there is replaced.
         """
         values = job_config(config, self.form)
         n_skills, tasks = self.run.model.router.n_skills, [job.task]
         rows = _known_rows(config, self.meta, n_skills, tasks, self.gym.factors)
         digest = self.gym.digest(job.task, job.sample)
 
-        def keep(result: FewShotResult, answers: Answers, course: Course) -> None:
+        def keep(result: FewShotResult, answers: Answers, history: AdaptationHistory) -> None:
             assert save is not None
             shown = self._shown(job, config)
-            where = {"skills": self.skills, "inventory": self.inventory, "course": course}
+            where = {"skills": self.skills, "inventory": self.inventory, "history": history}
             save_adapted(
                 save, self.run.model, result, answers, values, shown, **where, replace=True
             )
@@ -357,7 +342,7 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
                 f"'{own}' does not exist, so the run does not tell its settings; give "
                 "config='crossfit.yaml', or the files that it was trained with"
             )
-        given = load_config([str(own)], own=None)  # a file of the run: it may not name code to run
+        given = load_config([str(own)], plugins=None)  # the run's file may name no code
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
 
 
@@ -368,10 +353,7 @@ def _known_rows(
     tasks: Sequence[str],
     factors: Callable[[str], Sequence[str]],
 ) -> dict[str, Float[Tensor, "1 _"]]:
-    """Return what is known of the routing of new tasks, where it starts there.
-
-    It is their rows in the Expert's matrix, or their factors.
-    """
+    """Return initial routing weights of new tasks, from the Expert's matrix or their factors."""
     init, router = config.adapt.init, meta["settings"]["router"]
     if init not in KNOWN_ROWS:
         return {}
@@ -381,7 +363,7 @@ def _known_rows(
             f"adapt.init '{init}' needs a run of the {name} router, and this one's is "
             f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
         )
-    if init == "matrix":
+    if init == "expert_row":
         rows = read_expert_matrix(router["matrix"], tasks, n_skills)
     else:
         rows = factor_rows({task: factors(task) for task in tasks}, tasks, router["factors"])

@@ -1,4 +1,4 @@
-"""The few-shot jobs to run, and how several processes share them."""
+"""The few-shot jobs to run."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,10 @@ def new_tasks(
     Args:
         wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names, as a sequence or
             joined by commas.
-        data: Says which tasks are on that side, and whether those that the gym lacks are left out.
-        gym: Where the rows are.
-        seen: Tasks that the inventory was trained on.
-        allow_seen: Take tasks of training too.
+        data: The partition, and whether tasks that the gym lacks are left out.
+        gym: The rows of the tasks.
+        seen: Training tasks of the inventory.
+        allow_seen: Whether training tasks are allowed.
 
     Raises:
         TaskError: If there is none, one is not in the gym, or one was seen in training.
@@ -57,11 +57,7 @@ def new_tasks(
 
 
 def read_samples(text: str | None) -> list[int] | None:
-    """Return the few-shot samples that ``--samples 13,21`` names; None stands for all.
-
-    Raises:
-        TaskError: If they are no numbers joined by commas.
-    """
+    """Return the few-shot samples that ``--samples 13,21`` names; None stands for all."""
     if text is None:
         return None
     numbers = [number.strip() for number in text.split(",")]
@@ -81,13 +77,13 @@ def plan_jobs(
 ) -> list[FewShotJob]:
     """Return a job per task, few-shot sample and seed.
 
-    What the jobs will read is read here once, so that a damaged file is found before the first job.
+    All rows are read once, so that a malformed file is found before the first job.
 
     Args:
-        gym: Where the rows are.
-        tasks: Their names.
-        seeds: Of noise and order.
-        samples: Which few-shot samples, each once; all of a task by default.
+        gym: The rows of the tasks.
+        tasks: Names of the tasks.
+        seeds: Seeds of noise and order.
+        samples: Few-shot samples; all of a task by default.
         splits: The splits that will be scored; files of others need not exist.
         n_examples: Training rows of every job; all by default.
 

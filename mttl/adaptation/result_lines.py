@@ -14,21 +14,14 @@ from mttl.io.reading import parse_json, read_bytes
 
 
 class JobResult(Protocol):
-    """What one job scored."""
+    """The result of one job, which becomes a line of JSON."""
 
+    # ruff: noqa: D102
     @property
-    def job(self) -> Hashable:
-        """The job it belongs to."""
-        ...
-
-    def row(self) -> dict[str, Any]:
-        """Return what is written down; JSON."""
-        ...
-
+    def job(self) -> Hashable: ...
+    def row(self) -> dict[str, Any]: ...
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Read back what `row` returned."""
-        ...
+    def from_row(cls, row: Mapping[str, Any]) -> Self: ...
 
 
 Result = TypeVar("Result", bound=JobResult)

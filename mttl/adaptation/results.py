@@ -43,47 +43,66 @@ class Results(ResultLines[FewShotResult]):
         super().__init__(path, FewShotResult, folder.glob("results*.jsonl"))
 
 
+def keep_settings(
+    path: Path,
+    text: str,
+    problem: str,
+    advice: str,
+    ignore: tuple[str, ...] = (),
+    but: tuple[str, ...] = (),
+) -> None:
+    """Write the settings that results are made from, or refuse to mix results of other settings.
+
+    Args:
+        path: File of the settings.
+        text: The settings, as YAML.
+        problem: Beginning of the message, followed by the settings that have changed.
+        advice: End of the message.
+        ignore: Prefixes of settings that may change.
+        but: Names that may not change all the same.
+
+    Raises:
+        ConfigError: If the file holds other settings.
+    """
+    before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else text
+    if changed := changed_settings(before, text, ignore, but):
+        raise ConfigError(f"{problem}: {', '.join(changed)}. {advice}")
+    write_text(path, text)
+
+
 def check_folder(
     folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
 ) -> None:
-    """Note what new results are made from, or refuse to mix them with others.
+    """Note the origin of new results, or refuse to mix them with others.
 
     Args:
-        folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
+        folder: Folder of the results; ``config.yaml`` and ``inventory.sha256`` are written into it.
         settings: The resolved configuration, as YAML.
-        inventory: The digest of the inventory that is adapted.
-        shared: Settings of training that have a part in adaptation too.
+        inventory: Digest of the inventory that is adapted.
+        shared: Settings of training that adaptation depends on, too.
 
     Raises:
-        ConfigError: If results there were made with other settings that have a part in them, from
-            another inventory, or do not tell which.
+        ConfigError: If results there were made with other settings or from another inventory.
     """
-    config, source = folder / "config.yaml", folder / "inventory.sha256"
-    if config.is_file():
-        before = read_text(config, ConfigError, MOST_YAML)
-        changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
-        if changed:
-            raise ConfigError(
-                f"the results in '{folder}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
-            )
+    source = folder / "inventory.sha256"
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
         before = read_text(source, ConfigError).strip() if source.is_file() else None
         if before != inventory:
             raise ConfigError(_mixed(folder, before, inventory))
-    write_text(config, settings)
+    keep_settings(
+        folder / "config.yaml",
+        settings,
+        f"the results in '{folder}' were made with other settings",
+        "Use those, or another folder with --out (out= in a call)",
+        *(MAY_CHANGE, shared),
+    )
     write_text(source, f"{inventory}\n")
 
 
 def check_rows(
     folder: Path, jobs: Collection[FewShotJob], digest: Callable[[str, int], str]
 ) -> None:
-    """Refuse to go on with results of rows that are no longer those of the gym.
-
-    Args:
-        folder: Of the results.
-        jobs: Those whose results will be taken up.
-        digest: `mttl.tasks.folder.Gym.digest`, called for the task and sample of finished jobs.
+    """Refuse to continue with results of rows that have changed in the gym since.
 
     Raises:
         ConfigError: If a finished job had other rows, or was scored by another metric.

@@ -14,7 +14,7 @@ It is written whole or not at all.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.assembly.build_router import counted
@@ -49,19 +49,14 @@ def save_adapted(
     *,
     skills: Path,
     inventory: str,
-    course: Course,
+    history: AdaptationHistory,
     replace: bool = False,
 ) -> None:
-    """Write an adapted task.
-
-    Raises:
-        CheckpointError: If the run is another one by now.
-        FileExistsError: If there is something at ``folder`` already.
-    """
+    """Write an adapted task."""
     if inventory_digest(skills) != inventory:
         raise CheckpointError(
             f"'{skills}' has changed since it was loaded, so what was adapted from it cannot be "
-            "saved beside it. Adapt again"
+            "saved. Adapt again"
         )
     source = read_inventory(skills)
     settings = _settings(read_found_settings(source), model, config, form)
@@ -88,8 +83,8 @@ def save_adapted(
                 for split, rows in answers.items()
             ],
         )
-        if course.rows:
-            course.write(files.plots / "routing_history.npz")
+        if history.rows:
+            history.write(files.plots / "routing_history.npz")
         for split, rows in answers.items():
             write_predictions(files.predictions, rows, [result.task], split)
 

@@ -36,14 +36,14 @@ def silent_tasks(results: Iterable[FewShotResult]) -> list[str]:
 
 def few_shot_table(
     results: Sequence[FewShotResult],
-    title: str = "Adaptation (per cent)",
+    title: str = "Adaptation (%)",
     reference: Sequence[FewShotResult] = (),
 ) -> Table:
-    """Return mean ± standard deviation per task in per cent, and the mean over tasks.
+    """Return mean ± standard deviation per task in %, and the mean over tasks.
 
     Args:
-        results: Of all jobs.
-        title: Heads the table.
+        results: Results of all jobs.
+        title: Title of the table.
         reference: Results to state the average relative gain over.
     """
     table = Table(title=title, title_justify="left")
@@ -87,11 +87,11 @@ def _interval(results: Sequence[FewShotResult]) -> str:
     if few:
         return (
             "No interval of the mean: it needs two samples of every task (seeds of one sample are "
-            f"no independent samples), and there are fewer of {some(few)}"
+            f"not independent samples), and there are fewer of {some(few)}"
         )
     low, high = interval({task: list(of_task.values()) for task, of_task in samples.items()})
     if low == high:
-        return "No interval of the mean: every sample scored alike"
+        return "No interval of the mean: all samples have equal scores"
     return (
         "95 % bootstrap interval of the mean test score over samples, and seeds within them: "
         f"{100 * low:.1f} to {100 * high:.1f}"
@@ -131,17 +131,14 @@ def _sample(result: FewShotResult) -> tuple[str, int]:
 def _paired(
     results: Sequence[FewShotResult], reference: Sequence[FewShotResult]
 ) -> tuple[list[FewShotResult], list[FewShotResult]]:
-    """Return those of samples that both have, of the same rows and by the same metric.
-
-    Seeds are repetitions of a sample, and need not be the same.
-    """
+    """Return the results of common samples, of the same rows and metric; seeds may differ."""
     theirs_of = {_sample(result): result for result in reference}
     both = {
         _sample(own)
         for own in results
         if (other := theirs_of.get(_sample(own)))
         and own.metric == other.metric
-        and (own.rows == other.rows or None in (own.rows, other.rows))  # of earlier versions
+        and (own.rows == other.rows or None in (own.rows, other.rows))
     }
     ours, theirs = ([x for x in side if _sample(x) in both] for side in (results, reference))
     return ours, theirs

@@ -22,7 +22,7 @@ from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.errors import MttlError, some
 from mttl.io import yaml12
 from mttl.io.files import write_table, write_text
-from mttl.io.reading import check_name, read_json
+from mttl.io.reading import read_json
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.
@@ -33,12 +33,7 @@ VALUES = "values.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried, and what they scored on development rows.
-
-    Args:
-        values: The settings by dotted name.
-        results: Of every job.
-    """
+    """Settings that were tried, by dotted name, and the results of all jobs."""
 
     values: Values
     results: tuple[FewShotResult, ...]
@@ -67,7 +62,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def note_values(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write a trial's settings beside its results, so that `finished_trials` finds it."""
+    """Write a trial's settings into its folder, so that `finished_trials` finds it."""
     write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
 
 
@@ -84,15 +79,7 @@ def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
 
 def read_values(path: Path) -> Values:
     """Return the settings of a trial from the file that `note_values` wrote."""
-    try:
-        values = read_json(path, MttlError, dict)
-    except MttlError as error:
-        raise MttlError(
-            f"'{path}' is damaged ({error}). Delete it: a start with these settings writes it again"
-        ) from error
-    for name in values:
-        check_name(name, f"'{path}': a setting's name", MttlError)
-    return values
+    return read_json(path, MttlError, dict)
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
@@ -132,7 +119,7 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
 
 def trials_table(trials: Sequence[Trial], title: str) -> Table:
-    """Return all trials, the best first, with their scores in per cent."""
+    """Return all trials, the best first, with their scores in %."""
     best, names = best_trial(trials), _names(trials)
     table = Table(title=title, title_justify="left")
     for heading in (*names, "dev", "jobs"):

@@ -29,22 +29,11 @@ def search_ranges(
     jobs: Sequence[FewShotJob],
     journal: Path,
 ) -> None:
-    """Draw and evaluate trials until there are enough, going on where an earlier start stopped.
+    """Draw and evaluate trials until there are enough, continuing an earlier start.
 
-    What is drawn depends on the seed and on the finished trials alone, so an interrupted search
-    ends like one that nothing interrupted. Trials of an earlier start are evaluated again, which
-    costs nothing where the jobs' results are kept.
-
-    Args:
-        ranges: Of every setting, by dotted name.
-        evaluate: Returns a score; the higher, the better.
-        n_trials: In all, with those of earlier starts.
-        seed: Of the draws.
-        jobs: What is scored. Other jobs, ranges or seeds begin a search of their own.
-        journal: The file that keeps the trials.
-
-    Raises:
-        ConfigError: If Optuna is not installed, or another process searches in the folder.
+    Draws depend only on the seed and the finished trials, so an interrupted search ends like an
+    uninterrupted one. Trials of an earlier start are evaluated again, from the results of their
+    jobs. Other jobs, ranges or seeds begin another search in the same journal.
     """
     optuna = _optuna()
     refusal = ConfigError(

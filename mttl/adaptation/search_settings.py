@@ -22,8 +22,7 @@ from mttl.adaptation.search import (
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.search_training import search_training
 from mttl.adaptation.settings import with_settings
-from mttl.adaptation.shard import Shard
-from mttl.adaptation.workers import start_workers
+from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.run_folder import RunFolder, check_still_there
 from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError
@@ -148,19 +147,13 @@ def search_run(
 
     check_still_there(RunFolder(folder))
     if trials:
-        console.print(
-            trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
-        )
+        console.print(trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (%)"))
         console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
     diverged.report()
 
 
 def check_search(config: Config) -> Search:
-    """Return what to search, or say what is wrong with it before anything runs.
-
-    Raises:
-        ConfigError: If there is nothing to search, or a value would be refused.
-    """
+    """Return what to search, or say what is wrong with it before anything runs."""
     search = config.search
     if not (search.grid or search.points or search.ranges):
         raise ConfigError(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.results import keep_settings
 from mttl.adaptation.search import (
     VALUES,
     Trial,
@@ -27,12 +28,12 @@ from mttl.adaptation.search import (
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.settings import with_settings
 from mttl.checkpoints.checkpoint_file import USELESS
-from mttl.checkpoints.run_folder import PLACE, RunFolder, changed_settings
+from mttl.checkpoints.run_folder import PLACE, RunFolder
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.errors import ConfigError, DivergedError, MttlError
 from mttl.io.files import locked, write_text
-from mttl.io.reading import MOST_YAML, read_table, read_text, to_number
+from mttl.io.reading import read_table, to_number
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.command import make_console
 from mttl.tasks.partition import MEAN
@@ -43,18 +44,10 @@ MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 
 def search_training(config: Config, out: str | None) -> None:
-    """Train with every setting, write what was found and print a table.
+    """Train with every setting, write the results and print a table.
 
-    Every trial is a `mttl train` of its own; what has ended is read, and what was interrupted
-    goes on.
-
-    Args:
-        config: What to train, and its section search.
-        out: Folder of the trials; ``search-NAME`` in the folder of runs by default.
-
-    Raises:
-        ConfigError: If development rows are trained on, or the folder holds other trials.
-        MttlError: If a training failed; where it diverged, after the others.
+    Every trial is a `mttl train`; finished trials are read, and interrupted ones continue. ``out``
+    is ``search-NAME`` in the folder of runs by default.
     """
     if config.data.split == "train+dev":
         raise ConfigError(
@@ -63,7 +56,13 @@ def search_training(config: Config, out: str | None) -> None:
         )
     folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
     console, status = make_console(), make_console(stderr=True)
-    _keep(folder / "config.yaml", dump_config(config))
+    keep_settings(
+        folder / "config.yaml",
+        dump_config(config),
+        f"the trials in '{folder}' were made with other settings",
+        "Use those, or another folder with --out",
+        MAY_CHANGE,
+    )
     search, earlier, trials = config.search, _finished(config, folder), dict[str, Trial]()
     diverged = Diverged()
 
@@ -101,7 +100,7 @@ def search_training(config: Config, out: str | None) -> None:
             for values in search.points or grid_points(search.grid):
                 evaluate(values)
     if known():
-        console.print(trials_table(known(), "Search of training (per cent)"))
+        console.print(trials_table(known(), "Search of training (%)"))
         console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
     diverged.report()
 
@@ -150,14 +149,3 @@ def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResul
         for row in read_table(run.results, MttlError, ["task", "split", "metric", "score"])
         if row["split"] == "dev" and row["task"] != MEAN
     )
-
-
-def _keep(path: Path, text: str) -> None:
-    """Note what trials are made from, or refuse to mix them with others."""
-    before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else text
-    if changed := changed_settings(before, text, MAY_CHANGE):
-        raise ConfigError(
-            f"the trials in '{path.parent}' were made with other settings: {', '.join(changed)}. "
-            "Use those, or another folder with --out"
-        )
-    write_text(path, text)

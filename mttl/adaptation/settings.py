@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mttl.config.config_errors import explain
+from mttl.config.config_errors import format_errors
 from mttl.config.data_schema import Data
 from mttl.config.merge_tree import Tree, merge, nested
 from mttl.config.schema import Config
@@ -14,15 +14,7 @@ from mttl.training.precision import PRECISIONS
 
 
 def job_config(config: Config, form: Mapping[str, Any]) -> Config:
-    """Return the configuration of jobs: rates of the section adapt, rows as they were in training.
-
-    Args:
-        config: Its sections data, generation, optim, adapt and trainer are read.
-        form: How rows become text.
-
-    Raises:
-        ConfigError: If the weights would be in half precision.
-    """
+    """Return the configuration of jobs: rates of the section adapt, the prompt form of training."""
     adapt, data, precision = config.adapt, config.data, config.trainer.precision
     if precision not in PRECISIONS:
         raise ConfigError(
@@ -38,15 +30,11 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
 
 
 def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with some values changed.
-
-    Raises:
-        ConfigError: If a name is unknown or a value not allowed; the message says what is.
-    """
+    """Return a configuration with some values changed."""
     tree: Tree = config.model_dump(mode="json")
     for name, value in values.items():
         tree = merge(tree, nested(name, value), "", {})
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(explain(error, tree, {}, Config)) from None
+        raise ConfigError(format_errors(error, tree, {}, Config)) from None

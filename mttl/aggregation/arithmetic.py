@@ -14,12 +14,7 @@ from torch import Tensor
 def task_vector(
     base: Float[Tensor, "*shape"], tuned: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """Return what training changed: ``tuned - base``.
-
-    Args:
-        base: A parameter before.
-        tuned: The same parameter after.
-    """
+    """Return what training changed: ``tuned - base``."""
     return tuned - base
 
 

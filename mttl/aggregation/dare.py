@@ -35,12 +35,6 @@ def drop_and_rescale(
 
 
 def mask_generator(seed: int, model: int, name: str) -> torch.Generator:
-    """Return the generator of one tensor's mask: it depends on no other tensor or model.
-
-    Args:
-        seed: Of the merge.
-        model: Which of the models, counted from 0.
-        name: Of the tensor.
-    """
+    """Return the generator of one tensor's mask: it depends on no other tensor or model."""
     digest = hashlib.sha256(f"{seed} {model} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

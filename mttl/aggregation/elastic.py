@@ -54,7 +54,7 @@ def elastic_removal(
     Args:
         base: A parameter of the base, θ0.
         base_fisher: Its Fisher information f0, on the base's data.
-        vectors: Task vectors τ = θ − θ0, of experts and anti-experts alike.
+        vectors: Task vectors τ = θ − θ0, of all experts and anti-experts.
         fishers: The Fisher information of each, at the tuned model on its own data.
         weights: λ of each vector, negative for anti-experts.
         base_weight: λ0.

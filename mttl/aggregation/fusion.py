@@ -1,4 +1,4 @@
-"""Attention over the outputs of skills: every token chooses anew which of them it needs."""
+"""Attention over the outputs of skills: each token weighs the skills that it needs."""
 
 import math
 
@@ -66,12 +66,7 @@ class FusionAttention(nn.Module):
             nn.init.zeros_(self.value_change)
 
     def directions(self, up: Float[Tensor, "K O r"], scale: float = 1.0) -> Float[Tensor, "K r D"]:
-        """Return the keys of every skill's ranks: what a forward pass needs of B and the keys.
-
-        Args:
-            up: Output-side factors.
-            scale: The factor s.
-        """
+        """Return the keys of every skill's ranks: what a forward pass needs of B and the keys."""
         return scale * (up.mT @ self.key.t().to(up.dtype))
 
     def forward(
@@ -80,13 +75,7 @@ class FusionAttention(nn.Module):
         hidden: Float[Tensor, "B L K r"],
         directions: Float[Tensor, "K r D"],
     ) -> Float[Tensor, "B L K"]:
-        """Return the weight of every skill at every token.
-
-        Args:
-            features: The query's features h.
-            hidden: ``xᵀ A`` of every skill.
-            directions: What `directions` returned.
-        """
+        """Return the weight of every skill at every token."""
         dtype = hidden.dtype
         query = nn.functional.linear(
             features.to(dtype), self.query.to(dtype), self.query_bias.to(dtype)
@@ -95,11 +84,7 @@ class FusionAttention(nn.Module):
         return (reads.view_as(hidden) * hidden).sum(-1).softmax(-1)
 
     def values(self, mixture: Float[Tensor, "B L O"]) -> Float[Tensor, "B L O"]:
-        """Return V times a mixture of outputs.
-
-        Args:
-            mixture: The weighted sum of the skills' outputs.
-        """
+        """Return V times a mixture of outputs."""
         if self.value_change is None:
             return mixture
         return mixture + nn.functional.linear(mixture, self.value_change.to(mixture.dtype))

@@ -120,7 +120,7 @@ def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
-    """Say whether PyTorch's kernel computes this: bfloat16, rows of 16 bytes, Ampere or later."""
+    """Return whether PyTorch has a kernel: bfloat16, rows of 16 bytes, Ampere or later."""
     if device.type != "cuda" or dtype != torch.bfloat16 or any(size % 8 for size in sizes):
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

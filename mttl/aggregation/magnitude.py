@@ -70,11 +70,7 @@ class Trimmer:
         return cls(threshold=upper << HALF | lower, ties=kept - above - more)
 
     def __call__(self, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Return the next range, trimmed.
-
-        Args:
-            values: The entries.
-        """
+        """Return the next range, trimmed."""
         bits = _bits(values)
         equal = bits == self.threshold
         first = equal & (equal.cumsum(0) <= self.ties)

@@ -16,14 +16,14 @@ NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def is_packed(weight: Any) -> bool:
-    """Tell whether a tensor is a weight that one of the libraries keeps."""
+    """Return whether a tensor is a weight that one of the libraries keeps."""
     kind = type(weight)
     packed = kind.__name__ in BITSANDBYTES or kind.__module__.startswith("torchao.")
     return packed or hasattr(weight, "quant_state")  # a part of one that is sharded
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Tell whether a layer is a product with a tensor like any other.
+    """Return whether a layer is a product with a tensor like any other.
 
     A layer of torchao is an `nn.Linear`, too: only the class of its weight tells.
     """
@@ -42,9 +42,6 @@ def packed_layers(model: nn.Module) -> dict[str, nn.Module]:
 def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
     """Return the weight of a linear layer in floating point: unpacked where it is packed.
 
-    Args:
-        layer: An `nn.Linear`, or a class derived from it, as those of bitsandbytes are.
-
     Raises:
         ValueError: If the weight was repacked for inference.
     """
@@ -58,7 +55,7 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
         if getattr(state, "packing_format_for_cpu", False):
             raise ValueError(
                 "bitsandbytes has repacked a 4-bit weight for inference, in which its scales are "
-                "rounded; load the model anew, and call hold_still "
+                "rounded; load the model again, and call hold_still "
                 "(mttl.aggregation.packed_weights) on it"
             )
         from bitsandbytes.functional import dequantize_4bit
@@ -78,19 +75,16 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Tell whether a layer keeps its weight as (I, O): GPT-2's do."""
+    """Return whether a layer keeps its weight as (I, O): GPT-2's do."""
     return type(layer).__name__ == "Conv1D"
 
 
 def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
     """Return the shape that a weight has for its layer, and numbers that tell it from others.
 
-    These are the scales of its blocks, where there are any: largest magnitudes, which come out
-    alike whatever machine packs the weight and however its entries are laid out, and that other
-    weights do not share. They are finite where the weight was.
-
-    Args:
-        weight: Packed or not.
+    These are the scales of its blocks, where there are any. A scale is a largest magnitude: it
+    does not depend on the machine that packs the weight, nor on the layout of its entries, and
+    it differs between weights. It is finite where the weight was.
     """
     kept: Any = weight
     if not is_packed(weight):
@@ -119,9 +113,6 @@ def hold_still(model: nn.Module) -> None:
     On processors with bfloat16, bitsandbytes repacks a 4-bit weight with the first pass in
     evaluation: scales are rounded, so that the network is another one from then on. And weights
     that only a kernel can read stop gradients, without an error.
-
-    Args:
-        model: Any; changed in place.
     """
     for path, layer in packed_layers(model).items():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -133,11 +124,7 @@ def hold_still(model: nn.Module) -> None:
 
 
 class KernelLinear(nn.Linear):
-    """A linear layer whose weight only a kernel can read, with a gradient for its input.
-
-    Args:
-        layer: Its weight and bias are taken over; they are frozen.
-    """
+    """A linear layer whose weight only a kernel can read, with a gradient for its input."""
 
     def __init__(self, layer: nn.Module) -> None:
         weight, bias = layer.weight, layer.bias
@@ -166,7 +153,7 @@ class _KernelProduct(torch.autograd.Function):
 
 
 def is_foreign(module: nn.Module) -> bool:
-    """Tell whether a module keeps matrices of small whole numbers, as layers of GPTQ and AWQ do."""
+    """Return whether a module keeps matrices of small whole numbers, as those of GPTQ and AWQ."""
     if isinstance(module, nn.Linear) or any(True for _ in module.children()):
         return False
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))

@@ -18,10 +18,6 @@ def times_transpose(x: Float[Tensor, "M I"], weight: Float[Tensor, "O I"]) -> Fl
     PyTorch's float32 products on a CPU are those of MKL, which on processors by other makers than
     its own leaves half of the speed unused; oneDNN, which PyTorch has on board too, does not. It
     is taken where it is there and switched on (`torch.backends.mkldnn`).
-
-    Args:
-        x: A few rows; need not be contiguous.
-        weight: Need not be contiguous either.
     """
     if len(x) <= FEW_ROWS:  # reading the weight along its rows
         return (weight @ x.t()).t() if weight.is_contiguous() else x @ weight.t()
@@ -33,13 +29,7 @@ def times_transpose(x: Float[Tensor, "M I"], weight: Float[Tensor, "O I"]) -> Fl
 def write_outer(
     out: Float[Tensor, "O I"], left: Float[Tensor, "M O"], right: Float[Tensor, "M I"]
 ) -> None:
-    """Write ``leftᵀ right``, the gradient of a weight, into ``out``.
-
-    Args:
-        out: Is overwritten.
-        left: Gradients of a layer's outputs.
-        right: The layer's inputs.
-    """
+    """Write ``leftᵀ right``, the gradient of a weight, into ``out``."""
     if 0 < len(left) <= SINGLE_ROWS:
         for i in range(len(left)):
             out.addr_(left[i], right[i], beta=int(i > 0))

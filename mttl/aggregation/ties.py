@@ -32,10 +32,6 @@ def elect_signs(
 ) -> Float[Tensor, "*shape"]:
     """Return the sign of every weight: 1 or −1, and 1 where the vectors are even.
 
-    Args:
-        vectors: Trimmed task vectors.
-        election: By ``"total"`` of their values, or by ``"frequency"`` of their signs.
-
     Raises:
         ValueError: If the election is unknown.
     """

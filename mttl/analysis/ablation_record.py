@@ -54,9 +54,6 @@ class Ablation:
 def read_ablation(path: Path) -> Ablation | None:
     """Read what was written down, if it was.
 
-    Args:
-        path: The file, or the folder of the run.
-
     Raises:
         CheckpointError: If the file is damaged.
     """

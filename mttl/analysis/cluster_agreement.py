@@ -1,4 +1,4 @@
-"""How well clusters of tasks that are routed alike agree with the tasks' categories."""
+"""How well clusters of tasks with similar routing agree with the tasks' categories."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mttl.analysis.clustering import task_clusters, task_tree
-from mttl.analysis.permutation_test import Comparison, against_chance
+from mttl.analysis.permutation_test import PermutationTest, permutation_test
 
 
 def category_agreement(
@@ -15,17 +15,11 @@ def category_agreement(
     *,
     n_permutations: int = 1000,
     seed: int = 0,
-) -> Comparison:
+) -> PermutationTest:
     """Return the adjusted mutual information of task clusters and categories, beside chance.
 
     The tree of tasks is cut into as many clusters as there are categories. 1 is the same partition,
     0 what chance gives on average; the baseline permutes the categories among the tasks.
-
-    Args:
-        similarity: Of all tasks with all.
-        categories: One per task.
-        n_permutations: Of the baseline.
-        seed: Of the baseline.
 
     Raises:
         ValueError: If there are not as many categories as tasks, or fewer than two different ones.
@@ -44,7 +38,7 @@ def category_agreement(
     generator = np.random.default_rng(seed)
     permuted = [generator.permutation(labels) for _ in range(n_permutations)]
     scores = adjusted_mutual_information(np.stack([labels, *permuted]), clusters)
-    return against_chance(scores[0], scores[1:])
+    return permutation_test(scores[0], scores[1:])
 
 
 def adjusted_mutual_information(
@@ -54,10 +48,6 @@ def adjusted_mutual_information(
 
     Rows are permutations of each other, so that all but the joint entropy are the same for all:
     a thousand rows cost little more than one.
-
-    Args:
-        labels: From 0 on.
-        clusters: Likewise.
     """
     from sklearn.metrics.cluster import expected_mutual_information
 
@@ -68,10 +58,10 @@ def adjusted_mutual_information(
     cells = np.append(cells, np.zeros(-len(cells) % n_clusters, dtype=cells.dtype))
     table = cells.reshape(-1, n_clusters)
     table = table[:, table.any(0)]
-    chance = expected_mutual_information(table, labels.shape[1])
-    most = apart / 2 - chance
+    expected = expected_mutual_information(table, labels.shape[1])
+    most = apart / 2 - expected
     # With a category per task every partition is as good as any other.
-    return (apart - joint - chance) / most if most > 1e-9 else np.zeros(len(labels))
+    return (apart - joint - expected) / most if most > 1e-9 else np.zeros(len(labels))
 
 
 def _entropy(labels: Int[np.ndarray, "T"]) -> float:

@@ -8,10 +8,7 @@ def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"
     """Join the most similar tasks, then the most similar clusters, until one is left.
 
     The distance is 1 minus the similarity, that of clusters the mean over their pairs (average
-    linkage); neighbouring leaves are as alike as the tree allows (optimal leaf ordering).
-
-    Args:
-        similarity: Symmetric, with ones on the diagonal.
+    linkage); neighbouring leaves are as similar as the tree allows (optimal leaf ordering).
 
     Returns:
         SciPy's linkage matrix: the two clusters of each merge, their distance, the tasks joined.
@@ -48,12 +45,7 @@ def tree_joints(
 
 
 def task_clusters(tree: Float[np.ndarray, "T-1 4"], n_clusters: int) -> Int[np.ndarray, "T"]:
-    """Cut the tree into clusters and return the cluster of every task.
-
-    Args:
-        tree: As `task_tree` returns it.
-        n_clusters: The most clusters; merges at equal distances are cut together.
-    """
+    """Return the cluster of every task; merges at equal distances are cut together."""
     from scipy.cluster.hierarchy import fcluster
 
     return fcluster(tree, n_clusters, criterion="maxclust")

@@ -1,7 +1,7 @@
 """How well learned routing recovers the known factors of its tasks, such as language and operation.
 
 Skills have no names. They are matched to the values of a factor first, one to one, in each group of
-layers on its own. Every factor is asked for alone: of two that routing tells, the weaker would find
+layers on its own. Every factor is scored alone: of two that routing reveals, the weaker would find
 the skills taken by the stronger.
 """
 
@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mttl.analysis.cluster_agreement import adjusted_mutual_information
-from mttl.analysis.permutation_test import Comparison, against_chance
+from mttl.analysis.permutation_test import PermutationTest, permutation_test
 from mttl.analysis.similarity import task_similarity
 
-_CHANCE = 0.5  # the area under the curve of what tells nothing
+_CHANCE = 0.5  # the area under the curve without information
 
 
 class FactorRecovery(NamedTuple):
@@ -24,18 +24,18 @@ class FactorRecovery(NamedTuple):
     Attributes:
         agreement: The adjusted mutual information of the factor and the tasks' clusters: each task
             is put to the skill that it uses most, of those matched to the factor's values.
-        matching: The mean area under the ROC curve: how well a value's skill tells its tasks from
-            all others; 0.5 for a value that no skill is left for, or none tells of.
-        pairs: The area under the ROC curve of the similarity of tasks: how well it tells two tasks
-            that share the factor's value from two that do not. Only tasks that differ in every
-            other factor are paired; it is 0.5 where none are. Rows are compared by their cosine,
+        matching: The mean area under the ROC curve: how well a value's skill separates its tasks
+            from all others; 0.5 for a value without a skill.
+        pairs: The area under the ROC curve of the similarity of tasks: how well it separates
+            two tasks that share the factor's value from two that do not. Only tasks that differ in
+            every other factor are paired; it is 0.5 without any. Rows are compared by their cosine,
             less their mean and what the sum of the other factors' effects explains, so that a
             factor shows behind a stronger one, and without a skill of its own.
     """
 
-    agreement: Comparison
-    matching: Comparison
-    pairs: Comparison
+    agreement: PermutationTest
+    matching: PermutationTest
+    pairs: PermutationTest
 
 
 def factor_recovery(
@@ -50,8 +50,8 @@ def factor_recovery(
     Agreement and matching are means over groups of layers, and 1 where each value of the factor has
     a skill that its tasks use and no others; pairs compares rows of all groups at once. The
     baseline permutes a factor's values among tasks that are equal in all other factors, and matches
-    again: what routing tells of the others is chance here. Where such tasks never differ in the
-    factor (it is another one, or made of another), it cannot be told from the others: None.
+    again: what routing reveals about the others counts as chance here. If such tasks never differ
+    in the factor (others determine it), the result is None.
 
     Args:
         use: How much each task uses each skill: probabilities or weights; heads are groups.
@@ -85,24 +85,8 @@ def factor_recovery(
         generator = np.random.default_rng(seed)
         orders = (_within(blocks, generator) for _ in range(n_permutations))
         permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
-        recovered[name] = FactorRecovery(*map(against_chance, score(own), permuted.T))
+        recovered[name] = FactorRecovery(*map(permutation_test, score(own), permuted.T))
     return recovered
-
-
-def match_factors(
-    use: Float[np.ndarray, "T K"], members: Bool[np.ndarray, "V T"]
-) -> tuple[Int[np.ndarray, "V"], Float[np.ndarray, "V"]]:
-    """Match skills to values, one to one, so that they tell most of them in all.
-
-    Args:
-        use: How much each task uses each skill.
-        members: Which tasks have each value.
-
-    Returns:
-        The skill of each value, -1 where none is left or none tells of it; and how well it tells
-        the tasks of the value from all others (the area under the ROC curve, 0.5 without a skill).
-    """
-    return _match(_ranks(use[None])[0], members)
 
 
 class _Score:
@@ -127,8 +111,8 @@ class _Score:
         members = labels == np.arange(labels.max() + 1)[:, None]
         found = np.array([self._matched(group, members) for group in range(len(self._use))])
         agreement, matching = found.mean(0)
-        alike = labels[self._pairs[0]] == labels[self._pairs[1]]
-        return agreement, matching, float(_areas(self._pair_ranks, alike[None])[0, 0])
+        equal = labels[self._pairs[0]] == labels[self._pairs[1]]
+        return agreement, matching, float(_areas(self._pair_ranks, equal[None])[0, 0])
 
     def _matched(self, group: int, members: Bool[np.ndarray, "V T"]) -> tuple[float, float]:
         skills, scores = _match(self._ranks[group], members)
@@ -163,7 +147,7 @@ def _blocks(others: Int[np.ndarray, "F T"]) -> Int[np.ndarray, "T"]:
 
 
 def _varies(labels: Int[np.ndarray, "T"], blocks: Int[np.ndarray, "T"]) -> bool:
-    """Tell whether tasks of one block differ in their labels."""
+    """Return whether tasks of one block differ in their labels."""
     both = np.unique(np.stack([blocks, labels]), axis=1)
     return both.shape[1] > len(np.unique(blocks))
 
@@ -187,7 +171,7 @@ def _ranks(values: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
 def _areas(
     ranks: Float[np.ndarray, "N K"], members: Bool[np.ndarray, "V N"]
 ) -> Float[np.ndarray, "V K"]:
-    """How well each column tells members from others; what has no members, or no others, 0.5."""
+    """Return how well each column separates members from others; 0.5 without either."""
     n_inside = members.sum(1, keepdims=True)
     n_pairs = n_inside * (members.shape[1] - n_inside)
     above = members @ ranks - n_inside * (n_inside + 1) / 2
@@ -209,12 +193,12 @@ def _match(
 
 
 def _most_used(use: Float[np.ndarray, "T K"], skills: Int[np.ndarray, "N"]) -> Int[np.ndarray, "T"]:
-    """The skill that each task uses most, from 1; 0 where it uses all alike."""
+    """Return the skill that each task uses most, from 1; 0 if it uses all equally."""
     if not len(skills):
         return np.zeros(len(use), dtype=int)
     chosen = use[:, skills]
-    alike = chosen.max(1) == chosen.min(1)
+    equal = chosen.max(1) == chosen.min(1)
     # Of a single skill, those who use it more than the mean task does.
     if len(skills) == 1:
         return (chosen[:, 0] > chosen.mean()).astype(int)
-    return np.where(alike, 0, chosen.argmax(1) + 1)
+    return np.where(equal, 0, chosen.argmax(1) + 1)

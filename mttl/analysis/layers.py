@@ -16,12 +16,7 @@ ALL = "all"
 
 
 def layer_statistics(probabilities: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G 4"]:
-    """Return `STATISTICS` of every group of layers, a row each.
-
-    Args:
-        probabilities: Probability of each task to use each skill; values outside [0, 1] (a router
-            without probabilities) are cut off.
-    """
+    """Return `STATISTICS` of every group of layers, a row each; values are clamped to [0, 1]."""
     rows = torch.from_numpy(np.asarray(probabilities, dtype=np.float64)).clamp(0, 1)
     return np.array(
         [
@@ -58,13 +53,6 @@ def effective_skills_over_training(
     """Return the mean effective number of skills per task at every step, by stack.
 
     It is the one statistic that mixing weights tell: normalising a row does not change it.
-
-    Args:
-        weights: Mixing weights over training; negative ones count as none.
-        groups: Names of the groups.
-
-    Returns:
-        As `stack_means`, named like the columns of ``metrics.csv``: ``encoder/effective skills``.
     """
     use = torch.from_numpy(np.asarray(weights, dtype=np.float64)).clamp_min(0)
     numbers = np.array(

@@ -1,7 +1,7 @@
 """The colour and the marker of each category of tasks.
 
 References:
-    Okabe and Ito, *Color Universal Design*, 2008: colours that colour-blind readers can tell apart.
+    Okabe and Ito, *Color Universal Design*, 2008: colours for colour-blind readers, too.
 """
 
 from collections.abc import Sequence

@@ -7,15 +7,8 @@ from jaxtyping import Float
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A value and its permutation baseline.
-
-    Attributes:
-        value: What was found.
-        mean: Mean of the values under permutation.
-        percentile_95: Their 95th percentile.
-        p_value: How often chance reaches the value.
-    """
+class PermutationTest:
+    """A value and its permutation baseline."""
 
     value: float
     mean: float
@@ -23,20 +16,16 @@ class Comparison:
     p_value: float
 
 
-def against_chance(value: float, permuted: Float[np.ndarray, "N"]) -> Comparison:
+def permutation_test(value: float, permuted: Float[np.ndarray, "N"]) -> PermutationTest:
     r"""Compare a value with those of permuted data.
 
     The p-value is :math:`(1 + \#\{b \ge v\}) / (1 + N)`: what was found is one of the
     permutations too, so that it is never 0 (Phipson and Smyth, *Permutation P-values Should Never
     Be Zero*, SAGMB 2010).
-
-    Args:
-        value: What was found; larger is more.
-        permuted: The same quantity under permutations.
     """
     # Equal values may differ by rounding.
     reached = int((permuted >= value - 1e-12).sum())
-    return Comparison(
+    return PermutationTest(
         value=float(value),
         mean=float(permuted.mean()),
         percentile_95=float(np.percentile(permuted, 95)),

@@ -29,12 +29,7 @@ def principal_components(
 def on_components(
     weights: Float[np.ndarray, "G T K"], rows: Float[np.ndarray, "N G K"]
 ) -> Float[np.ndarray, "N 2"]:
-    """Return where other rows are on the map of tasks that `principal_components` draws.
-
-    Args:
-        weights: Of the tasks on the map.
-        rows: Mixing weights of others, such as those of a task over its adaptation.
-    """
+    """Return where other rows are on the map of tasks that `principal_components` draws."""
     known = task_rows(weights)
     centre = known.mean(0)
     axes = np.linalg.svd(known - centre, full_matrices=False)[2][:2]
@@ -48,11 +43,6 @@ def umap_projection(
     weights: Float[np.ndarray, "G T K"], *, n_neighbors: int = 8, seed: int = 0
 ) -> Float[np.ndarray, "T 2"]:
     """Lay the tasks out so that neighbours by correlation stay neighbours.
-
-    Args:
-        weights: Mixing weights of tasks over skills.
-        n_neighbors: How local the picture is; cut to the number of tasks.
-        seed: Of the layout.
 
     Raises:
         ImportError: If ``umap-learn`` is not installed.

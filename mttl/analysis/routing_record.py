@@ -30,12 +30,7 @@ Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
 
 @dataclass(frozen=True)
 class RoutingHistory:
-    """The mixing weights over training.
-
-    Attributes:
-        steps: When they were recorded, in ascending order.
-        weights: What they were.
-    """
+    """The mixing weights over training."""
 
     steps: Int[np.ndarray, "S"]
     weights: Float[np.ndarray, "S G T K"]
@@ -52,7 +47,7 @@ class RoutingRecord:
         weights: Mixing weights of the weights that the run kept.
         history: How they came about, if the run recorded it.
         curves: The statistics over training, by name (``discreteness``, ``encoder/usage`` …).
-        probabilities: How likely each task is to use each skill, if the run wrote it down.
+        probabilities: How likely each task is to use each skill; None for a table of tokens.
     """
 
     folder: Path
@@ -77,8 +72,8 @@ def read_record(folder: str | Path) -> RoutingRecord:
             f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
             "this file last. An interrupted run is finished with --resume"
         )
-    arrays = read_arrays(path, ("weights", "tasks", "groups"), optional=("probabilities",))
-    weights, probabilities = arrays["weights"], arrays.get("probabilities")
+    arrays = read_arrays(path, ("weights", "probabilities", "tasks", "groups"))
+    weights, probabilities = arrays["weights"], arrays["probabilities"]
     return RoutingRecord(
         folder=folder,
         tasks=tuple(arrays["tasks"].tolist()),
@@ -86,7 +81,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
         weights=weights.astype(np.float64),
         history=_read_history(path.with_name("routing_history.npz")),
         curves=_read_curves(folder / "metrics.csv"),
-        probabilities=None if probabilities is None else probabilities.astype(np.float64),
+        probabilities=probabilities.astype(np.float64),
     )
 
 
@@ -98,7 +93,7 @@ def _read_history(path: Path) -> RoutingHistory | None:
     return RoutingHistory(steps, weights.astype(np.float64)) if len(steps) else None
 
 
-def read_course(folder: Path) -> RoutingHistory | None:
+def read_adaptation_history(folder: Path) -> RoutingHistory | None:
     """Read how the row of an adapted task came about, if it was written down."""
     return _read_history(folder / "plots" / "routing_history.npz")
 
@@ -128,11 +123,6 @@ def read_arrays(
     path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
     """Read arrays of an ``.npz`` file.
-
-    Args:
-        path: The file.
-        names: What it must hold.
-        optional: What it may hold.
 
     Raises:
         CheckpointError: If one is absent or the file is damaged.

@@ -40,7 +40,7 @@ class RoutingView:
 
     @cached_property
     def similarity(self) -> Float[np.ndarray, "T T"]:
-        """How alike the tasks are routed: the correlation of their mixing weights."""
+        """The similarity of the tasks' routing: the correlation of their mixing weights."""
         return task_similarity(self.record.weights)
 
     @cached_property

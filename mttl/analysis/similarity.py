@@ -1,4 +1,4 @@
-"""Which tasks are routed alike."""
+"""Which tasks have similar routing."""
 
 import numpy as np
 from jaxtyping import Float
@@ -21,10 +21,6 @@ def task_similarity(
     rows less their mean. It is the default: mixing weights are positive, so that all of their
     cosines are near 1. Rows without a direction (constant ones, under correlation) are like each
     other and unlike the rest.
-
-    Args:
-        weights: Mixing weights of tasks over skills.
-        measure: One of `MEASURES`.
 
     Raises:
         ValueError: If the measure is neither.

@@ -7,7 +7,7 @@ layers. They are matched before anything is averaged.
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.permutation_test import Comparison, against_chance
+from mttl.analysis.permutation_test import PermutationTest, permutation_test
 
 MOST_ROUNDS = 20
 
@@ -16,10 +16,6 @@ def match_skills(
     first: Float[np.ndarray, "G T K"], second: Float[np.ndarray, "G T K"]
 ) -> Int[np.ndarray, "G K"]:
     """Pair the skills of two runs, one to one, so that their tasks' weights correlate most.
-
-    Args:
-        first: Mixing weights of one run.
-        second: Those of the other, of the same tasks in the same order.
 
     Returns:
         For each group the skills of the second run in the order of the first's; see `matched`.
@@ -38,13 +34,10 @@ def matched(
 
 
 def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
-    """Order the skills of every group of layers alike, so that a mean over groups means something.
+    """Order the skills of all groups of layers in one way, to make means over groups meaningful.
 
     Every group's skills are matched, one to one, to the mean of the groups that are matched
     already, and then to the mean of all until nothing changes. Those that are used most come first.
-
-    Args:
-        weights: Mixing weights.
 
     Returns:
         For each group its skills in the common order; see `matched`.
@@ -66,18 +59,10 @@ def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
 
 def group_agreement(
     weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100, seed: int = 0
-) -> Comparison | None:
+) -> PermutationTest | None:
     """Return how much matched skills of different groups of layers correlate, beside chance.
 
     The baseline permutes the tasks of every group on its own, and matches again.
-
-    Args:
-        weights: Mixing weights.
-        n_permutations: Of the baseline.
-        seed: Of the baseline.
-
-    Returns:
-        The mean correlation over pairs of groups and skills; nothing for a single group.
     """
     if len(weights) == 1:
         return None
@@ -86,30 +71,24 @@ def group_agreement(
         _agreement(np.stack([generator.permutation(group) for group in weights]))
         for _ in range(n_permutations)
     ]
-    return against_chance(_agreement(weights), np.array(permuted))
+    return permutation_test(_agreement(weights), np.array(permuted))
 
 
-def skill_stability(
+def matched_correlation(
     first: Float[np.ndarray, "G T K"],
     second: Float[np.ndarray, "G T K"],
     *,
     n_permutations: int = 1000,
     seed: int = 0,
-) -> tuple[Float[np.ndarray, "G"], Comparison]:
+) -> tuple[Float[np.ndarray, "G"], PermutationTest]:
     """Return how much the matched skills of two runs correlate, beside chance.
 
     Matching finds correlation in noise too. The baseline permutes the tasks of the second run, the
     same way in all groups, and matches again.
 
-    Args:
-        first: Mixing weights of one run.
-        second: Those of the other, of the same tasks in the same order.
-        n_permutations: Of the baseline.
-        seed: Of the baseline.
-
     Returns:
         The mean correlation of matched skills in every group, and its mean over groups compared
-        with the baseline. A skill that all tasks use alike correlates with none (0).
+        with the baseline. A skill that all tasks use equally correlates with none (0).
 
     Raises:
         ValueError: If the shapes differ.
@@ -121,7 +100,7 @@ def skill_stability(
         _assign(_correlations(one, other[:, generator.permutation(one.shape[1])]))[1].mean()
         for _ in range(n_permutations)
     ]
-    return by_group, against_chance(by_group.mean(), np.array(permuted))
+    return by_group, permutation_test(by_group.mean(), np.array(permuted))
 
 
 def _agreement(weights: Float[np.ndarray, "G T K"]) -> float:

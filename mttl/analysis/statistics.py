@@ -38,7 +38,7 @@ def active_cells(probabilities: Float[Tensor, "G T H K"]) -> float:
 def usage(probabilities: Float[Tensor, "G T H K"]) -> float:
     """Return how evenly skills are used: the entropy of the column sums over its maximum.
 
-    Averaged over groups and heads; 1 where all skills are used alike, 0 where one serves all.
+    Averaged over groups and heads; 1 if all skills are used equally, 0 if one serves all.
 
     Args:
         probabilities: Non-negative use of each skill by each task.
@@ -55,7 +55,7 @@ def effective_skills(use: Float[Tensor, "G T H K"]) -> Float[Tensor, "T"]:
     r"""Return how many skills each task mixes, by effect.
 
     With :math:`q` the row of a task divided by its sum, :math:`\exp(-\sum_k q_k \log q_k)`: n for
-    n skills used alike, 1 for a single one, 0 for a row without any. Averaged over groups and
+    n equally used skills, 1 for a single one, 0 for a row without any. Averaged over groups and
     heads; the mean of the result is the statistic of the whole matrix.
 
     Args:

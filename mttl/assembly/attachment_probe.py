@@ -22,7 +22,7 @@ from mttl.training.packing_check import apart, evaluating
 
 _log = logging.getLogger(__name__)
 PROMPTS, N_ANSWER = (4, 7), 3  # tokens of the prompts of both rows, and of each answer
-WAYS = ("in training", "in generation, with a cache")  # one row alone is generated without
+PASSES = ("in training", "in generation, with a cache")  # one row alone is generated without
 
 
 class AttachmentProbe:
@@ -39,7 +39,7 @@ class AttachmentProbe:
     def __init__(self, backbone: PreTrainedModel) -> None:
         self.backbone, self.name = backbone, type(backbone).__name__
         self.plain: list[Tensor] | None = None
-        self.own = [0.0] * len(WAYS)  # how far rows are from being apart
+        self.own = [0.0] * len(PASSES)  # how far rows are from being apart
         if any(value.is_meta for value in backbone.parameters()):
             return
         try:
@@ -55,7 +55,7 @@ class AttachmentProbe:
             _log.warning(
                 "a row in a padded batch gets other answers than alone from this %s, without "
                 "skills too (%s): answer rows of one length, or one at a time",
-                *(self.name, WAYS[self.own.index(max(self.own))]),
+                *(self.name, PASSES[self.own.index(max(self.own))]),
             )
 
     def check(self, slot: RoutingSlot, kinds: str, promised: bool) -> None:
@@ -142,9 +142,9 @@ class AttachmentProbe:
         if idle:
             instead = f"; those at '{used[0]}' and {len(used) - 1} more have one" if used else ""
             return f"skills at '{idle[0]}' and {len(idle) - 1} more have no effect{instead}"
-        for way, ours, theirs, most in zip(WAYS, both, alone, self.own, strict=True):
+        for passed, ours, theirs, most in zip(PASSES, both, alone, self.own, strict=True):
             if not apart(ours.detach(), theirs) <= max(1, 4 * most):
-                return f"a row in a padded batch gets other answers than alone ({way})"
+                return f"a row in a padded batch gets other answers than alone ({passed})"
         return ""
 
     def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:

@@ -6,10 +6,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import BLOCK_EXPERTS, LoRAExperts, MoE
-from mttl.config.plugin_section import OwnPart
+from mttl.config.plugin_section import PluginSection
 from mttl.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
-from mttl.moe.expert_parallel import check_shares
+from mttl.moe.expert_parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
 from mttl.plugins.classes import parameters
 from mttl.routing.context import RoutingSlot
@@ -70,12 +70,12 @@ def build_experts(
         if place.block is not None and moe.experts.kind == "feed_forward":
             return upcycle(place.block, n_experts)
         sizes = place.in_features, place.out_features
-        if isinstance(moe.experts, OwnPart):
+        if isinstance(moe.experts, PluginSection):
             own = {"in_features": sizes[0], "out_features": sizes[1], "n_skills": n_experts}
             made = moe.experts.make(**own, n_heads=1)
             made.require_use("token")
             if moe.parallel:
-                check_shares(made)
+                check_shardable(made)
             return made
         settings = moe.experts.model_dump(exclude={"kind"})
         return KINDS[moe.experts.kind](*sizes, n_experts, **settings)
@@ -113,7 +113,7 @@ def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> Toke
     """Build the router of one layer."""
     kind, balance = moe.router.kind, moe.balance
     settings: dict[str, Any] = moe.router.model_dump(exclude={"kind", *GATE_TRAINING})
-    own = moe.router if isinstance(moe.router, OwnPart) else None
+    own = moe.router if isinstance(moe.router, PluginSection) else None
     if own is not None:
         settings = {"vocabulary_size": vocabulary_size}
     if kind == "switch":
@@ -129,7 +129,9 @@ def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> Toke
     if any(value for name, value in losses.items() if name != "global_statistics"):
         settings["balance"] = Balance(**losses)
     if own is not None:
-        lacking = sorted({"balance", "bias"} & settings.keys() - parameters(own.own_class).keys())
+        lacking = sorted(
+            {"balance", "bias"} & settings.keys() - parameters(own.plugin_class).keys()
+        )
         if lacking:
             raise ConfigError(f"moe.balance: '{kind}' takes no argument '{lacking[0]}' for it")
         return own.make(in_features=in_features, n_experts=moe.n_experts, **settings)

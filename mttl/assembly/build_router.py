@@ -7,10 +7,10 @@ import torch
 
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.factor_table import factor_rows
-from mttl.config.plugin_section import OwnPart
+from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import CPoly, Metadata, Polytropon, Router
 from mttl.errors import ConfigError
-from mttl.plugins.classes import OwnClassError, told
+from mttl.plugins.classes import PluginError, describe_error
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.coefficients import CoefficientRouter
@@ -50,8 +50,8 @@ LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
 
 def router_class(router: Router) -> type[TaskRouter]:
     """Return the class of the router that the configuration describes."""
-    if isinstance(router, OwnPart):
-        return router.own_class
+    if isinstance(router, PluginSection):
+        return router.plugin_class
     return LEARNED_ROUTERS.get(router.kind, FixedRouter)
 
 
@@ -101,9 +101,9 @@ def build_router(
         ConfigError: If the matrix of an expert router cannot be read or does not fit, or a router
             of one's own does not give what it must.
     """
-    if isinstance(router, OwnPart):
+    if isinstance(router, PluginSection):
         sizes = {"n_groups": n_groups, "n_tasks": len(tasks), "n_heads": n_heads}
-        return _own_router(router, sizes | {"n_skills": n_skills}, n_features)
+        return _plugin_router(router, sizes | {"n_skills": n_skills}, n_features)
     if trained and router.kind not in LEARNED_ROUTERS:
         # The matrix is among what is loaded; the file it came from need not exist any more.
         return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
@@ -160,7 +160,9 @@ def _with_room(made: TaskRouter, name: str, n_features: int | None) -> TaskRoute
     return made
 
 
-def _own_router(router: OwnPart, sizes: Mapping[str, int], n_features: int | None) -> TaskRouter:
+def _plugin_router(
+    router: PluginSection, sizes: Mapping[str, int], n_features: int | None
+) -> TaskRouter:
     """Build a router of one's own, and see that it gives weights of the right shape."""
     features = {} if n_features is None else {"n_features": n_features}
     made = _with_room(router.make(**sizes, **features), router.kind, n_features)
@@ -168,7 +170,7 @@ def _own_router(router: OwnPart, sizes: Mapping[str, int], n_features: int | Non
         try:
             shape = tuple(made.matrix().shape)
         except Exception as error:
-            raise OwnClassError(f"'{router.kind}': {told(error)}") from error
+            raise PluginError(f"'{router.kind}': {describe_error(error)}") from error
     if shape != tuple(sizes.values()):
         raise ConfigError(
             f"router.kind '{router.kind}' gives weights of shape {shape}, and must give "

@@ -25,7 +25,7 @@ from mttl.assembly.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoints.model_hub import download
 from mttl.checkpoints.saved_inventory import load_into, read_inventory
 from mttl.config.moe_schema import MEMBERS
-from mttl.config.plugin_section import OwnPart
+from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills, kinds_of
 from mttl.data.prompt_form import PromptForm
@@ -48,7 +48,7 @@ from mttl.training.precision import answering_precision
 _log = logging.getLogger(__name__)
 
 # Settings of every section `skills` that are not arguments of its kind.
-COMMON = {"kind", "targets", "n_skills", "support", "gate", "alike"}
+COMMON = {"kind", "targets", "n_skills", "support", "gate", "identical_init"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,18 +307,18 @@ def _attach(
     placements, sections = [], list(kinds_of(skills))
     probe = AttachmentProbe(model) if fresh else None
     for one in sections:
-        kind = getattr(one, "own_class", None) or KINDS[one.kind]
+        kind = getattr(one, "plugin_class", None) or KINDS[one.kind]
         make = partial(_make_inventory, one, aggregation, n_skills)
-        placements.append(Placement(make, one.targets, kind.site))
+        placements.append(Placement(make, one.targets, kind.attachment_point))
     try:
         found = attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
     except ValueError as error:
         raise ConfigError(f"section skills: {error}") from error
-    if any(placement.site == "attention" for placement in placements):
+    if any(placement.attachment_point == "attention" for placement in placements):
         read_prefixes(model)
     if probe is not None:
         kinds = ", ".join(one.kind for one in sections)
-        promised = not any(isinstance(one, OwnPart) for one in sections)
+        promised = not any(isinstance(one, PluginSection) for one in sections)
         probe.check(slot, kinds, promised)
     return found
 
@@ -331,8 +331,8 @@ def _make_inventory(
     out_features: int,
     *more: int,
 ) -> Inventory:
-    n_heads, gate, alike = skills.n_heads, skills.gate, skills.alike
-    if isinstance(skills, OwnPart):
+    n_heads, gate, identical = skills.n_heads, skills.gate, skills.identical_init
+    if isinstance(skills, PluginSection):
         sizes = {"in_features": in_features, "out_features": out_features}
         made = skills.make(**sizes, n_skills=n_skills, n_heads=n_heads)
         made.require_use("task")
@@ -343,6 +343,6 @@ def _make_inventory(
             attention = aggregation.model_dump(exclude={"kind", "source"})
             return AttendedInventory(made, **attention)
     found = GatedInventory(made) if gate else made
-    if alike:
-        found.begin_alike()
+    if identical:
+        found.make_identical()
     return found

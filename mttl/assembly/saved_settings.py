@@ -18,7 +18,7 @@ from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.config.train_only_keys import of_training, read_instead
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
-from mttl.plugins.classes import OwnClassError
+from mttl.plugins.classes import PluginError
 
 S = TypeVar("S", bound=Section)
 # What adaptation takes from the run that it adapts, whatever its configuration says.
@@ -60,19 +60,19 @@ def read_found_settings(saved: SavedInventory) -> ModelSettings:
 
 
 def read_settings(
-    saved: SavedInventory, schema: type[S], own: Mapping[str, str] | None = None
+    saved: SavedInventory, schema: type[S], plugins: Mapping[str, str] | None = None
 ) -> S:
-    """Return the validated settings of a saved inventory; ``own`` is as for `load_config`.
+    """Return the validated settings of a saved inventory; ``plugins`` is as for `load_config`.
 
     Raises:
         CheckpointError: If they do not validate.
     """
     try:
-        return schema.model_validate(saved.meta["settings"], context=own)
+        return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:
         for mistake in error.errors(include_url=False):
             cause = mistake.get("ctx", {}).get("error")
-            if isinstance(cause, OwnClassError):
+            if isinstance(cause, PluginError):
                 raise CheckpointError(f"'{saved.folder / 'meta.json'}': {cause}") from error
         raise CheckpointError(
             f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "

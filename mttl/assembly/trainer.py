@@ -22,7 +22,7 @@ from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.runtime.libraries import check_libraries
 from mttl.training.annealing import TemperatureAnnealing
-from mttl.training.distributed.peer_watchdog import Companions
+from mttl.training.distributed.peer_watchdog import PeerWatchdog
 from mttl.training.distributed.sharded_strategy import ShardedStrategy
 from mttl.training.distributed.shared_experts import ExpertSharing
 from mttl.training.loggers.step_monitor import StepMonitor
@@ -35,7 +35,7 @@ from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
 
-BOARDS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def build_trainer(
@@ -94,8 +94,13 @@ def _make_trainer(
     if section.loggers:
         check_libraries(*section.loggers)
         callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
-    boards = [BOARDS[name](folder.path, resumed_step) for name in section.loggers]
-    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step), *boards]
+    experiment_loggers = [
+        EXPERIMENT_LOGGERS[name](folder.path, resumed_step) for name in section.loggers
+    ]
+    loggers: list[Logger] = [
+        MetricsFile(folder.metrics, keep_until=resumed_step),
+        *experiment_loggers,
+    ]
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
@@ -105,7 +110,7 @@ def _make_trainer(
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
-    first = [Companions(), RunLock(folder)]  # others are told where one of the rest fails
+    first = [PeerWatchdog(), RunLock(folder)]  # others are told where one of the rest fails
     return _lightning_trainer(
         **settings,
         default_root_dir=folder.path,

@@ -12,7 +12,7 @@ from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.gae import generalised_advantages, normalise_advantages
 from mttl.babyai.rl.ppo import action_log_probs
 from mttl.babyai.rl.rollout import Step, stack_steps
-from mttl.babyai.rl.sequences import Sequences, cut_sequences
+from mttl.babyai.rl.sequences import EpisodeSequences, cut_sequences
 from mttl.config.babyai_schema import Ppo
 from mttl.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
@@ -42,7 +42,7 @@ class RolloutCollector:
         self.lengths = np.zeros(shape, dtype=np.int64)
 
     @torch.no_grad()
-    def play(self, settings: Ppo) -> Sequences:
+    def play(self, settings: Ppo) -> EpisodeSequences:
         """Play a rollout and judge its actions.
 
         Args:

@@ -41,7 +41,7 @@ def adapt_policies(
     require_trainable(mode, model.router)
     router = adapted_router(model.router, mode, n_levels, init=init)
     if own := own_skills(model.router, router):
-        model.inventory.renew(torch.tensor(own))
+        model.inventory.reset_skills(torch.tensor(own))
     model.router = router.to(model.device)
     roles = TRAINED_ROLES[mode]
     model.base.requires_grad_("backbone" in roles)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.rl.ppo import ppo_loss
-from mttl.babyai.rl.sequences import Sequences
+from mttl.babyai.rl.sequences import EpisodeSequences
 from mttl.config.babyai_schema import Ppo
 from mttl.config.optim_schema import Optim
 from mttl.skills.composed.composed_model import ComposedModel
@@ -32,7 +32,7 @@ class BabyAIModule(PolicyModule):
         super().__init__(model, levels, optim)
         self.weights = weights or Ppo()
 
-    def training_step(self, batch: Sequences, batch_idx: int) -> Tensor:
+    def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, with the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
         loss, statistics = ppo_loss(

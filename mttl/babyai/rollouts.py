@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 from mttl.babyai.collector import RolloutCollector
-from mttl.babyai.rl.sequences import Sequences, minibatches
+from mttl.babyai.rl.sequences import EpisodeSequences, minibatches
 from mttl.config.babyai_schema import Ppo
 from mttl.runtime.processes import gathered, rank
 
@@ -37,14 +37,14 @@ class RolloutLoader:
         self.generator = torch.Generator().manual_seed(seed)
         self.before_batch: Callable[[], None] | None = None
         self.arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self._sequences: Sequences | None = None
+        self._sequences: EpisodeSequences | None = None
         self._order = self.generator.get_state()  # at the beginning of the current rollout
         self._next = 0
 
     def __len__(self) -> int:
         return self.settings.n_epochs * self.settings.n_minibatches
 
-    def __iter__(self) -> Iterator[Sequences]:
+    def __iter__(self) -> Iterator[EpisodeSequences]:
         if self.before_batch is not None:
             self.before_batch()
         if self._sequences is None:
@@ -90,7 +90,7 @@ class RolloutLoader:
         if "sequences" in state:
             device = self.collector.model.device
             tensors = {name: value.to(device) for name, value in state["sequences"].items()}
-            self._sequences = Sequences(**tensors)
+            self._sequences = EpisodeSequences(**tensors)
 
 
 class RolloutDataModule(pl.LightningDataModule):
@@ -131,7 +131,7 @@ class RolloutDataModule(pl.LightningDataModule):
             self.loader.collector.log.load_state_dict(states[0]["player"]["log"])
 
     def transfer_batch_to_device(
-        self, batch: Sequences, device: torch.device, dataloader_idx: int
-    ) -> Sequences:
+        self, batch: EpisodeSequences, device: torch.device, dataloader_idx: int
+    ) -> EpisodeSequences:
         """Return the batch: rollouts are made where the policy is."""
         return batch

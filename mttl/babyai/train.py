@@ -43,7 +43,7 @@ from mttl.io.files import write_text
 from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.distributed.peer_watchdog import take_leave
-from mttl.training.loggers.show import close_boards, open_boards
+from mttl.training.loggers.show import close_loggers, open_loggers
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
 
@@ -102,7 +102,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
         resumed_step=step,
     )
     # Nothing is written before all of that is known to fit.
-    open_boards(trainer, dotted_settings(text))
+    open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))
@@ -116,7 +116,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     take_leave(trainer)
     # The same episodes would be played by all.
     results = _finish(config, model, levels, folder) if trainer.is_global_zero else []
-    close_boards(trainer, results)
+    close_loggers(trainer, results)
     return results
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from mttl.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import check_name, file_sha256, read_json, reason, require_file
+from mttl.version import VERSION
 
 FORMAT_VERSION = 1
 # Of folders that hold only what differs from another.
@@ -26,12 +27,12 @@ ADAPTED_VERSION = 2
 CHECKSUMS = "sha256"
 # Where it keeps what an adapted task was adapted from.
 SOURCE = "source"
-LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
+LIBRARIES = ("torch", "transformers", "pytorch-lightning")
 
 
 def libraries() -> dict[str, str]:
     """Return the versions of what writes inventories."""
-    return {name: _version(name) for name in LIBRARIES}
+    return {"mttl": VERSION} | {name: _version(name) for name in LIBRARIES}
 
 
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "data.date": None,
     "generation.from_backbone": False,
     "moe.parallel": False,
-    "skills.alike": False,
+    "skills.identical_init": False,
     "trainer.callbacks": [],
 }
 
@@ -76,6 +76,24 @@ class RunFolder:
         raise CheckpointError(f"'{self.path}' {cause}")
 
 
+def check_place(folder: RunFolder, *, resume: bool) -> None:
+    """Check that a new run overwrites nothing, and that an interrupted one is there.
+
+    Raises:
+        ConfigError: If a new run would overwrite an earlier one, or there is nothing to continue.
+    """
+    if not resume and _visible(folder.path):
+        raise ConfigError(
+            f"the run folder '{folder.path}' exists already and is never overwritten. "
+            "Continue that run with --resume, choose another name with "
+            "-k run.name=NAME, or delete the folder"
+        )
+    if resume and not folder.path.is_dir():
+        raise ConfigError(
+            f"there is nothing to resume: '{folder.path}' does not exist. Start without --resume"
+        )
+
+
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
     """Check that a new run overwrites nothing, or that an interrupted one can continue.
 
@@ -92,17 +110,10 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         from lightning_fabric.utilities.rank_zero import rank_zero_only
 
         # Other processes may come when the first has begun to write.
-        if rank_zero_only.rank == 0 and _visible(folder.path):
-            raise ConfigError(
-                f"the run folder '{folder.path}' exists already and is never overwritten. "
-                "Continue that run with --resume, choose another name with "
-                "-k run.name=NAME, or delete the folder"
-            )
+        if rank_zero_only.rank == 0:
+            check_place(folder, resume=False)
         return 0
-    if not folder.path.is_dir():
-        raise ConfigError(
-            f"there is nothing to resume: '{folder.path}' does not exist. Start without --resume"
-        )
+    check_place(folder, resume=True)
     if not _visible(folder.path):
         return 0
     if not os.path.lexists(folder.config):

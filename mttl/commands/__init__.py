@@ -25,7 +25,6 @@ MORE = {
     "import": "import_peft",
     "library": "library",
     "convert": "convert",
-    "pretrain": "pretrain",
     "babyai record": "babyai_record",
     "babyai film": "babyai_film",
 }

@@ -1,4 +1,4 @@
-"""Show what a skill is: switch every skill off, and see what becomes of every task.
+"""Show what each skill does: switch it off, and score every task without it.
 
 mttl ablate runs/crossfit
 mttl ablate runs/crossfit --loss --rows 32
@@ -10,16 +10,17 @@ and nothing else has changed; with --share they take over its weight, so that ro
 which asks how well the others do in its place.
 
 Groups of layers number their skills independently. By default they are matched by their use first
-(see `skill_matching.align_groups`) and switched off in all groups together; where groups
-agree on little, which is told, --per-group switches a skill off in one group at a time. An
-interrupted command goes on where it was. OUT gets results.jsonl, ablation.npz and the figure
-ablation, which shows the matrix beside the routing.
+(see `skill_matching.align_groups`) and switched off in all groups together. If the reported
+agreement of the groups is low, --per-group switches a skill off in one group at a time. An
+interrupted command continues. OUT gets results.jsonl, ablation.npz and the figure ablation, which
+shows the matrix next to the routing.
 """
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import (
     WORK,
     WRITTEN,
@@ -42,6 +43,7 @@ MOST_SHOWN = 4
 def main(arguments: list[str] | None = None) -> int:
     """Switch off, draw and print; return the exit status."""
     options = parse(arguments)
+    check_routing(options.run)
     from mttl.analysis.ablation_record import FILE, FOLDER, read_ablation
     from mttl.analysis.figures import ablation_map, save_figure
     from mttl.analysis.skill_matching import group_agreement
@@ -102,7 +104,7 @@ def ablation_table(found: "Ablation") -> "Table":
 
 
 def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
-    """Say how far the skills that a task uses are those that it needs."""
+    """Return how the weights of skills and the effects of removing them agree."""
     import numpy as np
 
     from mttl.analysis.skill_matching import matched
@@ -110,13 +112,13 @@ def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
     weights = matched(view.record.weights, found.pairs).mean(0)
     harm = found.losses[0] if found.scores is None else -found.scores[0]
     n_tasks, n_skills = weights.shape
-    told = "Weights and what it costs to be without the skill"
+    text = "Weights and the effect of removing a skill"
     if min(weights.std(), harm.std()) > 0:
-        told += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
+        text += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
     same = int((weights.argmax(1) == harm.argmax(1)).sum())
     return (
-        f"{told}; for {same} of {n_tasks} tasks the skill with most weight is the one that costs "
-        f"most (1 of {n_skills} by chance)"
+        f"{text}; for {same} of {n_tasks} tasks the skill with most weight is the one with the "
+        f"largest effect (1 of {n_skills} by chance)"
     )
 
 
@@ -126,10 +128,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_source(parser, dest="run", help="the folder of a run on text that has ended")
     add_backbone(parser)
     add = parser.group(WORK).add_argument
-    add("--loss", action="store_true", help="the loss alone: no answers, which take longer")
+    add("--loss", action="store_true", help="compute only the loss: answers take longer")
     add("--per-group", action="store_true", help="one group of layers at a time")
     add("--share", action="store_true", help="share the skill's weight among the others")
-    add("--rows", type=positive, metavar="N", help="of every task (as many as in validation)")
+    add("--rows", type=positive, metavar="N", help="rows of every task (as many as in validation)")
     out = parser.group(WRITTEN)
     out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
     return parser.parse_args(arguments)

@@ -1,9 +1,8 @@
-"""What a skill is: how every task fares where the skill is switched off for it.
+"""How every task scores without a skill.
 
-Switching off sets a skill's mixing weight to 0 and leaves the others as they are: what the skill
-adds is gone, and nothing else changes. Sharing its weight among the others, so that rows keep their
-sum, asks something else: how well the others do in its place. Groups of layers number their skills
-independently, so that skills are matched across groups before one is switched off in all.
+A skill is switched off by setting its mixing weight to 0; the other weights stay as they are, or
+share its weight, so that rows keep their sum. Groups of layers number their skills independently,
+so skills are matched across groups before one is switched off in all.
 """
 
 import math
@@ -21,23 +20,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mttl.adaptation.result_lines import ResultLines
+from mttl.adaptation.results import keep_settings
 from mttl.analysis.skill_matching import align_groups
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_files import inventory_digest
-from mttl.checkpoints.run_folder import changed_settings
+from mttl.commands.routing_report.open_rows import text_config
 from mttl.config.capabilities import require_features
-from mttl.config.load import load_any_config
-from mttl.config.plugin_section import LEAVE
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.collate import EvalCollator, pad_id_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.row_columns import lengths_of, numbers_of, pick
-from mttl.errors import CheckpointError, ConfigError
 from mttl.inference.task_options import wanted_options
-from mttl.io.files import write_text
-from mttl.io.reading import MOST_YAML, check_count, check_name, read_text
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
@@ -55,7 +50,7 @@ NONE = -1
 ALL_LAYERS = "all layers"
 
 
-class Switch(NamedTuple):
+class DisabledSkill(NamedTuple):
     """A skill that is switched off, and where; the skill `NONE` is the model as it is."""
 
     layers: str
@@ -64,13 +59,13 @@ class Switch(NamedTuple):
 
 @dataclass(frozen=True)
 class SwitchedOff:
-    """How tasks fare under a switch.
+    """The losses and scores of tasks under a switch.
 
     Attributes:
         layers: Where the skill is off: `ALL_LAYERS`, or a group.
-        skill: Its number.
-        losses: The mean loss over rows by task; only of tasks that use the skill.
-        scores: The score likewise; empty where answers were not asked for.
+        skill: Number of the skill.
+        losses: Mean loss over rows of each task that uses the skill.
+        scores: Scores of these tasks; empty if answers were not asked for.
     """
 
     layers: str
@@ -79,33 +74,18 @@ class SwitchedOff:
     scores: Mapping[str, float | None]
 
     @property
-    def job(self) -> Switch:
+    def job(self) -> DisabledSkill:
         """The switch."""
-        return Switch(self.layers, self.skill)
+        return DisabledSkill(self.layers, self.skill)
 
     def row(self) -> dict[str, Any]:
-        """Return what is written down; an undefined score is null."""
+        """Return the row of `results.jsonl`; an undefined score is null."""
         return asdict(self)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Read back what `row` returned.
-
-        Raises:
-            ValueError: If a value is of another type.
-        """
-        found = cls(**row)
-        check_name(found.layers, "layers", CheckpointError)
-        check_count(found.skill - NONE, "skill")
-        for name in ("losses", "scores"):
-            values = getattr(found, name)
-            if not isinstance(values, dict):
-                raise ValueError(f"{name} must be an object of tasks, not {values!r}")
-            for task, value in values.items():
-                known = type(value) in (int, float) and math.isfinite(value)
-                if not known and not (value is None and name == "scores"):
-                    raise ValueError(f"{name} of '{task}' must be a number, not {value!r}")
-        return found
+        """Return the result of a row."""
+        return cls(**row)
 
 
 def ablate(
@@ -118,22 +98,19 @@ def ablate(
     n_rows: int | None = None,
     backbone: str | None = None,
 ) -> None:
-    """Switch off skill after skill, and write what came of it; what is there is not repeated.
+    """Switch off skill after skill, and write the results; finished ones are not repeated.
 
     Args:
-        run: The folder of a run that has ended.
-        out: Where ``results.jsonl``, ``settings.yaml`` and at the end ``ablation.npz`` go.
-        loss_only: Compute losses, and no answers, which take longer.
+        run: The folder of a finished run.
+        out: Folder of ``results.jsonl``, ``settings.yaml`` and, at the end, ``ablation.npz``.
+        loss_only: Compute losses only; answers take longer.
         per_group: Switch off every skill in one group of layers at a time, rather than in all.
         share: Give the weight of the skill to the others, in proportion to theirs.
-        n_rows: Development rows of every task and sample; as in validation by default.
+        n_rows: Development rows of every task and sample; by default as in validation.
         backbone: Where a pretrained backbone is now.
-
-    Raises:
-        CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
-        ConfigError: If the folder holds results of other settings, or of another inventory.
     """
-    built, config = load_run(run, backbone=backbone), _settings_of(run)
+    config = text_config(run, "give the folder of such a run")
+    built = load_run(run, backbone=backbone)
     require_features(config, {"ablates": "ablate"})
     rows = config.data.max_eval_rows if n_rows is None else n_rows
     data = config.data.model_copy(update={"max_eval_rows": rows, "cache_dir": None})
@@ -142,7 +119,14 @@ def ablate(
     asked = {"loss_only": loss_only, "per_group": per_group, "share": share, "rows": rows}
     results = ResultLines(out / "results.jsonl", SwitchedOff)
     with results.writing():
-        _keep(out / "settings.yaml", {**asked, "inventory": digest}, bool(results.finished))
+        if not results.finished:
+            (out / "settings.yaml").unlink(missing_ok=True)
+        keep_settings(
+            out / "settings.yaml",
+            dump({**asked, "inventory": digest}),
+            f"the results in '{out}' were made with other settings",
+            "Use those, or another folder with --out",
+        )
         study = _Study.of(built, config, data, scored=not loss_only, share=share)
         study.run(results, per_group=per_group)
         study.write(out / "ablation.npz", results, per_group=per_group)
@@ -170,7 +154,7 @@ class _Study:
             max_output_length=built.form.max_output_length,
         )
         options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
-        module.offer(options, built.form, per_token=config.generation.per_token)
+        module.set_options(options, built.form, per_token=config.generation.per_token)
         module.to(device_of()).eval()
         rows = TextToTextDataModule(
             *(gym, tasks, built.tokenizer, data), decoder_only=is_decoder_only(model.backbone)
@@ -184,14 +168,14 @@ class _Study:
         """Names of the groups, each head one of its own."""
         return head_names(self.built.attachment.groups, len(self.weights))
 
-    def switches(self, *, per_group: bool) -> list[Switch]:
+    def switches(self, *, per_group: bool) -> list[DisabledSkill]:
         """Return every switch, beginning with none."""
         layers = self.groups if per_group else [ALL_LAYERS]
         n_skills = self.weights.shape[2]
-        off = [Switch(name, skill) for name in layers for skill in range(n_skills)]
-        return [Switch(ALL_LAYERS, NONE), *off]
+        off = [DisabledSkill(name, skill) for name in layers for skill in range(n_skills)]
+        return [DisabledSkill(ALL_LAYERS, NONE), *off]
 
-    def cells(self, switch: Switch) -> Float[np.ndarray, "GH K"]:
+    def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
         """Return what mixing weights are multiplied by: 0 where the skill is off.
 
         A skill's number is its place in the common order where it is switched off in all groups,
@@ -204,7 +188,7 @@ class _Study:
             mask[self.groups.index(switch.layers), switch.skill] = 0
         return mask
 
-    def users(self, switch: Switch) -> list[int]:
+    def users(self, switch: DisabledSkill) -> list[int]:
         """Return the tasks whose weights a switch changes; all that prompts route."""
         if switch.skill == NONE or "prompts" in self.module.model.router.seen:
             return list(range(self.weights.shape[1]))
@@ -220,7 +204,7 @@ class _Study:
                 results.add(self.measure(switch))
                 progress.advance(bar)
 
-    def measure(self, switch: Switch) -> SwitchedOff:
+    def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Compute losses, and scores if they are asked for, under a switch."""
         names, users = self.module.tasks, self.users(switch)
         losses: dict[int, list[float]] = {task: [] for task in users}
@@ -245,7 +229,7 @@ class _Study:
         return score if math.isfinite(score) else None
 
     def _batches(self, tasks: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of some tasks; the rows of a batch are alike in length."""
+        """Yield the rows of some tasks; the rows of a batch are of similar length."""
         if not tasks:
             return
         rows = pick(self.rows, np.flatnonzero(np.isin(numbers_of(self.rows, "task_id"), tasks)))
@@ -266,7 +250,7 @@ class _Study:
     def write(self, path: Path, results: ResultLines[SwitchedOff], *, per_group: bool) -> None:
         """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
         tasks, n_skills = self.module.tasks, self.weights.shape[2]
-        before = results.finished[Switch(ALL_LAYERS, NONE)]
+        before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
         layers = self.groups if per_group else [ALL_LAYERS]
         arrays: dict[str, np.ndarray] = {}
         for name in ("losses", "scores") if self.scored else ("losses",):
@@ -276,7 +260,11 @@ class _Study:
             arrays[name] = np.array(
                 [
                     [
-                        _changes(getattr(results.finished[Switch(part, skill)], name), tasks, start)
+                        _changes(
+                            getattr(results.finished[DisabledSkill(part, skill)], name),
+                            tasks,
+                            start,
+                        )
                         for skill in range(n_skills)
                     ]
                     for part in layers
@@ -300,13 +288,10 @@ def _changes(
 def switched_off(
     router: TaskRouter, cells: Float[Tensor, "GH K"], *, share: bool = False
 ) -> Iterator[None]:
-    """Multiply a router's mixing weights inside a ``with`` block.
+    """Multiply a router's mixing weights by cells inside a ``with`` block; 0 switches a skill off.
 
-    Args:
-        router: Any.
-        cells: By what, the same for all examples; 0 where a skill is off.
-        share: Give the weight that is taken to the other skills of the row, in proportion to
-            theirs; a row without another stays 0.
+    With ``share``, its weight goes to the other skills of the row, in proportion to theirs; a row
+    without other skills stays 0.
     """
 
     def off(module: TaskRouter, given: Any, weights: Float[Tensor, "G B H K"]) -> Tensor:
@@ -322,27 +307,3 @@ def switched_off(
         yield
     finally:
         handle.remove()
-
-
-def _settings_of(run: Path) -> Config:
-    path = run / "config.yaml"
-    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
-    if not isinstance(config, Config):
-        raise CheckpointError(
-            f"'{run}' has no config.yaml of a training on text, which says where its development "
-            "rows are: give the folder of such a run"
-        )
-    return config
-
-
-def _keep(path: Path, ours: dict[str, Any], begun: bool) -> None:
-    """Note what results are made from, or refuse to mix them with others."""
-    if begun:
-        before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else ""
-        changed = changed_settings(before, dump(ours), ignore=())
-        if changed:
-            raise ConfigError(
-                f"the results in '{path.parent}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out"
-            )
-    write_text(path, dump(ours))

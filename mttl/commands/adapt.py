@@ -11,26 +11,39 @@ router are those of the run.
 
 import argparse
 import sys
+from pathlib import Path
+from typing import Any
 
 from mttl.commands.options import READ, WRITTEN, add_config, add_run, add_shares, make_parser
+from mttl.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = vars(parse(given))
-    from mttl.checkpoints.inventory_folder import inventory_folder
+    reference = options["reference"]
+    if reference and not any(Path(reference).glob("results*.jsonl")):
+        raise ConfigError(f"--reference '{reference}' holds no results*.jsonl of an adaptation")
+    return run_jobs("adapt", "adaptation", given, options)
+
+
+def run_jobs(name: str, work: str, given: list[str], options: dict[str, Any]) -> int:
+    """Do the work of `mttl adapt` or `mttl search` on a run, if one is given."""
+    from mttl.commands.name_checks import check_adaptation
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
 
-    overrides = options.pop("override")
-    config = load_any_config(options.pop("config") or "", overrides, run=options["source"])
-    inventory_folder(options["source"])
-    from mttl.assembly.saved_settings import check_overrides
+    overrides, source = options.pop("override"), options["source"]
+    config = load_any_config(options.pop("config") or "", overrides, run=source)
+    if source is not None:
+        names = (source, options["tasks"], options["samples"])
+        check_adaptation(config, *names, allow_seen=options["allow_seen"])
+        from mttl.assembly.saved_settings import check_overrides
 
-    check_overrides(options["source"], config, overrides)
-    command = [sys.executable, "-m", "mttl", "adapt", *given]
-    world_of(config).run("adaptation", config, command=command, **options)
+        check_overrides(source, config, overrides)
+    command = [sys.executable, "-m", "mttl", name, *given]
+    world_of(config).run(work, config, command=command, **options)
     return 0
 
 

@@ -7,11 +7,18 @@ The new folder is a run: what takes a run takes it. The old one is left as it is
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import WRITTEN, add_adapted, add_no_probe, add_source, make_parser
-from mttl.errors import CheckpointError, ConfigError
+from mttl.checkpoints.inventory_folder import check_named
+from mttl.commands.options import (
+    WRITTEN,
+    add_adapted,
+    add_no_probe,
+    add_source,
+    make_parser,
+    new_path,
+)
+from mttl.errors import CheckpointError
 from mttl.io.files import new_folder, write_table, write_text
 from mttl.io.reading import MOST_YAML, read_table, read_text
 from mttl.runtime.command import make_console
@@ -23,10 +30,9 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Add and write; return the exit status."""
     options = parse(arguments)
-    out = Path(options.out)
-    if out.exists():
-        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
-    # Mistakes in the options are told before they are imported.
+    out = new_path(options.out)
+    check_named(options.run, options.adapted)
+    # Imported after the options have been checked.
     from mttl.adaptation.add_tasks import add_tasks
     from mttl.assembly.model import load_run
     from mttl.checkpoints.run_folder import RunFolder

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from envs.errors import LevelError
 from envs.files import FILM_ENDINGS
 from envs.levels import find_level
+from mttl.commands.name_checks import run_tasks
 from mttl.commands.options import WORK, WRITTEN, add_source, make_parser, natural
 from mttl.errors import MttlError
 from mttl.runtime.command import make_console
@@ -33,15 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
     episodes = list(dict.fromkeys(options.episode or [0]))
     if len(levels) > 1 and len(episodes) > 1:
         raise MttlError("--episode: a film of several levels is of one episode of each; name one")
+    trained = run_tasks(options.run)
+    for level in levels if trained else ():
+        if level not in trained:
+            raise MttlError(explain_level(level, options.run, tuple(trained)))
     from envs.episodes import episode_seed
     from envs.film import Episode, film
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
 
     model, known = load_policies(options.run)
-    for level in levels:
-        if level not in known:
-            raise MttlError(explain_level(level, options.run, known))
     seed = evaluation_seed(options.run)
     choose = "sampled" if options.sampled else "greedy"
     console = make_console()
@@ -96,7 +98,7 @@ def evaluation_seed(run: Path) -> int:
     path = read_inventory(run).folder.absolute().parent / "config.yaml"
     if not path.is_file():
         return Evaluation().seed
-    config = load_any_config([str(path)], own=None)
+    config = load_any_config([str(path)], plugins=None)
     evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
     return evaluation.seed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.errors import LevelError
 from envs.levels import PAPER_LEVELS
-from mttl.commands.options import WORK, WRITTEN, make_parser, natural, positive
+from mttl.commands.options import WORK, WRITTEN, make_parser, natural, new_path, positive
 from mttl.errors import MttlError
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
@@ -23,8 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.out.suffix != ".npz":
         raise MttlError(f"'{options.out}' must end in .npz")
-    if options.out.exists():
-        raise MttlError(f"'{options.out}' exists already; choose another --out or delete it")
+    new_path(options.out)
     from envs.demonstration_file import save_demonstrations
     from envs.demonstrations import record_demonstrations
     from envs.interface import check_levels
@@ -62,10 +61,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="LEVEL",
         help="such as GoToLocal (those of the paper)",
     )
-    add("--episodes", type=positive, required=True, metavar="N", help="of each level")
+    add("--episodes", type=positive, required=True, metavar="N", help="episodes of each level")
     workers_help = "processes (%(default)s: none)"
     add("--workers", type=natural, default=0, metavar="N", help=workers_help)
-    add("--seed", type=int, default=0, metavar="N", help="of the record (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the record (%(default)s)")
     out = parser.group(WRITTEN).add_argument
     out("--out", type=Path, required=True, metavar="FILE", help="file to write, .npz")
     return parser.parse_args(arguments)

@@ -4,7 +4,7 @@
     mttl build --partition random --workers 8
     mttl build --tasks glue-rte boolq --samples 100 13
     mttl build --raw DIR                         # from JSON Lines in a folder
-    mttl build --config my_tasks.yaml            # tasks of one's own
+    mttl build --config my_tasks.yaml            # custom tasks
     mttl build --status                          # what is on disk
 
 What is complete is not built again; a task that cannot be built stops no other. Exit codes: 0 done,
@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, processes
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, positive
 from mttl.errors import TaskError, nearest
 from mttl.io.files import locked
 from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
     raw = None if options.raw is None else Path(options.raw)
     if raw is not None and not raw.is_dir():
-        raise TaskError(f"--raw: there is no folder '{raw}'")
+        raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
         look_for_hub()
     refusal = TaskError(f"another build works on '{out}'; wait for it, or end it.")
@@ -65,19 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
-    """Return the tasks that the options name.
-
-    Args:
-        names: Of tasks.
-        partition: A file of tasks.
-        config: A file that defines tasks of one's own.
-
-    Returns:
-        Those named by any of the three; all of CrossFit's where there is none.
-
-    Raises:
-        TaskError: If a name is unknown.
-    """
+    """Return the tasks that any of the options name; without options, all of CrossFit's."""
     from mttl.tasks.table import crossfit
     from mttl.tasks.task_file import load_tasks
 
@@ -192,7 +180,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.group(READ).add_argument
     add("--tasks", nargs="+", metavar="TASK", help="(all)")
     add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
-    add("--config", metavar="FILE", help="a YAML file of tasks of one's own")
+    add("--config", metavar="FILE", help="a YAML file of custom tasks")
     add("--samples", type=natural, nargs="+", metavar="N", help="seeds (all five)")
     add(
         "--raw",
@@ -202,7 +190,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     work = parser.group(WORK)
     work.add_argument(
         "--workers",
-        type=processes,
+        type=positive,
         default=min(4, os.cpu_count() or 1),
         metavar="N",
         help="processes (%(default)s)",

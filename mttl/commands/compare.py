@@ -1,56 +1,41 @@
 """Train every method with the same budget and seeds, adapt it to all unseen tasks, and tabulate.
 
 mttl compare --out runs/compare
-mttl compare --folds 5 --search-rates --out runs/folds
+mttl compare --folds 5 --out runs/folds
 mttl compare --methods polytropon shared --seeds 13 --steps 200 --out runs/try
 mttl compare --methods polytropon --method mine=my_router.yaml --out runs/mine
 mttl compare runs/seed13 runs/seed14 runs/seed15
 mttl compare --runs polytropon=runs/p13,runs/p14 mine=runs/m13,runs/m14 --out runs/both
 
-A method is `mttl train -c crossfit.yaml+<fragment>` and then `mttl adapt`, each in a process
-of its own; with --folds F, so often for each seed. What has ended is read, not repeated; what was
-interrupted goes on. --method adds one of your own: a configuration file that is merged onto the
-common one, also in adaptation, and may name a class of your own. --runs reads runs that exist, of a
-seed each, and what they were adapted to; trained beside them is what --methods and --method name.
-Differences are paired by task, seed and few-shot sample. Runs without a name, which
-differ in their seeds alone, are summarised: mean and deviation of every task.
+A method is `mttl train -c crossfit.yaml+<fragment>` and then `mttl adapt`, each in its own process;
+with --folds F, F times for each seed. Finished runs are read, interrupted ones continue. --method
+adds a method from a configuration file, which is merged onto the common one, also in adaptation,
+and may name a plug-in. --runs uses finished runs, one per seed; --methods and --method then name
+what is trained in addition. Differences are paired by task, seed and few-shot sample. Runs without
+a name, which differ only in their seeds, are summarised: mean and deviation of every task.
 
-The tables are written to OUT/table.md, table.csv and scores.csv whenever a
-method has ended.
+The tables are written to OUT/table.md, table.csv and scores.csv whenever a method has ended.
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.commands.options import (
     READ,
     WORK,
     WRITTEN,
-    CommandParser,
     add_overrides,
     make_parser,
     positive,
-    processes,
 )
-from mttl.comparison.methods import (
-    ABLATIONS,
-    ALL,
-    DEFAULT_WAYS,
-    METHODS,
-    REFERENCE,
-    WAYS,
-    check_modes,
-    own_methods,
-    plan,
-)
+from mttl.comparison.methods import METHODS, REFERENCE, VARIANTS, check_modes, custom_methods, plan
 from mttl.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console
 
-# Tasks that one fold trains on thousands of rows are new to another, which gets a few of them.
+# A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
 FEW = 32
 COMPARED = "what is compared"  # a group of options
-# What has no meaning where nothing is trained.
+# Options that have no meaning if nothing is trained.
 TRAINING = {
     **{"config": "-c", "seeds": "--seeds", "workers": "--workers", "override": "-k"},
     **{"steps": "--steps", "adapt_steps": "--adapt-steps", "tasks": "--tasks"},
@@ -62,19 +47,16 @@ TRAINING = {
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
-    if options.seeds_of_one:
-        from mttl.comparison.summary import summary
+    from mttl.comparison.existing import check_pairs, read_runs, summary
 
+    if options.seeds_of_one:
         make_console().print(summary(options.seeds_of_one), markup=False, soft_wrap=True)
         return 0
-    from mttl.comparison.comparison_folder import Comparison, carry_out
-    from mttl.comparison.existing import check_pairs, read_runs
-    from mttl.comparison.folds import chosen
+    from mttl.comparison.comparison_folder import MethodComparison, carry_out
     from mttl.comparison.result_tables import write_tables
     from mttl.comparison.tables import check_rows
 
-    examples = FEW if options.folds and options.examples is None else options.examples
-    own = own_methods(options.method, options.modes or ())
+    own = custom_methods(options.method, options.modes or ())
     shipped = options.methods
     if shipped is None:
         shipped = [] if options.runs else list(METHODS)
@@ -88,16 +70,22 @@ def main(arguments: list[str] | None = None) -> int:
             f"--methods must contain {reference}: differences are taken to it. --reference names "
             "another"
         )
-    comparison = Comparison.of_options(
-        options,
-        examples,
-        search_rates=options.search_rates,
+    comparison = MethodComparison(
+        out=Path(options.out),
+        config=options.config,
+        steps=options.steps,
+        adapt_steps=options.adapt_steps,
+        tasks=options.tasks,
+        samples=options.samples,
+        overrides=tuple(options.override),
+        examples=FEW if options.folds and options.examples is None else options.examples,
+        n_folds=options.folds,
         unseen_only=options.unseen_only,
-        methods=ALL | own,
+        methods=METHODS | own,
         reference=reference,
     )
-    modes = list(DEFAULT_WAYS) if options.modes is None else options.modes
-    folds = chosen(options.folds, options.only_folds)
+    modes = list(VARIANTS) if options.modes is None else options.modes
+    folds = (0,) if options.folds is None else range(1, options.folds + 1)
     plans = plan(names, modes, options.seeds, folds, comparison.methods)
     check_modes(options.modes or (), plans)
     if existing:
@@ -117,21 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line.
-
-    Raises:
-        ConfigError: If options do not go together.
-    """
-    parser = comparison_parser(
-        "compare",
-        __doc__,
-        config="crossfit.yaml",
-        out="runs/compare",
-        methods=list(METHODS),
-        ablations=list(ABLATIONS),
-    )
-    add_text_options(parser)
-    parser.set_defaults(methods=None)
+    """Read the command line."""
+    parser = make_parser("compare", __doc__)
     add = parser.group(COMPARED).add_argument
     add(
         "seeds_of_one",
@@ -141,11 +116,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="runs of one configuration: print the mean and deviation of their scores, and exit",
     )
     add(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        metavar="METHOD",
+        help=f"methods to train, of {', '.join(METHODS)} (all)",
+    )
+    add(
         "--method",
         action="append",
         default=[],
         metavar="NAME=FILE[+FILE...]",
-        help="a method of your own: its configuration; may be repeated",
+        help="a custom method: its configuration; may be repeated",
     )
     add(
         "--runs",
@@ -153,7 +135,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="NAME=RUN[,RUN...]",
-        help="methods whose runs exist; without --methods none that ships is trained",
+        help="methods whose runs exist; without --methods, no shipped method is trained",
     )
     add(
         "--reference",
@@ -163,37 +145,63 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--modes",
         nargs="*",
-        choices=WAYS,
+        choices=VARIANTS,
         metavar="MODE",
-        help=f"further ways to adapt, of {', '.join(WAYS)}, for methods that have them "
-        f"({', '.join(DEFAULT_WAYS)}; of your own, none)",
+        help=f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
+        "(all; none for custom methods)",
     )
-    parser.group(READ).add_argument(
+    add = parser.group(READ).add_argument
+    add(
+        *("-c", "--config"),
+        default="crossfit.yaml",
+        metavar="FILE[+FILE...]",
+        help="the common configuration (%(default)s)",
+    )
+    add_overrides(
+        parser, "settings of all runs; adaptation variants keep the settings that define them"
+    )
+    add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
+    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
+    add(
         "--examples",
         type=positive,
         metavar="N",
         help=f"training rows of every unseen task (all; {FEW} with --folds)",
     )
-    parser.group(WORK).add_argument(
-        "--search-rates",
-        action="store_true",
-        help="adapt every method with the rates that are best on development tasks",
-    )
-    parser.group(WORK).add_argument(
+    add = parser.group(WORK).add_argument
+    seeds_help = "seeds of training and adaptation (13 14 15)"
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=seeds_help)
+    steps_help = "optimizer steps of training (%(default)s)"
+    add("--steps", type=positive, default=500, metavar="N", help=steps_help)
+    steps_help = "optimizer steps of each adaptation job (%(default)s)"
+    add("--adapt-steps", type=positive, default=60, metavar="N", help=steps_help)
+    folds_help = "train F times, so that every task of the partition is unseen once"
+    add("--folds", type=positive, metavar="F", help=folds_help)
+    add(
         "--unseen-only",
         action="store_true",
-        help="do not score the tasks that are trained, where that takes longer than to train",
+        help="do not score the training tasks (for large backbones, where scoring is slow)",
+    )
+    add(
+        "--workers",
+        type=positive,
+        default=2,
+        metavar="N",
+        help="number of runs at a time, each on its share of the cores (%(default)s)",
+    )
+    out = parser.group(WRITTEN)
+    out.add_argument(
+        "--out", default="runs/compare", metavar="DIR", help="folder of all runs (%(default)s)"
     )
     options = parser.parse_args(arguments)
     if not options.runs:
         return options
-    if options.folds or options.search_rates:
-        name = "--folds" if options.folds else "--search-rates"
+    if options.folds:
         raise ConfigError(
-            f"--runs reads runs as they stand, and {name} is of trainings that this command makes: "
+            "--runs reads finished runs, and --folds needs trainings that this command makes: "
             "leave one of them out"
         )
-    # A second reading has no defaults, and tells what was given.
+    # A second reading without defaults shows which options were given.
     given = parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(TRAINING)))
     useless = [option for name, option in TRAINING.items() if getattr(given, name) is not None]
     if useless and not (options.methods or options.method):
@@ -202,75 +210,3 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             "them out, or name what to train with --methods or --method"
         )
     return options
-
-
-def comparison_parser(
-    name: str,
-    description: str | None,
-    *,
-    config: str,
-    out: str,
-    methods: Sequence[str] = (),
-    ablations: Sequence[str] = (),
-) -> CommandParser:
-    """Return a command line with what all comparisons take; without methods, no choice of them."""
-    parser = make_parser(name, description)
-    if methods:
-        _add_methods(parser, methods, ablations)
-    config_help = "the common configuration (%(default)s)"
-    parser.group(READ).add_argument(
-        "-c", "--config", default=config, metavar="FILE[+FILE...]", help=config_help
-    )
-    add_overrides(parser, "settings of all runs; ways to adapt keep those that make them")
-    add = parser.group(WORK).add_argument
-    seeds_help = "of training and adaptation (13 14 15)"
-    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=seeds_help)
-    add(
-        "--workers",
-        type=processes,
-        default=2,
-        metavar="N",
-        help="runs at a time, each on its share of the cores (%(default)s)",
-    )
-    parser.group(WRITTEN).add_argument(
-        "--out", default=out, metavar="DIR", help="the folder of all (%(default)s)"
-    )
-    return parser
-
-
-def _add_methods(parser: CommandParser, methods: Sequence[str], ablations: Sequence[str]) -> None:
-    more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
-    parser.group(COMPARED).add_argument(
-        "--methods",
-        nargs="+",
-        default=list(methods),
-        choices=[*methods, *ablations],
-        metavar="METHOD",
-        help=f"of {', '.join(methods)}{more}",
-    )
-
-
-def add_text_options(parser: CommandParser, *, folds: bool = True) -> None:
-    """Let a command line take what comparisons on a gym take; some know no folds."""
-    add = parser.group(READ).add_argument
-    add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
-    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
-    add = parser.group(WORK).add_argument
-    add("--steps", type=positive, default=500, metavar="N", help="of training (%(default)s)")
-    steps_help = "of each adaptation job (%(default)s)"
-    add("--adapt-steps", type=positive, default=60, metavar="N", help=steps_help)
-    if not folds:
-        return
-    add(
-        "--folds",
-        type=positive,
-        metavar="F",
-        help="train F times, so that every task of the partition is unseen once",
-    )
-    add(
-        "--only-folds",
-        nargs="+",
-        type=positive,
-        metavar="N",
-        help="of these folds, from 1 on: the others on another machine or day (all)",
-    )

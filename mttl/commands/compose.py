@@ -1,4 +1,4 @@
-"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score what they make of it.
+"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score the composition.
 
 mttl compose --model t5-small --skills french.safetensors task.safetensors --out models/composed
 mttl compose --model t5-small --skills french.safetensors task.safetensors --score verb_past
@@ -11,9 +11,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
-from mttl.errors import ConfigError
+from mttl.commands.name_checks import gym_with
+from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
+from mttl.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
+from mttl.io.reading import require_file
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 from mttl.tasks.folder import SPLITS, Gym
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Load, compose, and do what is asked."""
     options = parse(arguments)
-    out = None if options.out is None else Path(options.out)
+    out = None if options.out is None else new_path(options.out)
     if out is None and options.score is None:
         raise ConfigError("nothing to do: give --out, --score or both")
-    if out is not None and out.exists():
-        raise ConfigError(f"'{out}' exists; choose another --out or delete it")
     skills = [read_weight(given) for given in options.skills]
+    gym = None
+    for path, _ in skills:
+        require_file(path, CheckpointError)
+    if options.score is not None:
+        gym = gym_with(options.gym, [options.score], options.split, [options.sample])
     from mttl.merging.check_written import check_written, logits
     from mttl.models.backbone import load_pretrained, load_tokenizer
     from mttl.sparse.composition import SparseComposition
@@ -41,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     composition = SparseComposition(model)
     for path, weight in skills:
         composition.apply(str(path), SparseSkill.load(path), weight=weight)
-    if options.score is not None:
-        value, metric, n_rows = score(options, model, tokenizer)
+    if gym is not None:
+        value, metric, n_rows = score(options, gym, model, tokenizer)
         make_console().print(
             f"{options.score}, {options.split} rows: {metric} {100 * value:.1f} % of {n_rows}"
         )
@@ -63,21 +68,23 @@ def read_weight(given: str) -> tuple[Path, float]:
     try:
         return Path(path), float(weight)
     except ValueError as error:
-        raise ConfigError(f"--skills '{given}': '{weight}' is no number") from error
+        raise ConfigError(f"--skills '{given}': '{weight}' is not a number") from error
 
 
 def score(
-    options: argparse.Namespace, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
+    options: argparse.Namespace,
+    gym: Gym,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
 ) -> tuple[float, str, int]:
     """Return the score of a task, its metric, and the number of rows."""
     import torch
 
     from mttl.data.encode import TextEncoder
+    from mttl.inference.batched_answers import answer_texts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
-    from mttl.sparse.answers import answer_inputs
 
-    gym = Gym(options.gym)
     rows = gym.rows(options.score, options.split, options.sample)
     encoder = TextEncoder(
         tokenizer,
@@ -91,12 +98,15 @@ def score(
     status = make_console(stderr=True)
     with counting_bar(status) as bars:
         bar = bars.add_task("answering", total=len(rows))
-        answers = answer_inputs(
-            model,
+        answers = answer_texts(
+            lambda _, **settings: model.generate(**settings),
             encoder,
             [prefix + row.input for row in rows],
-            max_new_tokens=options.max_output_length,
+            decoder_only=is_decoder_only(model),
+            device=model.device,
             on_rows=lambda n: bars.advance(bar, n),
+            max_new_tokens=options.max_output_length,
+            do_sample=False,
         )
     metric = gym.metric(options.score)
     value = score_answers(metric, answers, [row.outputs for row in rows])
@@ -119,5 +129,5 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--split", choices=SPLITS, default="test", help="(%(default)s)")
     add("--prefix", action="store_true", help="put [task] before every input")
     add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
     return parser.parse_args(arguments)

@@ -3,14 +3,14 @@
 mttl convert SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
 mttl train -c crossfit.yaml+backbone/smollm2_gguf.yaml -k backbone.gguf_file=null
 
-Weights are unpacked to single precision, and the tokenizer is written beside them. Needs the extra
-`gguf`.
+Weights are unpacked to single precision, and the tokenizer is written to the same folder.
+Needs the extra `gguf`.
 """
 
 import argparse
 from pathlib import Path
 
-from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
+from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
 from mttl.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
@@ -19,11 +19,9 @@ from mttl.runtime.command import make_console
 def main(arguments: list[str] | None = None) -> int:
     """Convert; return the exit status."""
     options = parse(arguments)
-    out, file = Path(options.out), Path(options.file)
-    if out.exists():
-        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    out, file = new_path(options.out), Path(options.file)
     if not file.is_file():
-        raise ConfigError(f"There is no file '{file}'; name one that ends in .gguf")
+        raise ConfigError(f"The file '{file}' does not exist; name a file that ends in .gguf")
     from mttl.merging.check_written import check_written, logits
     from mttl.models.backbone import load_pretrained, load_tokenizer
 

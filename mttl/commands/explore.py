@@ -1,18 +1,18 @@
-"""Make a page to look around in one run, or in several side by side: one file, offline.
+"""Make an interactive page of one run, or of several side by side: one file, offline.
 
 mttl explore runs/crossfit
 mttl explore runs/seed13 runs/seed14 --html both.html
 mttl explore runs/crossfit --serve
 
-The page opens with the scores of all tasks beside baselines, curves of training, the map and the
+The page begins with the scores of all tasks next to baselines, curves of training, the map and the
 tree of tasks, and the skills. A task that is clicked shows its skills layer by layer, the tasks
-nearest to it, right and wrong answers. What mttl ablate found stands beside the routing, and
+nearest to it, right and wrong answers. Results of mttl ablate are shown next to the routing, and
 tasks that were adapted and kept (mttl adapt --save) move through the map. Skills of a further
 run are matched to those of the first. The page needs no network; by default it goes to
 RUN/plots/explore.html.
 
 With --serve the page can ask the run, too: a question is answered with the skills of a task, of a
-mixture of tasks, or with weights of one's own, and its tokens are coloured by the experts that took
+mixture of tasks, or with custom weights, and its tokens are coloured by the experts that took
 them, where tokens choose experts. The page is then at http://127.0.0.1:8000/ until Ctrl-C, and no
 file is written. It needs `pip install fastapi uvicorn`.
 """
@@ -21,6 +21,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import READ, WRITTEN, add_adapted, add_address, make_parser
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
@@ -32,22 +33,18 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or serve it; return the exit status."""
     options = parse(arguments)
+    check_routing(*options.runs)
     if options.serve:
         check_libraries("fastapi", "uvicorn")
         serve(options)
         return 0
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
-    write_page([Path(run) for run in options.runs], path)
-    make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
-    return 0
-
-
-def write_page(runs: list[Path], path: Path) -> None:
-    """Write the page of some runs."""
     from mttl.analysis.explore.explore_page import explore_page
     from mttl.io.files import write_text
 
-    write_text(path, explore_page([read(run) for run in runs]))
+    write_text(path, explore_page([read(Path(run)) for run in options.runs]))
+    make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
+    return 0
 
 
 def serve(options: argparse.Namespace) -> None:

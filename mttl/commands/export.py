@@ -8,9 +8,9 @@ mttl export runs/crossfit --inventory --out adapters/poly
 A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
 computes the same: PEFT's LoRA, IA3, LoKr, BEFT, LN tuning, prompt or prefix tuning, or AdapterHub's
 bottleneck adapter. The whole inventory with its router becomes a Poly adapter. A backbone that the
-run has trained itself is written into OUT/base_model, and the adapter names it; with --all the
-adapters OUT/TASK of all tasks share it. Beside each stand a tokenizer whose chat template asks as
-in training, the run's search, and a card with lines to copy.
+run has trained is written into OUT/base_model, and the adapter names it; with --all the adapters
+OUT/TASK of all tasks share it. Each folder also holds a tokenizer whose chat template formats
+prompts as in training, the run's search, and a card with lines to copy.
 """
 
 import argparse
@@ -19,7 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mttl.commands.options import WORK, WRITTEN, add_backbone, add_no_probe, add_source, make_parser
+from mttl.commands.name_checks import check_run_task
+from mttl.commands.options import (
+    WORK,
+    WRITTEN,
+    add_backbone,
+    add_no_probe,
+    add_source,
+    make_parser,
+    new_path,
+)
 from mttl.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
@@ -38,13 +47,13 @@ class Export(NamedTuple):
     """An adapter to write.
 
     Attributes:
-        folder: Where in the folder that is written; empty for that one.
+        folder: Name of its folder in that of the export; empty for that one.
         kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
-        tasks: That it answers.
-        about: What it is, in a sentence.
+        tasks: Tasks that it answers.
+        about: Description in one sentence.
         exact: Whether nothing was cut off.
-        adapter: Its files.
-        answers: That it should give to the probe; none leaves that out.
+        adapter: The files of the adapter.
+        answers: Expected answers to the probe; without any, it is not probed.
     """
 
     folder: str
@@ -59,14 +68,13 @@ class Export(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """Export; return the exit status."""
     options = parse(arguments)
-    out = Path(options.out)
-    if out.exists():
-        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    out = new_path(options.out)
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
+    check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
-    from mttl.inference.prompt_export import Asking
+    from mttl.inference.prompt_export import PromptExport
     from mttl.merging.check_written import check_written, logits
     from mttl.merging.fold import strip, unfold
     from mttl.peft_format.base_facts import lasting_name
@@ -91,9 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
                 bare = strip(built.model)
                 check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
                 unfold(bare)
-            asking, kind = Asking.of(built, export.tasks), export.kind
-            asking = replace(asking, search={**asking.search, **export.adapter.search})
-            asking.write(
+            prompt_export, kind = PromptExport.of(built, export.tasks), export.kind
+            prompt_export = replace(
+                prompt_export, search={**prompt_export.search, **export.adapter.search}
+            )
+            prompt_export.write(
                 folder,
                 kind,
                 place=str(Path(options.out) / export.folder),
@@ -102,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
                 scores=[row for row in scores if row["task"] in export.tasks],
             )
         if options.all:
-            Asking.of(built, built.tasks).write(
+            PromptExport.of(built, built.tasks).write(
                 temporary,
                 "loras" if kind == "lora" else "bottlenecks",
                 place=options.out,
@@ -159,13 +169,13 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
         if adapter.factors:
             what = f"a LoRA adapter of rank {adapter.config['r']}"
-        told = accuracy(adapter.factors)
+        error = accuracy(adapter.factors)
         what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
-        console.print(f"{what}, {told}", markup=False)
+        console.print(f"{what}, {error}", markup=False)
         folder = name or "" if options.all else ""
         if adapter.note:
             console.print(adapter.note.strip(), markup=False)
-        answers, exact = {}, told == EXACT
+        answers, exact = {}, error == EXACT
         if exact and not options.no_probe:
             answers = {tasks[0]: mixture_answer(model, mixing)}
         elif not options.no_probe:  # what is left of it
@@ -177,11 +187,11 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
 
 
 def check_names(tasks: Sequence[str]) -> None:
-    """See that every task can have a folder of its name beside that of the base."""
+    """Check that every task can have a folder of its name, besides that of the base."""
     for task in tasks:
         if task in (BASE, "..") or Path(task).name != task:
             raise ConfigError(
-                f"the task '{task}' cannot have a folder of its name beside '{BASE}'; export the "
+                f"the task '{task}' cannot have a folder of its name besides '{BASE}'; export the "
                 "tasks one by one (--task)"
             )
 
@@ -207,7 +217,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
     which.add_argument("--all", action="store_true", help="every task, over one base")
-    which.add_argument("--average", action="store_true", help="all skills alike")
+    which.add_argument("--average", action="store_true", help="the average of all skills")
     which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
     which.add_argument("--inventory", action="store_true", help="all skills and the router")
     parser.group(WORK).add_argument(

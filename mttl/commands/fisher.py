@@ -7,10 +7,10 @@ input), each row's own. The file holds a tensor per parameter, under its name in
 """
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, positive
+from mttl.commands.name_checks import gym_with
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, new_path, positive
 from mttl.config.enums import GRADIENTS
 from mttl.errors import ConfigError, TrainingError
 from mttl.runtime.command import make_console
@@ -27,7 +27,10 @@ LABELS = ("reference", "sampled")
 def main(arguments: list[str] | None = None) -> int:
     """Read model and rows, estimate, and write the file."""
     options = parse(arguments)
-    _check(options)
+    if not options.out.endswith(".safetensors"):
+        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
+    new_path(options.out)
+    gym = gym_with(options.gym, options.tasks, options.split, options.samples)
     import torch
 
     from mttl.aggregation.fisher import diagonal_fisher
@@ -39,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     model.set_attn_implementation("eager")  # gradients of several rows at once need it
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)  # type: ignore[arg-type]
-    batches = read_batches(options, model)
+    batches = read_batches(options, model, gym)
     n_rows = sum(len(batch["labels"]) for batch in batches)
     log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
     generator = torch.Generator(device).manual_seed(options.seed)
@@ -75,11 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[dict[str, Any]]:
-    """Return the rows in batches, drawn from all tasks alike where not all are taken."""
+def read_batches(
+    options: argparse.Namespace, model: "PreTrainedModel", gym: Gym
+) -> list[dict[str, Any]]:
+    """Return batches of rows, drawn uniformly from all tasks if not all are taken."""
     import torch
 
-    from mttl.config.load import resolve_folder
     from mttl.data.collate import TrainCollator, pad_id_of
     from mttl.data.prepare import prepare
     from mttl.data.prompt_form import PromptForm
@@ -87,7 +91,7 @@ def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[
 
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     rows = prepare(
-        Gym(resolve_folder(options.gym)),
+        gym,
         options.tasks,
         options.split,
         options.samples,
@@ -108,13 +112,6 @@ def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[
     ]
 
 
-def _check(options: argparse.Namespace) -> None:
-    if Path(options.out).suffix != ".safetensors":
-        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
-    if Path(options.out).exists():
-        raise ConfigError(f"--out '{options.out}' exists already; choose another, or delete it")
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser("fisher", __doc__)
@@ -122,8 +119,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--model", required=True, metavar="DIR", help="folder of a model")
     add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
     add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
-    add("--tasks", required=True, nargs="+", metavar="TASK", help="of the gym")
-    add("--split", choices=SPLITS, default="train", help="of their files (%(default)s)")
+    add("--tasks", required=True, nargs="+", metavar="TASK", help="tasks of the gym")
+    add("--split", choices=SPLITS, default="train", help="split of their files (%(default)s)")
     add("--samples", type=int, nargs="+", default=[100], metavar="N", help="(%(default)s)")
     add("--max-input-length", type=positive, default=64, help="in tokens (%(default)s)")
     add("--max-output-length", type=positive, default=36, help="in tokens (%(default)s)")
@@ -134,7 +131,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
     add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
     add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
-    add("--seed", type=natural, default=13, help="of rows and labels (%(default)s)")
+    add("--seed", type=natural, default=13, help="seed of rows and labels (%(default)s)")
     out_help = "a new file, .safetensors"
     parser.group(WRITTEN).add_argument("--out", required=True, metavar="FILE", help=out_help)
     return parser.parse_args(arguments)

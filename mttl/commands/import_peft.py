@@ -1,4 +1,4 @@
-"""Make a run of skills that PEFT trained, to route, adapt, merge and draw them as one's own.
+"""Make a run of skills that PEFT trained, to route, adapt, merge and plot them.
 
 mttl import adapters/past adapters/plural --out runs/imported
 mttl import adapters --router polytropon --out runs/imported
@@ -6,7 +6,7 @@ mttl import adapters/poly --tasks verb_past,noun_plural --out runs/imported
 
 Several LoRA adapters of one model become the skills of an inventory, one each, padded to the
 largest rank; every adapter is a task that uses its skill alone. One Poly adapter becomes the
-inventory that it is. The result is a folder for `load_run`, mttl adapt and the other scripts.
+inventory that it is. The result is a run for `mttl.load`, mttl adapt and the other commands.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, positive
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, new_path, positive
 from mttl.errors import CheckpointError, ConfigError
 from mttl.runtime.command import make_console
 
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Import; return the exit status."""
     options = parse(arguments)
-    out = Path(options.out)
-    if out.exists():
-        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    out = new_path(options.out)
     if options.system is not None and options.template != "chat":
         raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
+    for name in options.adapters:
+        if not Path(name).is_dir():
+            raise CheckpointError(f"'{name}' is not a folder of PEFT: it does not exist")
     from mttl.assembly.build_imported import build_imported, save_imported
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained

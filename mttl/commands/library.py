@@ -29,8 +29,10 @@ from mttl.commands.options import (
     add_no_probe,
     make_parser,
     natural,
+    new_path,
     positive,
 )
+from mttl.library.member_card import check_library
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ ONE_EACH = ("private", "polytropon")
 def main(arguments: list[str] | None = None) -> int:
     """Do what the first word says; return the exit status."""
     options = parse(arguments)
+    if options.work is not add:
+        check_library(options.library)
     options.work(options)
     return 0
 
@@ -55,10 +59,10 @@ def add(options: argparse.Namespace) -> None:
     from mttl.errors import CheckpointError, ConfigError, MttlError
     from mttl.library.library_folder import add_members, library_to_be, member_problems
     from mttl.peft_format.base_facts import describe_base
-    from mttl.peft_format.member_sources import Wanted, base_problems, gather
+    from mttl.peft_format.member_sources import MemberOptions, base_problems, gather
 
     library = library_to_be(options.library)
-    found = gather(options.sources, Wanted(options.rank, options.skills, options.backbone))
+    found = gather(options.sources, MemberOptions(options.rank, options.skills, options.backbone))
     if (options.rank or options.skills) and not found.runs:
         raise ConfigError("--rank and --skills are for runs, and no source is one: leave them out")
     members = [member.told(options.name, options.licence, options.data) for member in found.members]
@@ -94,7 +98,7 @@ def add(options: argparse.Namespace) -> None:
 def check_members(
     members: "Sequence[Member]", base: "BaseModel", options: argparse.Namespace
 ) -> None:
-    """See in a library for the purpose that members answer as in what they come from."""
+    """Check in a temporary library that members answer as their sources do."""
     from mttl.assembly.model import load_run
     from mttl.checkpoints.inventory_folder import find_inventory
     from mttl.library.library_folder import add_members
@@ -188,10 +192,10 @@ def run(options: argparse.Namespace) -> None:
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
     from mttl.peft_format.library_run import make_run
-    from mttl.peft_format.member_tasks import prepare_members
+    from mttl.peft_format.member_gates import prepare_members
     from mttl.training.report import attachment_table
 
-    out = new(options.out)
+    out = new_path(options.out)
     library = open_library(options.library)
     general = library.chosen(options.general) if options.general else []
     names = [name for name in library.chosen(options.members) if name not in general]
@@ -199,8 +203,8 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--general names all members: none is left to route to")
     overrides = list(options.override)
     if load_config(options.config, overrides, as_written=True).data.prefix == "auto":
-        told = {library.card(name).training.get("prefix") for name in names}
-        overrides.append(f"data.prefix={_prefix_of(told)}")
+        prefixes = {library.card(name).training.get("prefix") for name in names}
+        overrides.append(f"data.prefix={_prefix_of(prefixes)}")
     config = load_config(options.config, overrides)
     skills = [one for one in options.override if one.startswith("skills.")]
     if skills:
@@ -244,11 +248,11 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"The run is in {out}", markup=False)
 
 
-def _prefix_of(told: set[str | None]) -> str:
-    """Return what stood before inputs in the training of members: nothing, where no card tells."""
+def _prefix_of(prefixes: set[str | None]) -> str:
+    """Return the task prefix that members were trained with; none if no card names one."""
     from mttl.errors import ConfigError
 
-    known = told - {None} or {"none"}
+    known = prefixes - {None} or {"none"}
     if len(known) > 1:
         raise ConfigError(
             f"members were trained with other data.prefix ({', '.join(sorted(map(str, known)))}): "
@@ -264,7 +268,7 @@ def export(options: argparse.Namespace) -> None:
     from mttl.merging.check_written import changed_answer, check_written
     from mttl.peft_format.lora_export import write_member
 
-    out = new(options.out)
+    out = new_path(options.out)
     library = open_library(options.library)
     names = library.chosen(options.members)
     network = base_network(library.base, options)
@@ -294,7 +298,7 @@ def cluster(options: argparse.Namespace) -> None:
     )
     from mttl.library.library_folder import open_library
 
-    out, console = new(options.out), make_console()
+    out, console = new_path(options.out), make_console()
     library = open_library(options.library)
     members = [library.member(name) for name in library.chosen(options.members)]
     if options.clusters and options.most:
@@ -331,15 +335,6 @@ def cluster(options: argparse.Namespace) -> None:
     )
 
 
-def new(name: str) -> Path:
-    """Return a path where nothing is yet."""
-    from mttl.errors import ConfigError
-
-    if Path(name).exists():
-        raise ConfigError(f"--out '{name}' exists already; name another place, or remove it")
-    return Path(name)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser("library", __doc__)
@@ -362,8 +357,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option = of_add.group(READ).add_argument
     option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
     option("--backbone", metavar="NAME", help="the base model (as the sources say)")
-    option("--rank", type=positive, metavar="R", help="of runs: cut tasks off at this rank (exact)")
-    option("--skills", action="store_true", help="of runs: each skill instead of each task")
+    option("--rank", type=positive, metavar="R", help="runs: largest rank of a task (exact)")
+    option("--skills", action="store_true", help="runs: each skill instead of each task")
     option = of_add.group(WRITTEN).add_argument
     option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
     option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
@@ -403,11 +398,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option = of_cluster.group(WORK).add_argument
     option("--clusters", type=positive, metavar="N", help="how many (that of the best silhouette)")
     option("--most", type=positive, metavar="N", help="how many at most, where it is chosen")
-    option("--components", type=positive, default=64, metavar="N", help="of the SVD (64)")
+    option(
+        "--components", type=positive, default=64, metavar="N", help="components of the SVD (64)"
+    )
     bases = ("weights", "changes")
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
     option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
-    option("--seed", type=natural, default=0, metavar="N", help="of k-means and of --random (0)")
+    option(
+        "--seed", type=natural, default=0, metavar="N", help="seed of k-means and of --random (0)"
+    )
     option = of_cluster.group(WRITTEN).add_argument
     option("--out", required=True, metavar="FILE", help="the CSV file to write, a new one")
     return parser.parse_args(arguments)

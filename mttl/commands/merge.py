@@ -2,26 +2,24 @@
 
 mttl merge recipe.yaml --out models/merged
 
-What stands in a recipe is told in docs/merging.md. Models are folders of transformers with
-safetensors, and runs of mttl train; they are read range by range, so that they may be larger than
-the memory (with --no-probe). The folder --out appears once it is complete; a merge that was stopped
+docs/merging.md describes recipes. Models are folders of transformers with safetensors, and runs of
+mttl train; they are read range by range, so that they may be larger than the memory (with
+--no-probe). The folder --out appears once it is complete; a merge that was stopped
 starts again.
 """
 
 import argparse
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
 from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
 from mttl.errors import ConfigError
 from mttl.runtime.command import make_console
+from mttl.runtime.progress_bar import counting_bar
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the recipe, merge, and say where the result is."""
     options = parse(arguments)
     from mttl.merging.recipe import read_recipe
-    from mttl.merging.run import merge_models
 
     recipe = read_recipe(options.recipe)
     out = options.out or recipe.out
@@ -29,16 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(
             f"{options.recipe}: has no out; give one there, or --out DIR on the command line"
         )
+    from mttl.merging.run import merge_models
+
     status = make_console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=status,
-        transient=True,
-        disable=not status.is_terminal,
-    ) as progress:
+    with counting_bar(status) as progress:
         bar = progress.add_task("merging", total=None)
         merge_models(
             recipe,

@@ -3,18 +3,25 @@
 mttl merge-task runs/crossfit --task verb_past --out models/verb_past
 mttl merge-task runs/crossfit --average --out models/average
 
-The folder is one of transformers (`from_pretrained`). Its answers are those of the run to rounding:
-beside the weights stand a tokenizer whose chat template asks as in training, the run's search, and
-a card with lines to copy. A quantised backbone is written in floating point, as it was used; what
-quantisation has cost is told.
+The folder is read by transformers (`from_pretrained`). Its answers are those of the run, up to
+rounding: it also holds a tokenizer whose chat template formats prompts as in training, the run's
+search, and a card with lines to copy. A quantised backbone is written in floating point, as it was
+used; the error of quantisation is reported.
 """
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import WRITTEN, add_backbone, add_no_probe, add_source, make_parser
-from mttl.errors import CheckpointError, ConfigError
+from mttl.commands.name_checks import check_run_task
+from mttl.commands.options import (
+    WRITTEN,
+    add_backbone,
+    add_no_probe,
+    add_source,
+    make_parser,
+    new_path,
+)
+from mttl.errors import CheckpointError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
 
@@ -25,12 +32,11 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Merge and save; return the exit status."""
     options = parse(arguments)
-    out = Path(options.out)
-    if out.exists():
-        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    out = new_path(options.out)
+    check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
-    from mttl.inference.prompt_export import Asking
+    from mttl.inference.prompt_export import PromptExport
     from mttl.merging.check_written import check_written, mixture_answer
     from mttl.merging.dequantise import dequantise
     from mttl.merging.fold import average_mixing, fold, task_mixing
@@ -44,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
         about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
-    asking = Asking.of(built, tasks)
+    prompt_export = PromptExport.of(built, tasks)
     lost = quantisation_told(built)
     try:
         answers = {} if options.no_probe else {tasks[0]: mixture_answer(built.model, mixing)}
@@ -55,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     with new_folder(out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
         check_written(temporary, backbone, answers)
-        asking.write(
+        prompt_export.write(
             temporary,
             "model",
             place=options.out,
@@ -70,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def quantisation_told(built: "Built") -> str:
-    """Say what a quantised base has lost, against the weights it was made of; else nothing."""
+    """Return the error of a quantised base against its original weights; else nothing."""
     from mttl.aggregation.packed_weights import packed_layers
     from mttl.assembly.build_backbone import build_backbone
     from mttl.merging.dequantise import quantisation_error
@@ -79,7 +85,7 @@ def quantisation_told(built: "Built") -> str:
     if not packed_layers(built.model.backbone) or backbone is None:
         return ""
     if backbone.kind == "random" or backbone.quantize is None:
-        return "The base is stored quantised, and was dequantised; what it has lost is not known."
+        return "The base is stored quantised, and was dequantised; its error is not known."
     original = build_backbone(backbone.model_copy(update={"quantize": None}))
     error = quantisation_error(built.model.backbone, original)
     return (
@@ -96,7 +102,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_backbone(parser)
     which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="a task of the run")
-    which.add_argument("--average", action="store_true", help="all skills alike, for a new task")
+    which.add_argument("--average", action="store_true", help="the average of all skills")
     out = parser.group(WRITTEN)
     out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
     add_no_probe(parser)

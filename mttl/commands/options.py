@@ -1,18 +1,17 @@
 """The options of commands: a parser with groups, and options that several commands share."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from mttl.adaptation.shard import Shard
-from mttl.errors import TaskError
-from mttl.io.reading import shown
+from mttl.errors import ConfigError, TaskError
 from mttl.plugins.classes import trust
 from mttl.runtime.command import make_console
 from mttl.version import VERSION
 
 # Groups of options in the help of a command.
 READ, WORK, WRITTEN = "what is read", "how it is done", "what is written"
-MOST_PROCESSES = 256  # of one command; machines with more cores share the work by folders
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -43,12 +42,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def make_parser(name: str, description: str | None) -> CommandParser:
-    """Return the parser of a command line.
-
-    Args:
-        name: The command, as ``"adapt"`` or ``"babyai film"``; empty for ``mttl`` itself.
-        description: What the command does; its lines are kept.
-    """
+    """Return the parser of a command, as ``"adapt"``, or of ``mttl`` itself."""
     parser = CommandParser(
         prog=f"mttl {name}".rstrip(),
         description=description,
@@ -60,7 +54,7 @@ def make_parser(name: str, description: str | None) -> CommandParser:
         action=_Trust,
         default=argparse.SUPPRESS,
         metavar="MODULE[,MODULE...]",
-        help="import code of one's own that a run names: modules, packages or files",
+        help="import custom code that a run names: modules, packages or files",
     )
     return parser
 
@@ -70,7 +64,7 @@ def add_source(
     *,
     dest: str = "source",
     required: bool = True,
-    help: str = "the folder of a run that has ended",
+    help: str = "the folder of a finished run",
 ) -> None:
     """Let a command line name a run: as the first argument, or with ``--from``."""
     group = parser.group(READ)
@@ -111,13 +105,13 @@ def add_address(group: "argparse._ArgumentGroup") -> None:
 
 
 def add_backbone(parser: CommandParser) -> None:
-    """Let a command line name the backbone of a run anew."""
+    """Let a command line say where the backbone of a run is now."""
     help = "where the pretrained backbone is now"
     parser.group(READ).add_argument("--backbone", metavar="DIR", help=help)
 
 
 def add_no_probe(parser: CommandParser) -> None:
-    """Let a command line leave out that what was written is loaded and answers."""
+    """Let a command line skip loading and probing what was written."""
     help = "compare names and shapes alone: a model may not fit into memory twice"
     parser.group(WRITTEN).add_argument("--no-probe", action="store_true", help=help)
 
@@ -144,7 +138,7 @@ def add_config(parser: CommandParser, *, required: bool = True) -> None:
 
 
 class _Trust(argparse.Action):
-    """Notes names in the environment, where processes that are started find them too."""
+    """Notes names in the environment, where child processes find them too."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
@@ -153,7 +147,7 @@ class _Trust(argparse.Action):
 
 
 class _ShowSettings(argparse.Action):
-    """Prints the settings of a section and leaves, as ``--help`` does."""
+    """Prints the settings of a section and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
@@ -165,13 +159,13 @@ class _ShowSettings(argparse.Action):
 
 
 def add_run(parser: CommandParser, *, tasks: str, out: str, required: bool = True) -> None:
-    """Let a command line say which run is adapted to what.
+    """Let a command line name a run, and the tasks to which it is adapted.
 
     Args:
-        parser: Of the command.
-        tasks: ``"test"`` or ``"dev"``: the side of the partition that is taken by default.
-        out: What goes into the folder of results, and where that is.
-        required: Whether the command has nothing to do without a run.
+        parser: The parser to extend.
+        tasks: Default side of the partition: ``"test"`` or ``"dev"``.
+        out: Help text of the folder of results.
+        required: Whether a run has to be given.
     """
     add = parser.group(READ).add_argument
     add_source(parser, required=required)
@@ -201,16 +195,6 @@ def positive(text: str) -> int:
     return _at_least(1, text)
 
 
-def processes(text: str) -> int:
-    """Read a number of processes from the command line: at least 1, and not more than start."""
-    number = positive(text)
-    if number > MOST_PROCESSES:
-        raise argparse.ArgumentTypeError(
-            f"'{shown(text)}' must be at most {MOST_PROCESSES}: each is a process of its own"
-        )
-    return number
-
-
 def natural(text: str) -> int:
     """Read a number of at least 0 from the command line."""
     return _at_least(0, text)
@@ -224,19 +208,24 @@ def _port(text: str) -> int:
 
 
 def _at_least(least: int, text: str) -> int:
-    if not text.isdecimal() or len(text) > 18 or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"'{text[:40]}' must be a whole number of at least {least}, with at most 18 digits"
-        )
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least {least}")
     return int(text)
 
 
+def new_path(text: str | Path) -> Path:
+    """Return the path of ``--out``, where nothing is yet."""
+    if Path(text).exists():
+        raise ConfigError(f"--out '{text}' exists already; name a new one, or remove it")
+    return Path(text)
+
+
 def add_shares(parser: CommandParser) -> None:
-    """Let a command line share its jobs among processes of its own, or name one part of them."""
+    """Let a command line share its jobs among processes, or run one part of them."""
     add = parser.group(WORK).add_argument
     add(
         "--workers",
-        type=processes,
+        type=positive,
         default=1,
         metavar="N",
         help="processes that share the jobs, or those of --shard (%(default)s)",

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_tasks
 from mttl.commands.options import WORK, add_config, make_parser, positive
 from mttl.runtime.command import make_console
 
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Plan and print; return the exit status."""
     options = parse(arguments)
-    from mttl.assembly.trainer import with_shared_batches
     from mttl.config.load import load_config
 
     config = load_config(options.config, options.override)
+    if options.tasks is None:
+        check_tasks(config)
+    from mttl.assembly.trainer import with_shared_batches
+
     n_processes = options.processes or _n_processes(config)
     config = with_shared_batches(config, n_processes)
     tasks, config = _tasks(config, options.tasks)
@@ -128,7 +132,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("plan", __doc__)
     add_config(parser)
     add = parser.group(WORK).add_argument
-    add("--processes", type=positive, metavar="N", help="by default what section trainer names")
+    add(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="number of processes (those of the section trainer)",
+    )
     add("--gpu-memory", type=positive, nargs="+", default=[], metavar="GIB", help="does it fit?")
     add("--tasks", type=positive, metavar="N", help="how many; by default the gym's are read")
     add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")

@@ -9,20 +9,20 @@ mttl plot runs/arrow --count dev
 The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
 block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
 subsets of skills in use, the statistics over layers and over training. --adapted shows tasks that
-were adapted from the run beside its own, and says which of these they are routed like. --gradients
-computes the gradient of every task with respect to the skills, on some of its training rows, and
-shows how far tasks pull in one direction: gradients.csv, a figure and a table.
+were adapted from the run next to its own, and which of these have similar routing weights.
+--gradients computes the gradient of every task with respect to the skills, on some of its training
+rows, and shows their cosines: gradients.csv, a figure and a table.
 
 Where tokens choose experts, it also shows the loads of experts over layers and training, what
-tells most about a token's expert (its task, itself, or the token before), and the tokens that each
+determines most a token's expert (its task, itself, or the token before), and the tokens that each
 expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
 the tokens of a task are shared among them.
 
 A run that was made of a library has no counts yet: --count makes them, on rows of its members'
 tasks, and the figures show which members served which inputs.
 
-Where TASKS.csv of the gym has a column `factors` (language=de operation=date_long), the table says
-how well skills, matched to the values of every factor, recover them, beside chance.
+Where TASKS.csv of the gym has a column `factors` (language=de operation=date_long), the table shows
+how well skills, matched to the values of every factor, recover them, compared with chance.
 
 Groups of layers number their skills independently: the third skill of one has nothing to do with
 the third of another. Means over layers therefore show little where there are many groups; trees and
@@ -33,6 +33,8 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
+from mttl.checkpoints.inventory_folder import inventory_folder
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import (
     READ,
     WORK,
@@ -49,6 +51,11 @@ from mttl.runtime.command import make_console
 def main(arguments: list[str] | None = None) -> int:
     """Print and draw; return the exit status."""
     options = parse(arguments)
+    if not options.count:  # else they are made
+        check_routing(options.run)
+    check_routing(*filter(None, [options.compare]))
+    for folder in options.adapted:
+        inventory_folder(folder)
 
     # They need matplotlib.
     from mttl.analysis.figures import drawings, save_figure, token_drawings
@@ -140,7 +147,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.group(WORK).add_argument(
         "--count",
         choices=("dev", "test"),
-        help="count anew which experts tokens choose, on the rows of this split",
+        help="count which experts tokens choose, on the rows of this split",
     )
     add = parser.group(WRITTEN).add_argument
     add("--out", metavar="DIR", help="where to write (RUN/plots)")

@@ -10,9 +10,11 @@ left it.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.checkpoints.inventory_folder import check_named
+from mttl.commands.name_checks import run_tasks
 from mttl.commands.options import (
     READ,
     WORK,
@@ -23,7 +25,8 @@ from mttl.commands.options import (
     natural,
     positive,
 )
-from mttl.errors import ConfigError
+from mttl.errors import ConfigError, TaskError, nearest
+from mttl.io.reading import require_file
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,26 +44,28 @@ def main(arguments: list[str] | None = None) -> int:
     if len(files) > len(set(files)):
         raise ConfigError(f"--out '{options.out}' is the file of the questions: name another one")
     check_named(options.source, options.adapted)
-    from mttl.commands.prediction_table import Wanted, answer_table
+    if options.questions is not None:
+        require_file(options.questions, TaskError)
+    check_task(options.task, [options.source, *options.adapted])
+    from mttl.commands.prediction_table import prediction_table
 
-    answer_table(
-        source=options.source,
-        adapted=options.adapted,
-        backbone=options.backbone,
-        task=options.task,
-        questions=options.questions,
-        out=options.out,
-        kind=options.format,
-        metric=options.metric,
-        wanted=Wanted(
-            choices=options.choices,
-            per_token=options.per_token,
-            batch_size=options.batch_size,
-            search={name: value for name, value in search.items() if value is not None},
-            seed=options.seed,
-        ),
-    )
+    prediction_table(options, {name: value for name, value in search.items() if value is not None})
     return 0
+
+
+def check_task(task: str | None, folders: Sequence[str | None]) -> None:
+    """Check that a run, or a task that was adapted from it, is the task of the questions.
+
+    Raises:
+        TaskError: If none is.
+    """
+    known = [run_tasks(folder) for folder in folders if folder is not None]
+    tasks = [name for names in known for name in names]
+    if task is not None and all(known) and task not in tasks:
+        raise TaskError(
+            f"--task: there is no task '{task}'.{nearest(task, tasks)} --adapted DIR adds one that "
+            "was kept"
+        )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -69,12 +74,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.group(READ).add_argument
     add_source(parser, required=False)
     add_adapted(parser)
-    add("--task", metavar="NAME", help="of the rows that name none")
+    add("--task", metavar="NAME", help="task of the rows that name none")
     add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
     add(
         "--format",
         choices=("tsv", "csv", "jsonl"),
-        help="of both (by their names; else jsonl after a {, or tsv)",
+        help="format of both files (by their names, else by the first character)",
     )
     add = parser.group(WORK).add_argument
     add(
@@ -89,9 +94,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=above_zero, metavar="T", help="draw answers")
     add("--top-p", type=above_zero, metavar="P", help="draw from the likeliest share P of all")
     add("--max-tokens", type=positive, metavar="N", help="longest answer (as in training)")
-    add("--seed", type=natural, default=13, metavar="N", help="of draws (%(default)s)")
-    add("--batch-size", type=positive, default=64, metavar="N", help="at a time (%(default)s)")
-    add("--metric", metavar="NAME", help="to score by (that of the run's results, else EM)")
+    add("--seed", type=natural, default=13, metavar="N", help="seed of sampling (%(default)s)")
+    add(
+        "--batch-size",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="questions at a time (%(default)s)",
+    )
+    add(
+        "--metric", metavar="NAME", help="metric of the scores (that of the run's results, else EM)"
+    )
     out = parser.group(WRITTEN)
     out.add_argument("--out", metavar="FILE", help="the same with answers (standard output)")
     return parser.parse_args(arguments)

@@ -2,9 +2,9 @@
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from mttl.io.files import locked, write_text
 from mttl.io.reading import MOST_TEXT, read_text
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
-from mttl.plugins import classes as own_classes
+from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 from mttl.tasks.md5_sums import published_sums
@@ -45,81 +45,42 @@ CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """How questions are answered.
-
-    Attributes:
-        choices: Answers that all questions choose from; those that a row names come first.
-        per_token: Compare answers by the mean over their tokens.
-        batch_size: Questions at a time.
-        search: What `generate` takes instead of the run's own search.
-        seed: Of sampling.
-    """
-
-    choices: Sequence[str]
-    per_token: bool
-    batch_size: int
-    search: Mapping[str, Any]
-    seed: int
-
-
-def answer_table(
-    *,
-    source: str | None,
-    adapted: Sequence[str],
-    backbone: str | None,
-    task: str | None,
-    questions: str | None,
-    out: str | None,
-    kind: str | None,
-    metric: str | None,
-    wanted: Wanted,
-) -> None:
+def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
-    Args:
-        source: The folder of a run.
-        adapted: Folders of tasks that were adapted from it.
-        backbone: Where a pretrained backbone is now.
-        task: The task of all questions that name none.
-        questions: A file; standard input by default.
-        out: A file, which is continued where an earlier start left it; standard output by default.
-        kind: Format of both; by the names of the files by default, else JSONL where questions
-            begin with ``{``, and TSV.
-        metric: By which all answers are scored; that of the run's results by default.
-        wanted: How to answer.
-
-    Raises:
-        ConfigError: If options do not fit one another.
-        TaskError: If a question is malformed, or its task is unknown.
+    ``options`` are those of `mttl predict`; ``search`` replaces settings of the run's `generate`.
+    Questions are read from standard input, and answers written to standard output, unless files
+    are named. A file of answers is continued where an earlier start left it. Without a format, the
+    names of the files decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
     """
+    metric: str | None = options.metric
+    out, questions = options.out, options.questions
     if metric is not None:
         check_metric(metric, ConfigError, "--metric")
-        if own_classes.METRICS.is_own(metric):
-            own_classes.find_class(own_classes.METRICS, metric, trusted=True)
+        if plugins.METRICS.is_plugin(metric):
+            plugins.find_class(plugins.METRICS, metric, trusted=True)
     if out is not None and Path(out).is_dir():
         raise ConfigError(f"--out '{out}' is a folder: name a file")
     place = questions or "standard input"
     text = _text_of(questions)
-    kind = kind or _kind_of_both(questions, out) or guess_kind(text)
+    kind = options.format or _kind_of_both(questions, out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     check_questions(rows, place)
-    models, metrics = load_tasks(source, adapted, backbone)
-    names = _tasks_of(rows, task, models, place)
+    models, metrics = load_tasks(options.source, options.adapted, options.backbone)
+    names = _tasks_of(rows, options.task, models, place)
     n_empty = names.count("")
     if n_empty:  # what an earlier start said
         rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
-    options = [choices_of(row) or list(wanted.choices) for row in rows]
-    chooses = any(options)
-    if wanted.per_token and not chooses:
+    choices = [choices_of(row) or options.choices for row in rows]
+    chooses = any(choices)
+    if options.per_token and not chooses:
         raise ConfigError("--per-token compares choices: give --choices, or a column 'choices'")
-    _check_choices(options, wanted, place, [models.get(name) for name in names])
+    _check_choices(choices, search, place, [models.get(name) for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
-    size = wanted.batch_size * CHUNK
+    size = options.batch_size * CHUNK
     with ExitStack() as block:
         done: Rows = []
         if out is not None:
@@ -135,26 +96,28 @@ def answer_table(
         bar = progress.add_task("answering", total=len(rows), completed=len(done))
         for start in range(len(done), len(rows), size):
             part = slice(start, start + size)
-            torch.manual_seed(wanted.seed + start)  # the same draws where a file is continued
-            found = _answer(rows[part], names[part], options[part], models, wanted)
+            torch.manual_seed(options.seed + start)  # the same draws where a file is continued
+            found = _answer(rows[part], names[part], choices[part], models, options, search)
             file.write(format_rows(found, columns, kind))
             file.flush()
             if out is not None:
                 os.fsync(file.fileno())
             done += found
             progress.update(bar, completed=len(done))
-    _report(rows, names, [row[ANSWER] for row in done], metrics, options)
+    _report(rows, names, [row[ANSWER] for row in done], metrics, choices)
     if n_empty:
-        told = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
-        make_console(stderr=True).print(told)
+        make_console(stderr=True).print(
+            f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
+        )
 
 
 def _answer(
     rows: Rows,
     names: Sequence[str],
-    options: Sequence[Sequence[str]],
+    choices: Sequence[Sequence[str]],
     models: Mapping[str, Built],
-    wanted: Wanted,
+    options: Namespace,
+    search: Mapping[str, Any],
 ) -> Rows:
     """Return the rows with their answers; every model answers its own at once."""
     found = [dict(row) for row in rows]
@@ -163,22 +126,22 @@ def _answer(
         if not name:
             found[place] |= {ANSWER: None, UNANSWERED: "the input is empty"}
             continue
-        groups.setdefault((id(models[name]), bool(options[place])), []).append(place)
+        groups.setdefault((id(models[name]), bool(choices[place])), []).append(place)
     for (_, chooses), places in groups.items():
         model = models[names[places[0]]]
         tasks, texts = (
             [values[p] for p in places] for values in (names, [text_of(r, "input") for r in rows])
         )
         if chooses:
-            given = [options[p] for p in places]
+            given = [choices[p] for p in places]
             chosen = model.choose(
-                tasks, texts, given, per_token=wanted.per_token, batch_size=wanted.batch_size
+                tasks, texts, given, per_token=options.per_token, batch_size=options.batch_size
             )
             for place, choice in zip(places, chosen, strict=True):
                 shown = {name: round(value, 6) for name, value in choice.probabilities.items()}
                 found[place] |= {ANSWER: choice.answer, PROBABILITIES: shown}
         else:
-            answers = model.predict(tasks, texts, batch_size=wanted.batch_size, **wanted.search)
+            answers = model.predict(tasks, texts, batch_size=options.batch_size, **search)
             for place, answer in zip(places, answers, strict=True):
                 found[place][ANSWER] = answer
     return found
@@ -205,17 +168,18 @@ def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: 
 
 
 def _check_choices(
-    options: Sequence[Sequence[str]], wanted: Wanted, place: str, models: Sequence[Built | None]
+    choices: Sequence[Sequence[str]],
+    search: Mapping[str, Any],
+    place: str,
+    models: Sequence[Built | None],
 ) -> None:
-    if wanted.search and all(
-        given or not model for given, model in zip(options, models, strict=True)
-    ):
+    if search and all(given or not model for given, model in zip(choices, models, strict=True)):
         raise ConfigError(
             "nothing is generated where answers are chosen: leave out --beams, --temperature, "
             "--top-p and --max-tokens, or the choices"
         )
     checked = set()
-    for number, (given, model) in enumerate(zip(options, models, strict=True), 1):
+    for number, (given, model) in enumerate(zip(choices, models, strict=True), 1):
         if model and given and (kind := (id(model), *given)) not in checked:
             where = f"{place}, row {number}"
             model.choice_ids(check_choices(given, where), where)
@@ -223,11 +187,7 @@ def _check_choices(
 
 
 def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: int) -> Rows:
-    """Return the rows that an earlier start has answered, and leave no others in the file.
-
-    Raises:
-        TaskError: If the file holds anything but answers to these questions.
-    """
+    """Return the rows that an earlier start has answered, and remove others from the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = read_text(path, TaskError) if path.is_file() else ""
     header, place = format_header(columns, kind), str(path)
@@ -248,7 +208,7 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
         other = any((old.get(name) or "") != (row[name] or "") for name in asked)
         if other or ANSWER not in old:
             raise TaskError(
-                f"'{path}', row {number} is no answer to row {number} of the questions. {advice}"
+                f"'{path}', row {number} does not answer row {number} of the questions. {advice}"
             )
         old[ANSWER] = parse_answer(old[ANSWER], kind, f"{path}, row {number}")
     if len(done) > len(rows):
@@ -269,7 +229,7 @@ def _whole_rows(text: str, kind: str, place: str) -> Rows:
 
 
 def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
-    """Return what the line of a row begins with, up to its answer."""
+    """Return the beginning of a row's line, up to its answer."""
     known = list(row if kind == "jsonl" else columns)
     known = known[: known.index(ANSWER)] if ANSWER in known else known
     line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
@@ -308,24 +268,25 @@ def _report(
     names: Sequence[str],
     answers: Sequence[str],
     metrics: Mapping[str, str],
-    options: Sequence[Sequence[str]],
+    choices: Sequence[Sequence[str]],
 ) -> None:
     """Print the score of every task whose right answers are known, and what was taken for what."""
     references = [references_of(row) for row in rows]
     console = make_console(stderr=True)
-    table = Table("task", "metric", "score (per cent)", "answers", title_justify="left")
+    table = Table("task", "metric", "score (%)", "answers", title_justify="left")
     matrices = []
     for task in dict.fromkeys(filter(None, names)):
         places = [p for p, name in enumerate(names) if name == task and references[p]]
         if not places:
             continue
-        published, choices = task in published_sums(), options[places[0]]
-        metric = TaskMetric(metrics.get(task, "EM"), published=published, options=choices)
+        metric = TaskMetric(
+            metrics.get(task, "EM"), published=task in published_sums(), options=choices[places[0]]
+        )
         right, found = [references[p] for p in places], [answers[p] for p in places]
         value = score_answers(metric, found, right)
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
-        if any(options) and len(labels) <= MOST_LABELS:
+        if any(choices) and len(labels) <= MOST_LABELS:
             matrices.append(confusion_table(task, [each[0] for each in right], found))
     if table.row_count:
         console.print(table)

@@ -13,27 +13,14 @@ known so far.
 import argparse
 import sys
 
+from mttl.commands.adapt import run_jobs
 from mttl.commands.options import add_config, add_run, add_shares, make_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Search, write what was found and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    options = vars(parse(given))
-    from mttl.checkpoints.inventory_folder import inventory_folder
-    from mttl.config.load import load_any_config
-    from mttl.config.worlds import world_of
-
-    overrides = options.pop("override")
-    config = load_any_config(options.pop("config") or "", overrides, run=options["source"])
-    if options["source"] is not None:
-        inventory_folder(options["source"])
-        from mttl.assembly.saved_settings import check_overrides
-
-        check_overrides(options["source"], config, overrides)
-    command = [sys.executable, "-m", "mttl", "search", *given]
-    world_of(config).run("search", config, command=command, **options)
-    return 0
+    return run_jobs("search", "search", given, vars(parse(given)))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -29,24 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     check_named(options.source, options.adapted)
     check_libraries("fastapi", "uvicorn")
-    from mttl.serving.application import Limits
     from mttl.serving.run_server import serve
 
-    serve(
-        source=options.source,
-        adapted=options.adapted,
-        backbone=options.backbone,
-        host=options.host,
-        port=options.port,
-        key=options.api_key,
-        limits=Limits(body=options.most_bytes, seconds=options.timeout),
-        batch_size=options.batch_size,
-        wait=options.wait / 1000,
-        most_waiting=options.most_waiting,
-        most_tokens=options.most_tokens,
-        truncate=options.truncate,
-        cors=options.cors,
-    )
+    serve(options)
     return 0
 
 
@@ -66,7 +51,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="ORIGIN",
         help="pages that may ask from a browser, such as http://localhost:3000, or '*' (none)",
     )
-    add("--most-bytes", type=positive, default=1 << 20, metavar="N", help="of a request (1 MiB)")
+    add(
+        "--most-bytes",
+        type=positive,
+        default=1 << 20,
+        metavar="N",
+        help="bytes of a request (1 MiB)",
+    )
     add(
         "--timeout",
         type=positive,
@@ -75,13 +66,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="seconds that a request may take (%(default)s)",
     )
     add = parser.group("how it answers").add_argument
-    add("--batch-size", type=positive, default=32, metavar="N", help="at a time (%(default)s)")
+    add(
+        "--batch-size",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="answers at a time (%(default)s)",
+    )
     add(
         "--wait",
         type=natural,
         default=5,
         metavar="MS",
-        help="milliseconds that an answer waits for others while the model is idle (%(default)s)",
+        help="milliseconds that an idle server waits to form a batch (%(default)s)",
     )
     add(
         "--most-waiting",
@@ -95,7 +92,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=positive,
         default=1024,
         metavar="N",
-        help="of an answer, where a request asks for more than the run's length (%(default)s)",
+        help="largest max_tokens of a request; at least the run's length (%(default)s)",
     )
     add("--truncate", action="store_true", help="cut inputs that are too long as in training")
     return parser.parse_args(arguments)

@@ -15,10 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mttl.commands.name_checks import gym_with
 from mttl.commands.options import READ, WORK, WRITTEN, CommandParser, make_parser
 from mttl.config.enums import SCOPES, STRUCTURES
-from mttl.errors import ConfigError, nearest
-from mttl.io.reading import read_text
+from mttl.errors import CheckpointError, ConfigError, nearest
+from mttl.io.reading import read_text, require_file
 from mttl.runtime.command import make_console
 from mttl.sparse.lottery_settings import CRITERIA, FORMS, SCHEDULES, LotterySettings
 from mttl.tasks.folder import Gym
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if out.exists() and not (options.resume and state.is_file()):
         raise ConfigError(f"'{out}' exists; choose another --out or delete it")
     settings = lottery_settings(options)
+    gym = check_files(options)
     import torch
 
     from mttl.models.backbone import load_pretrained, load_tokenizer
@@ -54,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.manual_seed(options.seed)
     model: torch.nn.Module = load_pretrained(options.model, masked=options.lm == "masked")
     tokenizer = load_tokenizer(options.tokenizer or options.model)
-    objective = make_objective(options, model, tokenizer)
+    objective = make_objective(options, gym, model, tokenizer)
     composition = SparseComposition(model)
     for path in options.on:
         composition.apply(path, SparseSkill.load(path))
@@ -77,6 +79,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def check_files(options: argparse.Namespace) -> Gym | None:
+    """Return the gym of the task, if one is named; check that texts and skills below exist."""
+    for path in options.text or ():
+        require_file(path, ConfigError)
+    for path in options.on:
+        require_file(path, CheckpointError)
+    if options.task is None:
+        return None
+    if options.lm is not None:
+        raise ConfigError("--lm is only for --text: leave it out")
+    return gym_with(options.gym, [options.task], "train", [options.sample])
+
+
 def lottery_settings(options: argparse.Namespace) -> LotterySettings:
     """Return the settings of the two phases."""
     try:
@@ -87,19 +102,19 @@ def lottery_settings(options: argparse.Namespace) -> LotterySettings:
 
 
 def make_objective(
-    options: argparse.Namespace, model: "nn.Module", tokenizer: "PreTrainedTokenizerBase"
+    options: argparse.Namespace,
+    gym: Gym | None,
+    model: "nn.Module",
+    tokenizer: "PreTrainedTokenizerBase",
 ) -> "Objective":
     """Return what is learned."""
     from mttl.data.encode import TextEncoder
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
 
-    if options.task is not None:
-        if options.lm is not None or (is_decoder_only(model) and reads_both_ways(model)):
-            raise ConfigError(
-                "--task needs a model that writes answers, and --lm is only for --text"
-            )
-        gym = Gym(options.gym)
+    if gym is not None:
+        if is_decoder_only(model) and reads_both_ways(model):
+            raise ConfigError("--task needs a model that writes answers")
         encoder = TextEncoder(
             tokenizer,
             decoder_only=is_decoder_only(model),
@@ -125,26 +140,13 @@ def make_objective(
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file that hold text.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
+    """Return the lines of a UTF-8 file that hold text."""
     text = read_text(path, ConfigError)
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
-    """Return the parameters that may change.
-
-    Args:
-        model: The network.
-        freeze_norms: Leave the parameters of normalisation layers alone.
-        freeze: Patterns of further parameters to leave alone.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or nothing is left.
-    """
+    """Return the parameters that may change: all but norms and patterns that are frozen."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:
@@ -164,13 +166,13 @@ def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str])
 
 
 def reads_both_ways(model: "nn.Module") -> bool:
-    """Tell whether a folder holds an encoder, whatever it was loaded as."""
+    """Return whether a folder holds an encoder, whatever class it was loaded as."""
     architectures: Any = getattr(model.config, "architectures", None) or []
     return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)
 
 
 def is_norm(module: "nn.Module") -> bool:
-    """Tell whether a module is a normalisation, of PyTorch or of a model's own."""
+    """Return whether a module is a normalisation layer."""
     return type(module).__name__.endswith("Norm")
 
 
@@ -191,7 +193,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
     add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
     add_settings(parser)
     add = parser.group(WORK).add_argument
     add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
@@ -219,15 +221,15 @@ def add_settings(parser: CommandParser) -> None:
         "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
         "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
         "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
-        "full_steps": {"type": int, "help": "of the first phase (%(default)s)"},
-        "sparse_steps": {"type": int, "help": "of the second phase (%(default)s)"},
+        "full_steps": {"type": int, "help": "steps of the first phase (%(default)s)"},
+        "sparse_steps": {"type": int, "help": "steps of the second phase (%(default)s)"},
         "batch_size": {"type": int, "help": "rows per step (%(default)s)"},
         "lr": {"type": float, "help": "learning rate (%(default)s)"},
         "sparse_lr": {"type": float, "help": "that of the second phase; --lr by default"},
         "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
         "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
         "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
-        "seed": {"type": int, "help": "of all draws (%(default)s)"},
+        "seed": {"type": int, "help": "seed of all draws (%(default)s)"},
     }
     for name, settings in given.items():
         flag = f"--{name.replace('_', '-')}"

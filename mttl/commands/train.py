@@ -13,10 +13,12 @@ from mttl.commands.options import WORK, add_config, make_parser
 def main(arguments: list[str] | None = None) -> int:
     """Train, score and save; return the exit status."""
     options = parse(arguments)
+    from mttl.commands.name_checks import check_training
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
 
     config = load_any_config(options.config, options.override)
+    check_training(config, resume=options.resume)
     world_of(config).run("training", config, resume=options.resume)
     return 0
 

@@ -42,7 +42,7 @@ from mttl.tasks.folder import Gym
 from mttl.tasks.partition import select_tasks
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.distributed.peer_watchdog import take_leave
-from mttl.training.loggers.show import close_boards, open_boards, show_answers
+from mttl.training.loggers.show import close_loggers, open_loggers, show_answers
 from mttl.training.meta.meta_module import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
@@ -53,7 +53,7 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
-from mttl.training.task_embeddings import show_tasks
+from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 
@@ -61,11 +61,7 @@ from mttl.training.token_report import write_token_routing
 def check_rows(
     gym: Gym, tasks: Sequence[str], splits: Sequence[str], samples: Sequence[int]
 ) -> None:
-    """Read what will be scored in the end, so that a damaged file costs no training.
-
-    Raises:
-        TaskError: If a file is absent or malformed.
-    """
+    """Read the rows that will be scored, so that a malformed file is found before training."""
     for split in splits:
         for task in tasks:
             for sample in samples:
@@ -121,13 +117,13 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_output_length=config.data.max_output_length,
         loss=config.loss,
     )
-    module.offer(options, built.form, per_token=config.generation.per_token)
+    module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.
     data.prepare_data()
-    show_tasks(built.model, data)
-    open_boards(trainer, dotted_settings(text))
+    embed_tasks(built.model, data)
+    open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
@@ -139,7 +135,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             weights_only=True,
         )
 
-    # What came out: scores beside the baselines, answers, and the inventory.
+    # Results: scores, baselines, answers, and the inventory.
     if folder.best.is_file():  # there is none where nothing was validated
         scored = module.load_weights(folder.best)
         if trainer.is_global_zero:
@@ -153,7 +149,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)
     make_whole(built.model)
-    close_boards(trainer, results)
+    close_loggers(trainer, results)
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)

@@ -20,23 +20,21 @@ def mean_and_interval(
 ) -> tuple[float, float, float]:
     """Return the mean over tasks and its interval by a hierarchical bootstrap.
 
-    Tasks are drawn with replacement, the seeds of every fold within, and the few-shot samples
-    within those. A training belongs to many tasks at once, so one draw takes the same seeds for
-    all tasks of a fold: what a training does to all of them does not average out. The interval is
-    about tasks like these, trained and adapted again. It is that of the percentiles, too narrow
-    where there are few of anything: by a factor of about √(1 - 1/n) for n tasks or seeds. With one
-    seed it leaves out what trainings differ by. Where all draws are alike, nothing is known of what
-    varies, and there is no interval rather than one without width.
+    Tasks are drawn with replacement, then the seeds of every fold, then the few-shot samples. A
+    training has scores of many tasks, so one draw takes the same seeds for all tasks of a fold. The
+    interval covers other tasks of this kind, trained and adapted again. Percentile intervals are
+    too narrow for few tasks or seeds, by a factor of about √(1 - 1/n). One seed leaves out the
+    variation between trainings. If all draws are equal, no interval is returned.
 
     Args:
-        scores: By task, fold, seed and few-shot sample. A task's mean is that of its trainings.
+        scores: Scores by task, fold, seed and few-shot sample.
         level: Probability that the interval covers.
-        n_draws: Bootstrap draws.
-        seed: Of the draws.
+        n_draws: Number of bootstrap draws.
+        seed: Seed of the draws.
 
     Returns:
-        The mean, and the ends of the interval: NaN of a single score or of scores that are all
-        alike, and all of none.
+        The mean and the ends of the interval. The ends are NaN for a single score or equal scores;
+        without scores, all three are NaN.
     """
     if not scores:
         return math.nan, math.nan, math.nan
@@ -55,10 +53,10 @@ class Cells(NamedTuple):
     """Scores by task, fold and seed; a task has F of all folds.
 
     Attributes:
-        values: The seeds of a fold side by side, those that it has first, and so few-shot samples.
-        counts: How many samples there are.
-        folds: Which folds a task has, from 0 on.
-        n_seeds: How many seeds each of all folds has.
+        values: Scores; the seeds of a fold and the samples of a seed fill the first places.
+        counts: Number of samples.
+        folds: Folds of each task, from 0 on.
+        n_seeds: Number of seeds of each fold.
     """
 
     values: Float[np.ndarray, "T F S M"]
@@ -103,20 +101,14 @@ def task_means(
 
 
 def mean_over_tasks(cells: Cells) -> float:
-    """Return the mean over tasks, each that of its trainings."""
+    """Return the mean over tasks of the means over trainings."""
     return float(task_means(cells.values, cells.counts).mean())
 
 
 def draw_means(
     cells: Cells, n_draws: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "n_draws"]:
-    """Return means over tasks that are drawn again, with their seeds and samples.
-
-    Args:
-        cells: Scores, see `table`.
-        n_draws: Bootstrap draws.
-        rng: Draws.
-    """
+    """Return means over tasks that are drawn again, with their seeds and samples."""
     values, counts, folds, n_seeds = cells
     n_tasks, n_own, most_seeds, n_samples = values.shape
     # A fold with fewer seeds than others draws as many as it has.

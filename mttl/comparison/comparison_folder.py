@@ -1,29 +1,30 @@
 """The folder of a comparison: its settings, and running what is missing in it."""
 
 import json
-from argparse import Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TypeVar
 
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
-from mttl.adaptation.results import Results, check_rows
-from mttl.comparison.folds import deal, partitions
-from mttl.comparison.methods import ALL, REFERENCE, Method, Plan, Way
-from mttl.comparison.rates import chosen_rates, search_points
-from mttl.comparison.running import alone, keep_config, path_setting, refuse_settings, run_all
-from mttl.comparison.stages import Cost, Processes, start_again
-from mttl.comparison.tables import Score, read_seen
+from mttl.adaptation.results import Results, check_rows, keep_settings
+from mttl.comparison.folds import partitions, split_folds
+from mttl.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
+from mttl.comparison.stages import Cost, Processes
 from mttl.config.load import dump_config, join_files, load_config
 from mttl.config.schema import Adapt, Config
 from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.errors import ConfigError
 from mttl.io import yaml12
-from mttl.io.files import write_text
+from mttl.io.files import locked, write_text
 from mttl.io.reading import read_text
+from mttl.runtime.command import make_console
+from mttl.runtime.progress_bar import counting_bar
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import SIDES, Partition, select_tasks
 
@@ -40,13 +41,12 @@ OWN_SETTINGS = {
     "adapt.examples": " (--examples)",
     "adapt.max_steps": " (--adapt-steps)",
 }
-# Folds and their development tasks are the same in every comparison of a gym.
-FOLD_SEED = 13
-N_DEV = 4
+FOLD_SEED = 13  # folds are the same in every comparison of a gym
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """The folder of a comparison, and what all its runs share.
 
     Args:
@@ -54,14 +54,13 @@ class Comparison:
         config: Configuration files.
         steps: Optimizer steps of every training.
         adapt_steps: Optimizer steps of every adaptation job.
-        tasks: Which unseen tasks; those of each fold where there are folds.
-        samples: Which few-shot samples of them, joined by commas; all by default.
+        tasks: Unseen tasks; with folds, those of each fold.
+        samples: Few-shot samples of the unseen tasks, joined by commas; all by default.
         overrides: Settings of all runs.
-        examples: Rows of every unseen task; all by default.
-        n_folds: In how many folds every task is unseen once; none takes the partition as it is.
-        search_rates: Whether each way of adaptation gets the best of a few rates.
-        unseen_only: Whether the tasks of a training are left without a score.
-        methods: What the names of methods stand for.
+        examples: Training rows of every unseen task; all by default.
+        n_folds: Number of folds in which every task is unseen once; None takes the partition.
+        unseen_only: Whether the tasks of a training are not scored.
+        methods: Methods by name.
         reference: The method that others are compared with.
     """
 
@@ -74,32 +73,9 @@ class Comparison:
     overrides: tuple[str, ...] = ()
     examples: int | None = None
     n_folds: int | None = None
-    search_rates: bool = False
     unseen_only: bool = False
-    methods: Mapping[str, Method] = field(default_factory=lambda: ALL)
+    methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
     reference: str = REFERENCE
-
-    @classmethod
-    def of_options(cls, options: Namespace, examples: int | None = None, **more: Any) -> Self:
-        """Return the comparison of a command line.
-
-        Args:
-            options: Those of `mttl compare`.
-            examples: As above.
-            **more: As above.
-        """
-        return cls(
-            out=Path(options.out),
-            config=options.config,
-            steps=options.steps,
-            adapt_steps=options.adapt_steps,
-            tasks=options.tasks,
-            samples=options.samples,
-            overrides=tuple(options.override),
-            examples=examples,
-            n_folds=options.folds,
-            **more,
-        )
 
     def group(self, item: Plan) -> Path:
         """Return the folder of a method's trainings."""
@@ -110,11 +86,11 @@ class Comparison:
         return self.group(item) / f"seed{item.seed}"
 
     def cost_file(self, item: Plan, stage: str) -> Path:
-        """Return where the cost of a stage is written down: beside the run, not in it."""
+        """Return the file that records the cost of a stage, next to the run."""
         return self.group(item) / f"seed{item.seed}-{stage}.json"
 
     def cost(self, item: Plan, stage: str) -> Cost:
-        """Return what a stage has cost so far."""
+        """Return the cost of a stage so far."""
         return Cost.read(self.cost_file(item, stage))
 
     def partition_file(self, fold: int) -> Path:
@@ -134,11 +110,6 @@ class Comparison:
         fold = [path_setting("data.partition", self.partition_file(item.fold))] if item.fold else []
         return [*self.overrides, *fold]
 
-    def shared_by_adaptation(self, item: Plan) -> list[str]:
-        """Return those of them that adaptation reads."""
-        names = {text: text.partition("=")[0].strip() for text in self.shared(item)}
-        return [text for text, name in names.items() if not of_training(name, Adapt)]
-
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
         return [
@@ -151,89 +122,83 @@ class Comparison:
             *self.methods[item.name].training(),
         ]
 
-    def adaptation(self, item: Plan, way: Way) -> list[str]:
+    def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
         """Return the settings of one adaptation."""
-        examples = [f"adapt.examples={self.examples}"] if self.examples is not None else []
+        shared = [
+            x for x in self.shared(item) if not of_training(x.partition("=")[0].strip(), Adapt)
+        ]
         common = [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
-            *(*examples, *self.shared_by_adaptation(item), *way.settings),
+            *([f"adapt.examples={self.examples}"] if self.examples is not None else []),
+            *(*shared, *variant.settings),
         ]
         lr = load_config(self.adapt_files(item), common).adapt.lr
-        method = self.methods[item.name]
-        if way.sets_rate:
-            method = replace(method, rate=1.0)
-        return [*common, *method.adaptation(lr)]
+        return [*common, *self.methods[item.name].adaptation(lr)]
 
     @cached_property
     def gym(self) -> Gym:
         """The tasks on disk."""
-        return open_gym(self._common.data)
+        return open_gym(self.common.data)
 
     @cached_property
     def partitions(self) -> list[Partition]:
         """The partition of the configuration; with folds, one for each."""
-        data = self._common.data
+        data = self.common.data
         whole = partition_of(data, self.gym)
         if self.n_folds is None:
             return [whole]
         tasks = [task for side in SIDES for task in getattr(whole, side)]
         held = select_tasks(tasks, self.gym, data.skip_missing)
-        folds = deal({task: self.gym.category(task) for task in held}, self.n_folds, FOLD_SEED)
-        return partitions(folds, N_DEV if self.search_rates else 0, FOLD_SEED)
+        folds = split_folds(
+            {task: self.gym.category(task) for task in held}, self.n_folds, FOLD_SEED
+        )
+        return partitions(folds)
 
     @property
-    def _common(self) -> Config:
+    def common(self) -> Config:
+        """The configuration of all runs."""
         return load_config(self.config, list(self.overrides))
 
     def check(self, plans: list[Plan]) -> None:
-        """See that everything can run: a mistake should not cost the runs before it.
+        """Check that everything can run before the first training begins.
 
         Raises:
             MttlError: If a configuration, a task or a sample does not exist or is not allowed.
         """
-        refuse_settings(self.overrides, OWN_SETTINGS)
+        for name in (text.partition("=")[0].strip() for text in self.overrides):
+            if name in OWN_SETTINGS:
+                raise ConfigError(
+                    f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
+                )
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
                 f"--tasks {self.tasks} has no meaning with --folds, where every task is unseen "
                 "once; leave one of them out"
             )
-        data, partition = self._common.data, self.partitions[0]
+        data, partition = self.common.data, self.partitions[0]
         if self.n_folds is None:
             seen = select_tasks(partition.train, self.gym, data.skip_missing)
             unseen = new_tasks(self.tasks, data, self.gym, seen)
         else:
             seen = unseen = [task for side in SIDES for task in getattr(partition, side)]
-        dev: list[str] = []
-        for own in self.partitions if self.search_rates else ():
-            dev += select_tasks(own.dev, self.gym, data.skip_missing) if own.dev else []
-        if self.search_rates and not dev:
-            raise ConfigError(
-                f"--search-rates needs development tasks, and '{data.partition}' has none"
-            )
         most = 0
-        # Seeds and folds are all alike.
+        # Methods do not depend on seeds and folds.
         for item in {item.name: item for item in plans}.values():
             training = load_config(self.files(item), self.training(item))
             n_skills = getattr(training.skills, "n_skills", None)
             if training.router.kind == "expert" and isinstance(n_skills, int):
-                tasks = [*seen, *unseen, *dev]
-                self.check_matrix(item, training.router.matrix, tasks, n_skills)
-            for way in item.ways:
-                adapt = load_config(self.adapt_files(item), self.adaptation(item, way)).adapt
+                from mttl.assembly.expert_matrix import read_expert_matrix  # it brings PyTorch
+
+                read_expert_matrix(training.router.matrix, [*seen, *unseen], n_skills)
+            for variant in item.variants:
+                adapt = load_config(self.adapt_files(item), self.adaptation(item, variant)).adapt
                 most = max(most, adapt.examples or 0)
         samples = read_samples(self.samples)
         plan_jobs(self.gym, unseen, [0], samples=samples, n_examples=most or None)
-        plan_jobs(self.gym, dev, [0], samples=data.samples[:1], splits=("dev",), n_examples=most)
         for item in plans:
             for place in sorted(self.run_folder(item).glob("adapt-*")):
                 check_rows(place, set(Results(place).finished), self.gym.digest)
-
-    def check_matrix(self, item: Plan, name: str, tasks: list[str], n_skills: int) -> None:
-        """See that the matrix of a method names all tasks."""
-        from mttl.assembly.expert_matrix import read_expert_matrix  # it brings PyTorch
-
-        read_expert_matrix(name, tasks, n_skills)
 
     def shared_settings(self) -> dict[str, object]:
         """Return what all runs share."""
@@ -246,130 +211,96 @@ class Comparison:
             "overrides": list(self.overrides),
             "examples": self.examples,
             "folds": self.n_folds,
-            "search_rates": self.search_rates or None,
             "unseen_only": self.unseen_only or None,
         }
 
     def keep_settings(self) -> None:
-        """Write down what all runs share, or refuse to mix runs of different budgets."""
-        keep_config(
+        """Write what all runs share, or refuse to mix runs of different budgets."""
+        overrides, began = list(self.overrides), f"since the comparison in '{self.out}' began"
+        keep_settings(
             self.out / "comparison.yaml",
             yaml12.dump(self.shared_settings()),
-            lambda changed: (
-                f"the comparison in '{self.out}' was made with other settings: {changed}. Use "
-                "those, or another folder with --out"
-            ),
+            f"the comparison in '{self.out}' was made with other settings",
+            "Use those, or another folder with --out",
         )
-        # As written: what `auto` means differs from method to method.
-        text = dump_config(load_config(self.config, list(self.overrides), as_written=True))
-        keep_config(
+        # As written: the meaning of `auto` depends on the method.
+        keep_settings(
             self.out / "config.yaml",
-            text,
-            lambda changed: (
-                f"the files of '{self.config}' have changed since the comparison in '{self.out}' "
-                f"began: {changed}. Change them back, or use another folder with --out"
-            ),
+            dump_config(load_config(self.config, overrides, as_written=True)),
+            f"the files of '{self.config}' have changed {began}",
+            "Change them back, or use another folder with --out",
         )
-        own = [name for name, method in self.methods.items() if method.adapts_by_fragment]
-        for name in own:
-            files = self.files(Plan(name, 0))
-            keep_config(
-                self.out / "methods" / f"{name}.yaml",
-                dump_config(load_config(files, list(self.overrides))),
-                lambda changed, name=name: (
-                    f"the method '{name}' has changed since the comparison in '{self.out}' began: "
-                    f"{changed}. Change its file back, or give it another name"
-                ),
-            )
-        if self.n_folds is not None:
-            for number, partition in enumerate(self.partitions, 1):
-                text = json.dumps(asdict(partition), indent=1) + "\n"
-                path = self.partition_file(number)
-                if path.exists() and read_text(path, ConfigError) != text:
-                    raise ConfigError(
-                        f"the tasks of '{self.config}' have changed since the comparison in "
-                        f"'{self.out}' began, and fold {number} would be of others: '{path}' has "
-                        "those that were trained. Use another folder with --out"
-                    )
-                write_text(path, text)
+        for name, method in self.methods.items():
+            if method.adapts_by_fragment:
+                keep_settings(
+                    self.out / "methods" / f"{name}.yaml",
+                    dump_config(load_config(self.files(Plan(name, 0)), overrides)),
+                    f"the method '{name}' has changed {began}",
+                    "Change its file back, or give it another name",
+                )
+        for number, partition in enumerate(self.partitions if self.n_folds else (), 1):
+            text = json.dumps(asdict(partition), indent=1) + "\n"
+            path = self.partition_file(number)
+            if path.exists() and read_text(path, ConfigError) != text:
+                raise ConfigError(
+                    f"the tasks of '{self.config}' have changed {began}, and fold {number} would "
+                    f"be of others: '{path}' has those that were trained. Use another folder with "
+                    "--out"
+                )
+            write_text(path, text)
 
-    def stages(self, item: Plan) -> list[str]:
-        """Return the names of all that has to be run."""
-        adapting = (stage for way in item.ways for stage in self.stages_of(way))
-        return ["train", *adapting]
-
-    def stages_of(self, way: Way) -> list[str]:
-        """Return the names of what a way of adaptation runs."""
-        search = [f"search-{way.name}"] if self.search_rates and way.trains else []
-        return [*search, f"adapt-{way.name}"]
+    def stages(self, variant: AdaptationVariant) -> list[str]:
+        """Return the names of the stages of an adaptation variant."""
+        return [f"adapt-{variant.name}"]
 
     def has_ended(self, item: Plan) -> bool:
         """Return whether nothing is left to do."""
-        return all(self.cost(item, stage).ended for stage in self.stages(item))
-
-    def rates(self, item: Plan, way: Way) -> list[str]:
-        """Return the settings of the rates that were found for a way of adaptation."""
-        if f"search-{way.name}" not in self.stages_of(way):
-            return []
-        return chosen_rates(self.run_folder(item) / f"search-{way.name}")
+        adapting = (stage for variant in item.variants for stage in self.stages(variant))
+        return all(self.cost(item, stage).ended for stage in ("train", *adapting))
 
     def run(self, item: Plan, processes: Processes) -> None:
-        """Train, search and adapt, leaving out what has ended."""
-        self.train(item, processes)
-        for way in item.ways:
-            for stage in self.stages_of(way):
-                if not self.cost(item, stage).ended:
-                    command = self._search if stage.startswith("search-") else self._adapt
-                    self.command(item, stage, command(item, way), processes)
+        """Train and adapt, leaving out what has ended."""
 
-    def train(self, item: Plan, processes: Processes) -> None:
-        """Make the run of a method, unless there is one."""
-        if not self.cost(item, "train").ended:
-            self.command(item, "train", self.train_command(item), processes)
+        def execute(stage: str, command: Callable[[], list[str]]) -> None:
+            if not self.cost(item, stage).ended:
+                log = self.group(item) / f"seed{item.seed}.log"
+                processes.run(command(), log, self.cost_file(item, stage))
 
-    def train_command(self, item: Plan) -> list[str]:
-        """Return the command that trains a method, from where it was interrupted."""
+        execute("train", lambda: self._train(item))
+        for variant in item.variants:
+            for stage in self.stages(variant):
+                execute(
+                    stage, lambda stage=stage, variant=variant: self.command(item, variant, stage)
+                )
+
+    def _train(self, item: Plan) -> list[str]:
         command = ["-m", "mttl", "train", "-c", self.files(item)]
-        return [*command, *start_again(self.run_folder(item)), "-k", *self.training(item)]
+        resume = ["--resume"] if self.run_folder(item).is_dir() else []
+        return [*command, *resume, "-k", *self.training(item)]
 
-    def seen_scores(self, item: Plan) -> list[Score]:
-        """Read the scores of the tasks of a training that has ended."""
-        path = self.run_folder(item) / "results.csv"
-        return read_seen(path, item.name, item.seed, item.fold)
-
-    def command(self, item: Plan, stage: str, command: list[str], processes: Processes) -> None:
-        """Run the command of a stage, and write down what it cost."""
-        log = self.group(item) / f"seed{item.seed}.log"
-        processes.run(command, log, self.cost_file(item, stage))
-
-    def _adapt(self, item: Plan, way: Way) -> list[str]:
+    def command(self, item: Plan, variant: AdaptationVariant, stage: str) -> list[str]:
+        """Return the command of a stage of adaptation."""
         run = self.run_folder(item)
-        files = self.adapt_files(item)
-        command = ["-m", "mttl", "adapt", "-c", files, "--from", str(run)]
+        command = ["-m", "mttl", "adapt", "-c", self.adapt_files(item), "--from", str(run)]
         command += ["--samples", self.samples] if self.samples else []
-        command += ["--tasks", self.tasks, "--out", str(run / f"adapt-{way.name}")]
-        return [*command, "-k", *self.adaptation(item, way), *self.rates(item, way)]
+        command += ["--tasks", self.tasks, "--out", str(run / stage)]
+        return [*command, "-k", *self.adaptation(item, variant)]
 
-    def _search(self, item: Plan, way: Way) -> list[str]:
-        run, given = self.run_folder(item), self.adaptation(item, way)
-        files = self.adapt_files(item)
-        config = load_config(files, given)
-        command = ["-m", "mttl", "search", "-c", files, "--from", str(run)]
-        command += ["--tasks", "dev", "--samples", str(config.data.samples[0])]
-        command += ["--out", str(run / f"search-{way.name}")]
-        return [*command, "-k", *given, f"search.points={search_points(config.adapt)}"]
+    def note(self, plans: list[Plan]) -> str:
+        """Return further sentences for the caption of the tables."""
+        return ""
 
 
 def carry_out(
-    comparison: Comparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
+    comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
 ) -> str:
     """Run what is missing, and write tables whenever something has ended.
 
     Args:
         comparison: The folder.
-        plans: What belongs to it.
-        n_workers: How many trainings at a time.
-        write: Writes tables of what has ended, and returns them.
+        plans: All runs that belong to it.
+        n_workers: Number of trainings at a time.
+        write: Writes the tables of all that has ended, and returns them.
 
     Returns:
         The tables of everything.
@@ -380,11 +311,55 @@ def carry_out(
     comparison.check(plans)
     with alone(comparison.out):
         comparison.keep_settings()
-        run_all(
-            [item for item in plans if not comparison.has_ended(item)],
-            comparison.run,
-            n_workers=n_workers,
-            name=str,
-            ended=write,
-        )
+        todo = [item for item in plans if not comparison.has_ended(item)]
+        run_all(todo, comparison.run, n_workers=n_workers, ended=write)
     return write()
+
+
+def alone(out: Path) -> AbstractContextManager[None]:
+    """Keep other comparisons out of a folder."""
+    refusal = ConfigError(
+        f"another comparison is at work in '{out}': wait for it, or choose another folder "
+        "with --out"
+    )
+    return locked(out / ".lock", refusal)
+
+
+def run_all(
+    todo: Sequence[Item],
+    run: Callable[[Item, Processes], object],
+    *,
+    n_workers: int,
+    ended: Callable[[], object],
+) -> None:
+    """Run items several at a time, each on its share of the cores, with a progress bar.
+
+    Args:
+        todo: Items to run.
+        run: Runs one item by commands, which end when this process has to stop.
+        n_workers: Number of items at a time.
+        ended: Called whenever an item has ended, to keep tables up to date.
+    """
+    status = make_console(stderr=True)
+    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
+    with (
+        counting_bar(status) as progress,
+        ThreadPoolExecutor(n_workers) as pool,
+        processes.stopping(),
+    ):
+        bar = progress.add_task("comparing", total=len(todo))
+        futures = {pool.submit(run, item, processes): item for item in todo}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress.advance(bar)
+                status.print(f"{futures[future]}: ended")
+                ended()
+        finally:
+            # Items that have not begun leave no files when the others are stopped.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def path_setting(name: str, path: Path) -> str:
+    """Return an override whose value is a path; overrides are YAML."""
+    return f"{name}={json.dumps(str(path), ensure_ascii=False)}"

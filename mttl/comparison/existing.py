@@ -1,4 +1,4 @@
-"""Runs that exist already, as methods of a comparison: their scores are read, nothing is run."""
+"""Use finished runs as methods in a comparison: their scores are read, nothing is run."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from pathlib import Path
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
-from mttl.comparison.tables import Score, read_seen
+from mttl.comparison.tables import TaskScore, markdown, read_seen, spread
 from mttl.errors import MttlError
+from mttl.io.reading import read_table, to_number
+from mttl.tasks.partition import MEAN
 
-# Of the runs of a method, and of their adaptations.
-PLACES = (
-    *(*PLACE, "run.seed", "search.", "data.cache_dir", "trainer.loggers"),
-    "data.partition",  # its tasks are compared
-)
+# Settings that neither training nor scoring depends on.
+PLACES = (*PLACE, "run.seed", "search.", "data.cache_dir", "trainer.loggers")
+PARTITION = "data.partition"  # its tasks are compared, and not its name
 MAY_DIFFER = (*PLACES, "adapt.")
 MOST_SHOWN = 12  # settings by which methods differ
 Adapted = tuple[str, int]  # task and few-shot sample
@@ -24,11 +24,11 @@ Adapted = tuple[str, int]  # task and few-shot sample
 
 @dataclass(frozen=True)
 class ExistingRuns:
-    """The runs of one method, of a seed each.
+    """The runs of one method, one per seed.
 
     Args:
-        name: Of the method.
-        folders: Of its runs.
+        name: Name of the method.
+        folders: Folders of its runs.
     """
 
     name: str
@@ -36,29 +36,13 @@ class ExistingRuns:
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """Their seeds.
-
-        Raises:
-            MttlError: If a folder is no run, or two are of one seed.
-        """
-        found = [seed_of(folder) for folder in self.folders]
-        twice = sorted({seed for seed in found if found.count(seed) > 1})
-        if twice:
-            raise MttlError(f"--runs {self.name}: two runs have the seed {twice[0]}; name one")
-        return tuple(found)
+        """The seeds of the runs."""
+        return seeds_of(self.folders)
 
     def check(self) -> None:
-        """See that all are runs of one method.
-
-        Raises:
-            MttlError: If one is no run, has not ended or has no test scores, or they
-                differ in more than their seeds.
-        """
+        """Check that all are finished runs of one method."""
         for folder in self.folders[1:]:
-            other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
-            other += adapted_otherwise(self.folders[0], folder)
-            other += trained_on_others(self.folders[0], folder)
-            if other:
+            if other := differences(self.folders[0], folder):
                 raise MttlError(
                     f"--runs {self.name}: '{self.folders[0]}' and '{folder}' differ in more than "
                     f"their seeds: {', '.join(other)}. Give each its own name"
@@ -68,8 +52,8 @@ class ExistingRuns:
                 results = RunFolder(folder).require_results()
                 raise MttlError(
                     f"--runs {self.name}: '{results}' has no test scores of tasks, which are "
-                    "compared here (data.evaluate: [test]; mttl summarise shows others, "
-                    "those of BabyAI too). Leave the run out"
+                    "compared here (data.evaluate: [test]; mttl compare RUN shows others, those "
+                    "of BabyAI too). Leave the run out"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
             found = [adapted_to(folder / f"adapt-{mode}") for folder in self.folders]
@@ -83,9 +67,9 @@ class ExistingRuns:
                     )
 
     @cached_property
-    def scores(self) -> list[Score]:
-        """Test scores of the tasks of training, and of others that the runs were adapted to."""
-        found: list[Score] = []
+    def scores(self) -> list[TaskScore]:
+        """Test scores of the training tasks, and of others that the runs were adapted to."""
+        found: list[TaskScore] = []
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             results = RunFolder(folder).results
             if results.is_file():
@@ -93,24 +77,34 @@ class ExistingRuns:
             seen = trained_on(folder)
             for place in sorted(folder.glob("adapt-*")):
                 scores = read_unseen(place, self.name, place.name.removeprefix("adapt-"), seed)
-                # With --allow-seen tasks of training stand there too.
+                # With --allow-seen there are results of training tasks too.
                 found += [score for score in scores if score.task not in seen]
         return found
 
 
-def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[Score]:
+def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
+    """Return the seeds of runs, which must differ."""
+    found: dict[int, Path] = {}
+    for run in runs:
+        seed = seed_of(run)
+        if seed in found:
+            raise MttlError(f"'{found[seed]}' and '{run}' have one seed, {seed}: name one of them")
+        found[seed] = run
+    return tuple(found)
+
+
+def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[TaskScore]:
     """Read the test scores of adapted tasks from a folder of an adaptation.
 
-    A few-shot sample has the mean over the seeds that it was adapted with, of which those without
-    a score count as 0; it has none itself (NaN) where none of them has.
+    The score of a few-shot sample is the mean over its seeds, see `mean_of_known`.
     """
     by_sample: dict[Adapted, list[FewShotResult]] = {}
     for job, result in Results(folder).finished.items():
         by_sample.setdefault((job.task, job.sample), []).append(result)
     return [
-        Score(
+        TaskScore(
             *(method, mode, seed, "unseen", *adapted),
-            _mean_of_known([100 * result.test for result in results]),
+            mean_of_known([100 * result.test for result in results]),
             fold,
             rows=results[-1].rows or "",
         )
@@ -118,20 +112,21 @@ def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) 
     ]
 
 
-def _mean_of_known(values: Sequence[float]) -> float:
+def mean_of_known(values: Sequence[float]) -> float:
+    """Return the mean, in which undefined scores count as 0; NaN if all are undefined."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(values) if known else math.nan
 
 
 def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
-    """Return the methods that ``NAME=RUN[,RUN...]`` stand for.
+    """Return the methods that ``NAME=RUN[,RUN...]`` texts define.
 
     Args:
-        texts: Of the command line.
+        texts: Definitions from the command line.
         taken: Names of other methods.
 
     Raises:
-        MttlError: If one has another form, or its runs do not fit one another.
+        MttlError: If a text has another form, or its runs do not fit one another.
     """
     found: dict[str, ExistingRuns] = {}
     for text in texts:
@@ -146,31 +141,19 @@ def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
     return list(found.values())
 
 
-def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
-    """Return a sentence per method about the settings by which its runs differ from a run."""
-    parts = []
-    for runs in others:
-        names = differing_settings(first, runs.folders[0], ignore=MAY_DIFFER)
-        names += trained_on_others(first, runs.folders[0])
-        names += adapted_otherwise(first, runs.folders[0])
-        names += adapted_to_others(first, runs.folders[0])
-        shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
-        if names:
-            parts.append(f"`{runs.name}` differs from `{first}` in {shown}.")
-    return "\n".join(parts)
-
-
-def adapted_otherwise(one: Path, other: Path) -> list[str]:
-    """Return settings by which two runs were adapted differently, with the name of the folder.
-
-    Those by which they were trained differently are not told again.
-    """
-    found = []
+def differences(one: Path, other: Path) -> list[str]:
+    """Return in what two runs differ, other than their seeds: settings, and tasks of training."""
+    trained = differing_settings(one, other, (*MAY_DIFFER, PARTITION))
+    found = list(trained)
     for place in sorted(one.glob("adapt-*")):
         if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
-            names = differing_settings(place, other / place.name, (*PLACES, *MAY_CHANGE))
-            trained = differing_settings(one, other, MAY_DIFFER)
+            ignored = (*PLACES, PARTITION, *MAY_CHANGE)
+            names = differing_settings(place, other / place.name, ignored)
             found += [f"{place.name}: {name}" for name in names if name not in trained]
+    first, second = trained_on(one), trained_on(other)
+    if first and second and first != second:
+        both = len(first & second)
+        found.append(f"the tasks of training ({len(first)} and {len(second)}, {both} of both)")
     return found
 
 
@@ -182,42 +165,36 @@ def trained_on(run: Path) -> set[str]:
     return set(read_names(skills)) if (skills / "tasks.json").is_file() else set()
 
 
-def trained_on_others(one: Path, other: Path) -> list[str]:
-    """Return that two runs were trained on different tasks, with how many, or nothing."""
-    first, second = trained_on(one), trained_on(other)
-    if not first or not second or first == second:
-        return []
-    both = len(first & second)
-    return [f"the tasks of training ({len(first)} and {len(second)}, {both} of both)"]
-
-
 def adapted_to(folder: Path) -> set[Adapted]:
-    """Return the tasks and few-shot samples that a folder of an adaptation has results of."""
+    """Return the tasks and few-shot samples of which a folder of an adaptation has results."""
     return {(job.task, job.sample) for job in Results(folder).finished}
 
 
-def adapted_to_others(one: Path, other: Path) -> list[str]:
-    """Return ways to adapt by which two runs have results of different tasks and samples."""
-    found = []
-    for place in sorted(one.glob("adapt-*")):
-        first, second = adapted_to(place), adapted_to(other / place.name)
-        if first and second and first != second:
-            found.append(
-                f"{place.name}: tasks and samples ({len(first)} and {len(second)}, "
-                f"{len(first & second)} of both)"
-            )
-    return found
+def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
+    """Return a sentence per method about the settings by which its runs differ from a run."""
+    parts = []
+    for runs in others:
+        names = differences(first, runs.folders[0])
+        for place in sorted(first.glob("adapt-*")):
+            one, other = adapted_to(place), adapted_to(runs.folders[0] / place.name)
+            if one and other and one != other:
+                counts = f"{len(one)} and {len(other)}, {len(one & other)} of both"
+                names.append(f"{place.name}: tasks and samples ({counts})")
+        shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
+        if names:
+            parts.append(f"`{runs.name}` differs from `{first}` in {shown}.")
+    return "\n".join(parts)
 
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
     """Refuse methods that share no seed with the reference, so that nothing could be paired.
 
     Args:
-        trainings: Method and seed of each.
+        trainings: Method and seed of each training.
         reference: The method that others are compared with.
 
     Raises:
-        MttlError: If one does.
+        MttlError: If there is one.
     """
     seeds: dict[str, set[int]] = {}
     for name, seed in trainings:
@@ -229,3 +206,51 @@ def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
                 f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}: differences "
                 "are paired by seed, and they share none"
             )
+
+
+def summary(runs: Sequence[Path]) -> str:
+    """Return a Markdown table with the scores of runs that differ only in their seeds.
+
+    The baselines are those of the first run.
+
+    Raises:
+        MttlError: If runs differ in more than their seed, or have no results.
+    """
+    for run in runs[1:]:
+        if different := differing_settings(runs[0], run, MAY_DIFFER):
+            raise MttlError(
+                f"'{runs[0]}' and '{run}' differ in more than their seed: {', '.join(different)}. "
+                "Summarise runs of one configuration; compare others with mttl compare --runs"
+            )
+    if len(runs) > 1:
+        seeds_of(runs)
+    scores: dict[tuple[str, str], list[float]] = {}  # by task and split, one per run
+    for run in runs:
+        for key, value in _task_means(RunFolder(run).require_results()).items():
+            scores.setdefault(key, []).append(value)
+    path = RunFolder(runs[0]).baselines
+    names = ("copy", "majority") if path.is_file() else ()  # BabyAI has none
+    baselines = {name: _task_means(path, name) for name in names}
+    splits = list(dict.fromkeys(split for _, split in scores))
+    rows = []
+    for task in (*dict.fromkeys(task for task, _ in scores if task != MEAN), MEAN):
+        cells = [f"`{task}`" if task != MEAN else "**mean**"]
+        for split in splits:
+            cells.append(spread(scores.get((task, split), [])))
+            cells += [spread([table.get((task, split), math.nan)]) for table in baselines.values()]
+        rows.append(cells)
+    heads = ["task", *(name for split in splits for name in (split, *baselines))]
+    caption = f"Scores in %; mean ± standard deviation over {len(runs)} runs."
+    return f"{caption}\n\n{markdown(heads, rows)}".rstrip()
+
+
+def _task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:
+    """Return a score per task and split, averaged over few-shot samples, in %."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in read_table(path, MttlError, ["task", "split", "score"]):
+        if row.get("baseline") == baseline and row.get("metric") != "steps":
+            score = to_number(row["score"], f"'{path}': a score", MttlError)
+            chosen = row.get("sample", "")
+            split = f"{row['split']} {chosen}" if chosen in ("greedy", "sampled") else row["split"]
+            found.setdefault((row["task"], split), []).append(100 * score)
+    return {key: mean_of_known(values) for key, values in found.items()}

@@ -1,8 +1,8 @@
-"""The comparison at a glance: every method's mean on seen and on unseen tasks, and its seeds."""
+"""A figure of a comparison: every method's mean on seen and on unseen tasks, and its seeds."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -19,22 +19,22 @@ from mttl.analysis.figures.canvas import (
     strip_frame,
     text_width,
 )
-from mttl.comparison.tables import Mean, Score, by_seed, mean_score
+from mttl.comparison.tables import Mean, TaskScore, by_seed, mean_score
 
 PANEL = 2.6  # inches
 ROW = 0.21
 OTHERS, REFERENCE = "#0072B2", "#D55E00"
+TITLES = ("seen tasks", "unseen tasks")
 
 
-@dataclass(frozen=True)
-class Dots:
-    """The scores of one method, in per cent.
+class Dots(NamedTuple):
+    """The scores of one method in %, on seen and on unseen tasks.
 
     Attributes:
-        name: Its name.
-        means: For each panel, the mean over tasks; NaN where it has no score.
-        seeds: Likewise, the same of every seed that has all tasks.
-        differences: To the reference, likewise, with their intervals.
+        name: Name of the method.
+        means: Means over tasks; NaN without a score.
+        seeds: Means over tasks of every seed that has all tasks.
+        differences: Differences to the reference, with their intervals.
     """
 
     name: str
@@ -44,27 +44,22 @@ class Dots:
 
     @classmethod
     def of(
-        cls, name: str, panels: Sequence[Sequence[Score]], differences: Sequence[Mean]
+        cls, name: str, panels: Sequence[Sequence[TaskScore]], differences: Sequence[Mean]
     ) -> "Dots":
-        """Return those of scores, given for each panel."""
+        """Return the dots of scores, given for each panel."""
         means = [mean_score(scores) for scores in panels]
         return cls(name, means, [[*by_seed(scores).values()] for scores in panels], differences)
 
 
-def comparison_figure(
-    methods: Sequence[Dots],
-    references: Sequence[str],
-    titles: Sequence[str] = ("seen tasks", "unseen tasks"),
-) -> Figure:
+def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
     """Return a row per method: small dots are seeds, the large one is the mean.
 
-    Whiskers are the interval of the difference to the reference of the panel, as the table has it:
-    one that does not reach the line of the reference is a difference. A panel without scores is
-    left out.
+    Whiskers are the interval of the difference to the reference: a method whose whiskers do not
+    reach the line of the reference differs from it. A panel without scores is left out.
     """
     panels = [
         (number, title)
-        for number, title in enumerate(titles)
+        for number, title in enumerate(TITLES)
         if not all(math.isnan(method.means[number]) for method in methods)
     ]
     names = [method.name for method in methods]
@@ -73,7 +68,7 @@ def comparison_figure(
     figure = new_canvas(
         MARGIN + label + len(panels) * (PANEL + MARGIN),
         2 * MARGIN + 2 * HEADING + height,
-        "Mean test score over tasks, per cent; whiskers: 95 % of the difference to the line",
+        "Mean test score over tasks in %; whiskers: 95 % of the difference to the line",
     )
     for column, (number, title) in enumerate(panels):
         left = MARGIN + label + column * (PANEL + MARGIN)
@@ -89,14 +84,11 @@ def comparison_figure(
             mean, seeds = method.means[number], method.seeds[number]
             if math.isnan(mean):
                 continue
-            own = method.name == references[number]
+            own = method.name == reference
             colour = REFERENCE if own else OTHERS
             apart = method.differences[number]
-            axes.hlines(
-                *(row, mean + apart.low - apart.mean, mean + apart.high - apart.mean),
-                color=colour,
-                linewidth=1,
-            )
+            ends = mean + apart.low - apart.mean, mean + apart.high - apart.mean
+            axes.hlines(row, *ends, color=colour, linewidth=1)
             axes.plot(seeds, [row] * len(seeds), "o", color=colour, markersize=2.5)
             axes.plot([mean], [row], "D" if own else "o", color=colour, markersize=6)
             if own:

@@ -2,68 +2,58 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mttl.adaptation.results import Results
-from mttl.comparison.comparison_folder import Comparison
+from mttl.comparison.comparison_folder import MethodComparison
 from mttl.comparison.existing import ExistingRuns, other_settings, read_unseen
-from mttl.comparison.methods import FIXED_ROUTERS, Plan, Way
-from mttl.comparison.rates import FACTORS
+from mttl.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan
 from mttl.comparison.tables import (
-    Line,
-    Score,
+    TableRow,
+    TaskScore,
     by_seed,
+    flat_row,
     label,
     main_table,
     mean_score,
     paired_difference,
+    read_seen,
     task_table,
-    to_csv,
 )
 from mttl.errors import MttlError
-from mttl.io.files import write_text
+from mttl.io.files import write_table, write_text
 from mttl.io.reading import read_json
 
-TOKEN_CAPTION = (
-    " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
-    "share of choices that found no room, on test rows, means over layers."
-)
 RUNS_CAPTION = (
     " Ways to adapt are compared with the reference adapted by `all`; where it was not, with the "
     "reference adapted in the same way."
 )
-RATES_CAPTION = (
-    " Each method was adapted with its own best rates of skills and router (with how many "
-    f"trainings chose them): the configured ones times {', '.join(f'{x:g}' for x in FACTORS)}, "
-    "by development rows of development tasks, which are neither trained nor unseen."
-)
 
 
-def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
+def read_scores(comparison: MethodComparison, plans: list[Plan]) -> list[TaskScore]:
     """Read the scores of all that has ended."""
-    found: list[Score] = []
+    found: list[TaskScore] = []
     for item in plans:
         run = comparison.run_folder(item)
         if comparison.cost(item, "train").ended:
-            found += comparison.seen_scores(item)
-        for way in item.ways:
-            if comparison.cost(item, f"adapt-{way.name}").ended:
-                place = run / f"adapt-{way.name}"
-                found += read_unseen(place, item.name, way.name, item.seed, item.fold)
+            found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
+        for variant in item.variants:
+            if comparison.cost(item, f"adapt-{variant.name}").ended:
+                place = run / f"adapt-{variant.name}"
+                found += read_unseen(place, item.name, variant.name, item.seed, item.fold)
     return found
 
 
 def write_tables(
-    comparison: Comparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
+    comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
 ) -> str:
     """Write the tables of what has ended, and return them as Markdown.
 
     Args:
         comparison: The folder.
-        plans: What belongs to it.
-        existing: Runs that stand beside.
+        plans: All runs that belong to it.
+        existing: Finished runs to compare with.
     """
     reference = comparison.reference
     scores = read_scores(comparison, plans)
@@ -72,13 +62,28 @@ def write_tables(
     if not scores:
         return ""
     ended = {(score.method, score.mode) for score in scores if score.mode}
-    columns = {column: way for column, way in _columns(plans).items() if column in ended}
-    lines = [_line(comparison, method, way, plans, scores) for (method, _), way in columns.items()]
+    # Methods, then the further adaptation variants of them.
+    planned = {(item.name, variant.name): variant for item in plans for variant in item.variants}
+    columns = [
+        column
+        for column in sorted(planned, key=lambda column: column[1] != "all")
+        if column in ended
+    ]
+    lines = [
+        _line(
+            method,
+            mode,
+            scores,
+            reference,
+            *_costs(comparison, plans, method, planned[method, mode]),
+        )
+        for method, mode in columns
+    ]
     for runs in existing:
-        modes = {score.mode or "all" for score in runs.scores}  # a row for tasks of training too
+        modes = {score.mode or "all" for score in runs.scores}  # a row for training tasks too
         for mode in sorted(modes, key=lambda mode: (mode != "all", mode)):
-            columns[runs.name, mode] = Way(mode, ())
-            lines.append(_existing_line(runs, mode, scores, reference))
+            columns.append((runs.name, mode))
+            lines.append(_line(runs.name, mode, scores, reference, runs.folders))
     text = f"{_caption(comparison, plans, existing)}\n\n{main_table(lines, reference)}"
     for heading, kept in (
         ("Unseen tasks, every method:", [column for column in columns if column[1] == "all"]),
@@ -93,105 +98,85 @@ def write_tables(
     dots = [
         Dots.of(
             label(*column),
-            (
-                _scores(scores, column[0], "") if column[1] == "all" else [],
-                _scores(scores, *column),
-            ),
+            (_seen(scores, *column), _scores(scores, *column)),
             (line.seen_difference, line.unseen_difference),
         )
         for column, line in zip(columns, lines, strict=True)
     ]
-    save_figure(comparison_figure(dots, [reference] * 2), comparison.out / "comparison")
+    save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
     write_text(comparison.out / "table.md", text)
-    write_text(comparison.out / "table.csv", to_csv(lines))
-    write_text(comparison.out / "scores.csv", to_csv(scores))
+    for name, table in (("table", lines), ("scores", scores)):
+        rows = [flat_row(row) for row in table]
+        write_table(comparison.out / f"{name}.csv", list(rows[0]), rows)
     return text
 
 
 def _line(
-    comparison: Comparison, method: str, way: Way, plans: list[Plan], scores: list[Score]
-) -> Line:
-    """Return one row of the main table."""
-    mode = way.name
+    method: str,
+    mode: str,
+    scores: list[TaskScore],
+    reference: str,
+    runs: Sequence[Path],
+    *costs: float,
+) -> TableRow:
+    """Return one row of the main table; the costs of finished runs are not known."""
+    # A mode changes nothing about the training tasks.
+    seen, unseen = _seen(scores, method, mode), _scores(scores, method, mode)
+    compared = _scores(scores, reference, "all")
+    if not compared and method != reference:
+        compared = _scores(scores, reference, mode)
+    return TableRow(
+        label(method, mode),
+        n_trained_in(runs, mode),
+        len(by_seed(unseen or seen)),
+        mean_score(seen),
+        mean_score(unseen),
+        paired_difference(seen, _scores(scores, reference, "")),
+        paired_difference(unseen, compared),
+        *costs,
+    )
+
+
+def _costs(
+    comparison: MethodComparison, plans: list[Plan], method: str, variant: AdaptationVariant
+) -> tuple[list[Path], float, float, float]:
+    """Return a run that was adapted, minutes of training and adaptation, and the peak of memory."""
     items = [item for item in plans if item.name == method]
     training = [cost for item in items if (cost := comparison.cost(item, "train")).ended]
-    adapted = [item for item in items if comparison.cost(item, f"adapt-{mode}").ended]
-    stages = comparison.stages_of(way)
-    adapting = [comparison.cost(item, stage) for item in adapted for stage in stages]
-    # A mode changes nothing about the tasks of training.
-    seen = _scores(scores, method, "") if mode == "all" else []
-    unseen = _scores(scores, method, mode)
-    reference = _scores(scores, comparison.reference, "all")
-    return Line(
-        label(method, mode),
-        trained=n_trained_in([comparison.run_folder(adapted[0])], mode),
-        n_seeds=len(by_seed(unseen)),
-        seen=mean_score(seen),
-        unseen=mean_score(unseen),
-        seen_difference=paired_difference(seen, _scores(scores, comparison.reference, "")),
-        unseen_difference=paired_difference(unseen, reference),
-        training_minutes=_mean(cost.cpu_minutes for cost in training if mode == "all"),
-        adaptation_minutes=sum(cost.cpu_minutes for cost in adapting) / len(adapted),
-        peak_mib=max(cost.peak_mib for cost in training + adapting),
-        rates=_rates(comparison, adapted, way),
-        **_loads(comparison, items if mode == "all" else []),
+    adapted = [item for item in items if comparison.cost(item, f"adapt-{variant.name}").ended]
+    adapting = [comparison.cost(x, stage) for x in adapted for stage in comparison.stages(variant)]
+    return (
+        [comparison.run_folder(adapted[0])],
+        _mean(cost.cpu_minutes for cost in training if variant.name == "all"),
+        sum(cost.cpu_minutes for cost in adapting) / len(adapted),
+        max(cost.peak_mib for cost in training + adapting),
     )
-
-
-def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference: str) -> Line:
-    """Return a row of the main table of runs whose costs are not known."""
-    seen = _scores(scores, runs.name, "") if mode == "all" else []
-    unseen = _scores(scores, runs.name, mode)
-    compared = _scores(scores, reference, "all")
-    if not compared and runs.name != reference:
-        compared = _scores(scores, reference, mode)
-    return Line(
-        label(runs.name, mode),
-        trained=n_trained_in(runs.folders, mode),
-        n_seeds=len(by_seed(unseen or seen)),
-        seen=mean_score(seen),
-        unseen=mean_score(unseen),
-        seen_difference=paired_difference(seen, _scores(scores, reference, "")),
-        unseen_difference=paired_difference(unseen, compared),
-        training_minutes=math.nan,
-        adaptation_minutes=math.nan,
-        peak_mib=math.nan,
-    )
-
-
-def _rates(comparison: Comparison, items: list[Plan], way: Way) -> str:
-    """Return the rates of skills and router that were found, with how often."""
-    found = Counter(tuple(comparison.rates(item, way)) for item in items)
-    texts = [
-        " / ".join(f"{float(rate.partition('=')[2]):g}" for rate in rates) + f" ({count})"
-        for rates, count in found.most_common()
-        if rates
-    ]
-    return ", ".join(texts)
-
-
-def _loads(comparison: Comparison, items: list[Plan]) -> dict[str, float]:
-    """Return how even the loads of experts are on test rows, and which share was dropped."""
-    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
-
-    runs = [comparison.run_folder(item) for item in items if comparison.cost(item, "train").ended]
-    records = [read_token_record(run) for run in runs if has_token_record(run)]
-    return {
-        "load_entropy": _mean(float(record.evenness().mean()) for record in records),
-        "dropped": 100 * _mean(float(record.dropped.mean()) for record in records),
-    }
 
 
 def n_trained_in(runs: Sequence[Path], mode: str) -> int:
-    """Return how many parameters of skills and router a training, or a way to adapt, trains."""
+    """Return how many parameters a training, or an adaptation variant, trains."""
     if mode == "all":
         return n_trained(runs[0])
     places = (run / f"adapt-{mode}" for run in runs)
     return next(x.n_trained for place in places for x in Results(place).finished.values())
 
 
-def budget(comparison: Comparison, plans: list[Plan]) -> str:
-    """Return what every training and adaptation had, and how much of it has ended."""
+def n_trained(run: Path) -> int:
+    """Return the number of parameters of a run's skills and learned router, from file headers."""
+    from mttl.checkpoints.model_tensors import TOKENS
+    from mttl.checkpoints.saved_inventory import count_saved  # they bring PyTorch
+
+    skills = run / "skills"
+    meta = read_json(skills / "meta.json", MttlError, dict)
+    kind = meta["settings"]["router"]["kind"]
+    # Routers of tokens are learned, whatever routes tasks.
+    learned = TOKENS if kind in FIXED_ROUTERS else ""
+    routers = count_saved(skills / "router.safetensors", learned)
+    return count_saved(skills / "skills.safetensors") + routers
+
+
+def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
+    """Return the budget of every training and adaptation, and how much of it has ended."""
     seeds = sorted({item.seed for item in plans})
     ended = sum(comparison.has_ended(item) for item in plans)
     overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
@@ -217,61 +202,40 @@ def budget(comparison: Comparison, plans: list[Plan]) -> str:
     return text
 
 
-def _caption(comparison: Comparison, plans: list[Plan], existing: Sequence[ExistingRuns]) -> str:
+def _caption(
+    comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns]
+) -> str:
     """Return the budget and what the columns mean."""
     known = [comparison.run_folder(item) for item in plans if item.name == comparison.reference]
     known += [runs.folders[0] for runs in existing if runs.name == comparison.reference]
     first = next((run for run in known if (run / "config.yaml").is_file()), None)
     others = [runs for runs in existing if runs.name != comparison.reference]
-    beside = other_settings(first, others) if first is not None else ""
+    differing = other_settings(first, others) if first is not None else ""
+    seeds = {*(item.seed for item in plans), *(seed for runs in existing for seed in runs.seeds)}
+    few = {
+        1: " With one seed, intervals do not cover the variation between trainings.",
+        2: " With two seeds, intervals are too narrow: take three or more.",
+    }
     return (
-        (budget(comparison, plans) if plans else "")
-        + "Mean test scores over tasks in per cent; in brackets the 95 % "
+        (_budget(comparison, plans) if plans else "")
+        + "Mean test scores over tasks in %; in brackets the 95 % "
         "interval of the paired difference, by a hierarchical bootstrap over tasks, seeds and "
         "few-shot samples. Trained parameters are those of skills and router, or what a mode "
         "trains; minutes are processor time per run; memory is the peak of a process."
-        + _few_seeds({*(item.seed for item in plans), *(s for r in existing for s in r.seeds)})
+        + few.get(len(seeds), "")
         + (RUNS_CAPTION if existing else "")
-        + (RATES_CAPTION if comparison.search_rates else "")
-        + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
-        + (f"\n\n{beside}" if beside else "")
+        + comparison.note(plans)
+        + (f"\n\n{differing}" if differing else "")
     )
 
 
-def _few_seeds(seeds: set[int]) -> str:
-    """Return what intervals of one or two seeds leave out."""
-    if len(seeds) > 2:
-        return ""
-    return (
-        " With one seed they say nothing of other trainings."
-        if len(seeds) == 1
-        else " With two seeds they are too narrow for what trainings differ by: take three or more."
-    )
-
-
-def n_trained(run: Path) -> int:
-    """Return the number of parameters of a run's skills and learned router, from file headers."""
-    from mttl.checkpoints.model_tensors import TOKENS
-    from mttl.checkpoints.saved_inventory import count_saved  # they bring PyTorch
-
-    skills = run / "skills"
-    meta = read_json(skills / "meta.json", MttlError, dict)
-    kind = meta["settings"]["router"]["kind"]
-    # What routes tokens learns, whatever routes tasks.
-    learned = TOKENS if kind in FIXED_ROUTERS else ""
-    routers = count_saved(skills / "router.safetensors", learned)
-    return count_saved(skills / "skills.safetensors") + routers
-
-
-def _columns(plans: list[Plan]) -> dict[tuple[str, str], Way]:
-    """Return methods, then the further ways to adapt them."""
-    columns = {(item.name, way.name): way for item in plans for way in item.ways}
-    return dict(sorted(columns.items(), key=lambda item: item[0][1] != "all"))
-
-
-def _scores(scores: list[Score], method: str, mode: str) -> list[Score]:
-    """Return the scores of a way to adapt; of the tasks of training where it is empty."""
+def _scores(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
+    """Return the scores of an adaptation variant; with an empty mode, of the training tasks."""
     return [score for score in scores if (score.method, score.mode) == (method, mode)]
+
+
+def _seen(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
+    return _scores(scores, method, "") if mode == "all" else []
 
 
 def _mean(values: Iterable[float]) -> float:

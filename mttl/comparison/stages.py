@@ -1,7 +1,6 @@
-"""Long commands, each run once: what it cost is written down when it has ended."""
+"""Long commands, each run once; their cost is recorded when they end."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -14,24 +13,21 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from envs.process import is_stopped
 from mttl.errors import MttlError
 from mttl.io.files import write_text
 from mttl.io.reading import read_json
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.gpus import gpu_environment
 
-logger = logging.getLogger(__name__)
-
 POLL = 0.2  # seconds between two looks at a command
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a command used, all its attempts together.
+    """The cost of a command, summed over its attempts.
 
     Attributes:
-        cpu_minutes: Time on processors, of all threads.
+        cpu_minutes: Processor time of all threads.
         peak_mib: Largest resident memory of the process.
         ended: Whether it has ended well.
     """
@@ -42,16 +38,11 @@ class Cost:
 
     @classmethod
     def read(cls, path: Path) -> "Cost":
-        """Read what was written down, or a cost of nothing."""
-        if not path.exists():
-            return cls()
-        try:
-            return cls(**read_json(path, MttlError, dict))
-        except TypeError as error:
-            raise MttlError(f"'{path}' is damaged ({error}). Delete it") from error
+        """Return the recorded cost, or a cost of nothing."""
+        return cls(**read_json(path, MttlError, dict)) if path.exists() else cls()
 
     def write(self, path: Path) -> None:
-        """Write it down."""
+        """Record the cost."""
         write_text(path, json.dumps(asdict(self)))
 
 
@@ -71,7 +62,7 @@ class Processes:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Ask all commands to leave when the block is left early, and wait for them."""
+        """Ask all commands to end when the block is left early, and wait for them."""
         try:
             yield
         finally:
@@ -83,15 +74,12 @@ class Processes:
                         os.kill(process.pid, signal.SIGTERM)
 
     def run(self, command: list[str], log: Path, cost: Path) -> None:
-        """Run a Python command to its end, and write down what it cost.
+        """Run a Python command to its end, and record its cost.
 
         Args:
-            command: A script and its arguments, or ``-m mttl`` and a command with its.
-            log: File that what it prints is appended to.
+            command: A script and its arguments, or ``-m mttl`` and a command with its arguments.
+            log: File to which the output is appended.
             cost: File of the cost; the cost of earlier attempts is added.
-
-        Raises:
-            MttlError: If it failed, or everything is stopping.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
@@ -111,16 +99,9 @@ class Processes:
                     preexec_fn=with_parent(),
                 )
                 self._running[process] = number
-            ended, peak, told = 0, 0.0, False
+            ended, peak = 0, 0.0
             while not ended:
-                peak = max(peak, peak_so_far(process.pid))
-                if is_stopped(process.pid) and not told:
-                    told = True
-                    logger.warning(
-                        "'%s' is stopped; it goes on after: kill -CONT %d",
-                        shown(command),
-                        process.pid,
-                    )
+                peak = max(peak, _peak_so_far(process.pid))
                 ended, status, usage = os.wait4(process.pid, os.WNOHANG)
                 time.sleep(0 if ended else POLL)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -136,15 +117,11 @@ class Processes:
             ended=process.returncode == 0,
         ).write(cost)
         if process.returncode and not self._stopped:
-            raise MttlError(f"'{shown(command)}' failed; what it printed is in '{log}'")
+            name = f"mttl {command[2]}" if command[0] == "-m" else Path(command[0]).name
+            raise MttlError(f"'{name}' failed; its output is in '{log}'")
 
 
-def shown(command: list[str]) -> str:
-    """Return the name of a command: a script, or ``mttl`` and what follows."""
-    return f"mttl {command[2]}" if command[0] == "-m" else Path(command[0]).name
-
-
-def peak_so_far(pid: int) -> float:
+def _peak_so_far(pid: int) -> float:
     """Return the largest resident memory of a running process in MiB; 0 where it is not known."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace").splitlines()
@@ -152,8 +129,3 @@ def peak_so_far(pid: int) -> float:
         return 0.0
     found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
     return int(found[0]) / 2**10 if found else 0.0
-
-
-def start_again(run: Path) -> list[str]:
-    """Return the argument that continues an interrupted training."""
-    return ["--resume"] if run.is_dir() else []

@@ -66,7 +66,7 @@ class Pretrained(_AnyBackbone):
         return self
 
 
-class Random(_AnyBackbone):
+class RandomBackbone(_AnyBackbone):
     """A new language model with random weights."""
 
     kind: Literal["random"]
@@ -83,4 +83,4 @@ class Random(_AnyBackbone):
     says."""
 
 
-Backbone = Annotated[Pretrained | Random, Field(discriminator="kind")]
+Backbone = Annotated[Pretrained | RandomBackbone, Field(discriminator="kind")]

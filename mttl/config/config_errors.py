@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mttl.config.merge_tree import Sources
-from mttl.config.plugin_section import OwnKinds, own_kinds_in
+from mttl.config.plugin_section import PluginKinds, plugin_kinds_in
 from mttl.config.section import kind_of, models_in
 from mttl.errors import nearest
 
@@ -30,7 +30,7 @@ FORMS = {
 }
 
 
-def explain(
+def format_errors(
     error: ValidationError, tree: Mapping[str, Any], sources: Sources, root: type[BaseModel]
 ) -> str:
     """Return one line per mistake.
@@ -67,9 +67,13 @@ def _locate(
     keys: list[str] = []
     value: Any = tree
     models: list[type[BaseModel]] = [root]
-    own: OwnKinds | None = None
+    own: PluginKinds | None = None
     for part in location:
-        if own is not None and isinstance(value, Mapping) and own.family.is_own(value.get("kind")):
+        if (
+            own is not None
+            and isinstance(value, Mapping)
+            and own.family.is_plugin(value.get("kind"))
+        ):
             models = [own.model_of(value["kind"])]
         inside = isinstance(value, Mapping) and part in value
         field = any(part in model.model_fields for model in models)
@@ -78,7 +82,7 @@ def _locate(
             if field:  # otherwise a name that users choose, or one that is unknown
                 fields = [m.model_fields[str(part)] for m in models if part in m.model_fields]
                 models = [inner for each in fields for inner in models_in(each.annotation)]
-                own = own_kinds_in(fields[0].annotation, fields[0].metadata)
+                own = plugin_kinds_in(fields[0].annotation, fields[0].metadata)
             value = value.get(part)
             keys.append(str(part))
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
@@ -116,7 +120,7 @@ def _line(
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
         given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
         listed = ", ".join(allowed)
-        own = " A class of your own is module:Class." if _takes_own(key, root) else ""
+        own = " A class of your own is module:Class." if _takes_plugins(key, root) else ""
         return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}{own}"
     if kind == "literal_error":
         expected = context["expected"].replace(" or ", ", ").replace("'", "")
@@ -138,11 +142,11 @@ def _one_of(expected: str) -> str:
     return f"one of {expected}" if "," in expected else expected
 
 
-def _takes_own(section: str, root: type[BaseModel]) -> bool:
+def _takes_plugins(section: str, root: type[BaseModel]) -> bool:
     parent, _, name = section.rpartition(".")
     models = _section_models(parent, root)
     fields = [model.model_fields[name] for model in models if name in model.model_fields]
-    return any(own_kinds_in(field.annotation, field.metadata) for field in fields)
+    return any(plugin_kinds_in(field.annotation, field.metadata) for field in fields)
 
 
 def _other_kinds(name: str, section: str, root: type[BaseModel]) -> str:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.config.plugin_section import own_class_of
+from mttl.config.plugin_section import plugin_name
 from mttl.config.section import Section, once
 from mttl.plugins.classes import METRICS
 
@@ -46,8 +46,8 @@ class Homogeneous(Section):
 Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(discriminator="kind")]
 
 
-Prefix = Literal["name", "code", "none"]
-_Prefix = Literal[Prefix, "auto"]
+TaskPrefix = Literal["name", "code", "none"]
+_TaskPrefix = Literal[TaskPrefix, "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
@@ -111,7 +111,7 @@ class Data(Section):
     truncate: Truncate = "end"
     """Which side of an input is cut that is longer; what stands before it (`prefix`,
     `descriptions`) stays."""
-    prefix: Annotated[_Prefix, BeforeValidator(prefix_kind)] = "name"
+    prefix: Annotated[_TaskPrefix, BeforeValidator(prefix_kind)] = "name"
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
     nothing of the name), or nothing. `auto` shows the name only where the router does not tell
     tasks apart (shared, average, random, smear, retrieval, none, expert where two rows of its
@@ -128,7 +128,7 @@ class Data(Section):
     date: Annotated[str, AfterValidator(_day)] | None = None
     """The day, as YYYY-MM-DD, that chat templates show which show one: by default that on which
     training starts. A run keeps it."""
-    metrics: dict[TaskName, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    metrics: dict[TaskName, Annotated[str, AfterValidator(plugin_name(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     expert_matrix: str | None = None
     """CSV file of the skills that a person would give each task: the matrix of an expert router

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from mttl.config.config_errors import explain
+from mttl.config.config_errors import format_errors
 from mttl.config.merge_tree import Sources, Tree, merge, nested
 from mttl.config.plugin_section import IMPORT
 from mttl.config.router_schema import BLIND_TO_TASKS
@@ -35,7 +35,7 @@ def load_config(
     names: str | Sequence[str],
     overrides: Sequence[str] = (),
     *,
-    own: Mapping[str, str] | None = IMPORT,
+    plugins: Mapping[str, str] | None = IMPORT,
     as_written: bool = False,
 ) -> Config:
     """Read, merge, override and validate a configuration for text-to-text tasks.
@@ -45,7 +45,7 @@ def load_config(
             given, then under ``configs/`` here, then among those that are shipped, with or
             without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
-        own: What to do with classes of one's own: import them, because the user names them;
+        plugins: What to do with classes of one's own: import them, because the user names them;
             `mttl.config.plugin_section.LEAVE` them out; or None: take them where they are trusted.
         as_written: Leave `data.prefix: auto` as it is, which no model can be built from; otherwise
             the router says what it means.
@@ -58,7 +58,7 @@ def load_config(
             validate; the message names file, key, value and what is allowed, for all mistakes at
             once.
     """
-    config = load_any_config(names, overrides, own=own, as_written=as_written)
+    config = load_any_config(names, overrides, plugins=plugins, as_written=as_written)
     if not isinstance(config, Config):
         world = world_of(config)
         raise ConfigError(
@@ -72,7 +72,7 @@ def load_any_config(
     names: str | Sequence[str],
     overrides: Sequence[str] = (),
     *,
-    own: Mapping[str, str] | None = IMPORT,
+    plugins: Mapping[str, str] | None = IMPORT,
     as_written: bool = False,
     run: str | None = None,
 ) -> Section:
@@ -81,7 +81,7 @@ def load_any_config(
     Args:
         names: As there; with a run, they may be empty, or parts of a configuration.
         overrides: As there.
-        own: As there.
+        plugins: As there.
         as_written: As there.
         run: The folder of a run, whose configuration is the default.
     """
@@ -107,9 +107,9 @@ def load_any_config(
     world = next((world for world in WORLDS if world.section in tree), WORLDS[-1])
     schema = world.schema
     try:
-        return schema.model_validate(tree, context=own)
+        return schema.model_validate(tree, context=plugins)
     except ValidationError as error:
-        told = explain(error, tree, sources, schema)
+        told = format_errors(error, tree, sources, schema)
         sections = schema.model_fields.items()
         absent = [name for name, field in sections if field.is_required() and name not in tree]
         if len(absent) > 1:

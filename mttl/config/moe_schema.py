@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.plugin_section import OwnKinds
+from mttl.config.plugin_section import PluginKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed, once
 from mttl.config.skills_schema import LowRankChange
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
@@ -27,7 +27,7 @@ class TopK(_TopKTokens):
     """While training, multiply the router's input by U(1 - jitter, 1 + jitter)."""
 
 
-class Switch(Section):
+class SwitchRouting(Section):
     """The most probable expert of each token, its probability as the gate (Switch Transformer)."""
 
     kind: Literal["switch"]
@@ -57,7 +57,7 @@ class ExpertChoice(Section):
     """Experts per token, on average."""
 
 
-class Base(Section):
+class BaseRouting(Section):
     """A balanced assignment of tokens while training, the best expert in evaluation (BASE)."""
 
     kind: Literal["base"]
@@ -71,7 +71,7 @@ class Hash(Section):
     """Of the draw."""
 
 
-class Example(_TopKTokens):
+class ExampleRouting(_TopKTokens):
     """The same experts for all tokens of an example, by their mean; not for causal decoders."""
 
     kind: Literal["example"]
@@ -119,22 +119,22 @@ class Phatgoose(Section):
 
 TokenRouting = Annotated[
     TopK
-    | Switch
+    | SwitchRouting
     | NoisyTopK
     | GShard
     | ExpertChoice
-    | Base
+    | BaseRouting
     | Hash
-    | Example
+    | ExampleRouting
     | Arrow
     | Spectral
     | Phatgoose,
     Field(discriminator="kind"),
-    OwnKinds(TOKEN_ROUTERS),
+    PluginKinds(TOKEN_ROUTERS),
 ]
 
 
-class FeedForwardExperts(Section):
+class UpcycledExperts(Section):
     """Copies of the backbone's feed-forward blocks, whose place they take (sparse upcycling)."""
 
     kind: Literal["feed_forward"]
@@ -161,9 +161,9 @@ class AdapterExperts(Section):
 
 
 TokenExperts = Annotated[
-    FeedForwardExperts | LoRAExperts | IA3Experts | AdapterExperts,
+    UpcycledExperts | LoRAExperts | IA3Experts | AdapterExperts,
     Field(discriminator="kind"),
-    OwnKinds(SKILLS),
+    PluginKinds(SKILLS),
 ]
 # Routers among members of a library, which exist already.
 MEMBERS = ("arrow", "spectral", "phatgoose")
@@ -269,7 +269,7 @@ class MoE(Section):
         top_k = router.top_k if isinstance(router, _TopKTokens) else 1
         if top_k > self.n_experts:
             problems.append(f"router.top_k ({top_k}) must not exceed n_experts ({self.n_experts})")
-        if isinstance(router, TopK | Example) and router.normalise and top_k == 1:
+        if isinstance(router, TopK | ExampleRouting) and router.normalise and top_k == 1:
             problems.append(
                 "router.normalise with top_k 1 makes every gate 1, and nothing is learned: set "
                 "normalise: false, or kind: switch"

@@ -1,4 +1,4 @@
-"""The section `optim`: optimizers, learning rates and their course."""
+"""The section `optim`: optimizers, learning rates and their schedule."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -42,7 +42,7 @@ class _AnyOptim(Section):
     weight_decay: NonNegative = 0.01
     """Of matrices; never of the router."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Course of the learning rates after the warm-up."""
+    """Schedule of the learning rates after the warm-up."""
     warmup: NonNegative = 0.06
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     label_smoothing: Fraction = 0.0

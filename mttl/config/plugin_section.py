@@ -11,18 +11,18 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, core_schema
 
 from mttl.config.section import Section, kind_of, models_in
-from mttl.plugins.classes import Family, OwnClassError, find_class, make, parameters
+from mttl.plugins.classes import Family, PluginError, find_class, make, parameters
 
 # What a configuration is read for, as the context of a validation.
-IMPORT: dict[str, str] = {"own": "import"}
-LEAVE: dict[str, str] = {"own": "leave"}
+IMPORT: dict[str, str] = {"plugins": "import"}
+LEAVE: dict[str, str] = {"plugins": "leave"}
 
 
-class OwnPart(Section):
+class PluginSection(Section):
     """A section of settings of a class of one's own, named as `module:Class`."""
 
     model_config = ConfigDict(protected_namespaces=())
-    own_class: ClassVar[type[Any]]
+    plugin_class: ClassVar[type[Any]]
 
     kind: str
     """The class."""
@@ -33,21 +33,21 @@ class OwnPart(Section):
         Args:
             **given: What the program supplies; the class takes what it declares.
         """
-        own = self.own_class
+        own = self.plugin_class
         settings = {
             name: getattr(self, name) for name in parameters(own) if name in type(self).model_fields
         }
         return make(own, given, {k: v for k, v in settings.items() if k not in given})
 
 
-class _Unread(OwnPart):
+class _Unread(PluginSection):
     """A part whose class is not looked at, where a file of a run is read for other settings."""
 
     model_config = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True)
-class OwnKinds:
+class PluginKinds:
     """Lets a section be of a class of one's own too: put it behind the known kinds.
 
     Args:
@@ -58,7 +58,7 @@ class OwnKinds:
     family: Family
     base: type[Section] = Section
 
-    def model_of(self, kind: str, *, trusted: bool = False) -> type[OwnPart]:
+    def model_of(self, kind: str, *, trusted: bool = False) -> type[PluginSection]:
         """Return the settings of a class.
 
         Args:
@@ -66,7 +66,7 @@ class OwnKinds:
             trusted: Whether the user named it; see `mttl.plugins.classes.find_class`.
 
         Raises:
-            OwnClassError: If there is none, or an argument can be no setting.
+            PluginError: If there is none, or an argument can be no setting.
         """
         return _model(find_class(self.family, kind, trusted=trusted), kind, self.family, self.base)
 
@@ -77,19 +77,23 @@ class OwnKinds:
         names = [name for model in models_in(source) if (name := kind_of(model))]
 
         def validate(value: Any, handle: Any, info: ValidationInfo) -> Any:
-            if isinstance(value, OwnPart):
+            if isinstance(value, PluginSection):
                 return value
             kind = value.get("kind") if isinstance(value, Mapping) else None
-            if kind is None or kind in names or (names and not self.family.is_own(kind)):
+            if kind is None or kind in names or (names and not self.family.is_plugin(kind)):
                 return handle(value)
             if info.context == LEAVE:
                 return _Unread.model_validate(value)
             if not isinstance(kind, str):
-                raise OwnClassError(f"kind ({kind}) must name {self.family.title}")
+                raise PluginError(f"kind ({kind}) must name {self.family.title}")
             return self.model_of(kind, trusted=info.context == IMPORT).model_validate(value)
 
         def dump(value: Any, handle: Any, info: Any) -> Any:
-            return value.model_dump(mode=info.mode) if isinstance(value, OwnPart) else handle(value)
+            return (
+                value.model_dump(mode=info.mode)
+                if isinstance(value, PluginSection)
+                else handle(value)
+            )
 
         return core_schema.with_info_wrap_validator_function(
             validate,
@@ -100,51 +104,51 @@ class OwnKinds:
         )
 
 
-def own_class_of(family: Family) -> Callable[[str, ValidationInfo], str]:
+def plugin_name(family: Family) -> Callable[[str, ValidationInfo], str]:
     """Return a validator of names, which imports those of classes of one's own."""
 
     def validate(name: str, info: ValidationInfo) -> str:
-        if info.context != LEAVE and family.is_own(name):
+        if info.context != LEAVE and family.is_plugin(name):
             find_class(family, name, trusted=info.context == IMPORT)
         return name
 
     return validate
 
 
-def own_kinds_in(annotation: Any, metadata: Any = ()) -> OwnKinds | None:
+def plugin_kinds_in(annotation: Any, metadata: Any = ()) -> PluginKinds | None:
     """Return what a field says about classes of one's own, if it does."""
-    found = [item for item in metadata if isinstance(item, OwnKinds)]
+    found = [item for item in metadata if isinstance(item, PluginKinds)]
     if hasattr(annotation, "__metadata__"):
-        found += [item for item in annotation.__metadata__ if isinstance(item, OwnKinds)]
-    found += [own for part in get_args(annotation) if (own := own_kinds_in(part))]
+        found += [item for item in annotation.__metadata__ if isinstance(item, PluginKinds)]
+    found += [own for part in get_args(annotation) if (own := plugin_kinds_in(part))]
     return found[0] if found else None
 
 
 @cache
-def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[OwnPart]:
+def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[PluginSection]:
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
     except (NameError, TypeError) as error:
-        raise OwnClassError(f"'{kind}': the types of its arguments: {error}") from error
+        raise PluginError(f"'{kind}': the types of its arguments: {error}") from error
     fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
     for name, item in parameters(cls).items():
         if name in family.given:
             continue
-        if name in base.model_fields or name == "kind" or hasattr(OwnPart, name):
-            raise OwnClassError(f"'{kind}': its argument '{name}' needs another name")
+        if name in base.model_fields or name == "kind" or hasattr(PluginSection, name):
+            raise PluginError(f"'{kind}': its argument '{name}' needs another name")
         known = type(item.default) if item.default not in (inspect.Parameter.empty, None) else Any
         default = ... if item.default is inspect.Parameter.empty else item.default
         fields[name] = (hints.get(name, known), default)
         try:
-            create_model("Setting", __base__=OwnPart, **{name: fields[name]})
+            create_model("Setting", __base__=PluginSection, **{name: fields[name]})
         except PydanticUserError as error:
             shown = getattr(fields[name][0], "__name__", fields[name][0])
-            raise OwnClassError(
+            raise PluginError(
                 f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
                 "can hold; take numbers, texts, true or false, lists or mappings"
             ) from error
-    bases = (OwnPart,) if base is Section else (OwnPart, base)
+    bases = (PluginSection,) if base is Section else (PluginSection, base)
     made: Any = create_model(cls.__name__, __base__=bases, **fields)
-    made.own_class = cls
+    made.plugin_class = cls
     made.lacks = getattr(cls, "lacks", {})
     return made

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mttl.config.plugin_section import own_kinds_in
+from mttl.config.plugin_section import plugin_kinds_in
 from mttl.config.section import kind_of, models_in
 from mttl.config.worlds import WORLDS
 from mttl.errors import ConfigError, nearest
@@ -58,9 +58,9 @@ def _lines(path: str, section: FieldInfo) -> Iterator[str]:
     kinds = {kind: model for model in models if (kind := kind_of(model))}
     if kinds:
         meanings = " ".join(f"`{kind}`: {model.__doc__}" for kind, model in kinds.items())
-        own = ["module:Class"] if own_kinds_in(section.annotation, section.metadata) else []
+        own = ["module:Class"] if plugin_kinds_in(section.annotation, section.metadata) else []
         yield _line(f"{path}.kind", " | ".join([*kinds, *own]), _default(section), meanings)
-    elif own_kinds_in(section.annotation, section.metadata):
+    elif plugin_kinds_in(section.annotation, section.metadata):
         yield _line(f"{path}.kind", "module:Class", _default(section), section.description or "")
     lines: dict[str, list[str]] = {}
     for model in models:

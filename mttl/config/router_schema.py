@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.plugin_section import OwnKinds
+from mttl.config.plugin_section import PluginKinds
 from mttl.config.section import Fraction, NonNegative, Section
 from mttl.plugins.classes import ROUTERS
 
@@ -163,7 +163,7 @@ class ScoreFunction(_AnyRouter):
     """Logits start in U(-init_scale, init_scale)."""
 
 
-class Random(_Blind):
+class RandomRouting(_Blind):
     """A random skill per training step for all tasks, their average afterwards (AdaMix)."""
 
     kind: Literal["random"]
@@ -266,7 +266,7 @@ Router = Annotated[
     | CPoly
     | Categorical
     | ScoreFunction
-    | Random
+    | RandomRouting
     | Shared
     | Private
     | Average
@@ -278,5 +278,5 @@ Router = Annotated[
     | Retrieval
     | NoRouter,
     Field(discriminator="kind"),
-    OwnKinds(ROUTERS, _AnyRouter),
+    PluginKinds(ROUTERS, _AnyRouter),
 ]

@@ -9,7 +9,7 @@ from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
-from mttl.config.plugin_section import OwnKinds, OwnPart
+from mttl.config.plugin_section import PluginKinds, PluginSection
 from mttl.config.router_schema import Router
 from mttl.config.section import (
     AS_TRAINED,
@@ -89,13 +89,13 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: RowInit | Literal["auto", "two_starts"] = "auto"
+    init: RowInit | Literal["auto", "best_of_two"] = "auto"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
     of the trained task by which its training rows cost least, at its row of the Expert's matrix,
     with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
     skills alike, or as free coefficients of the skills: all 1 / K (CAT), or the weights of the
     trained task by which its rows cost least. `auto` is the best row in mode `all`,
-    if there are examples and trained tasks are routed differently, and else the mean. `two_starts`
+    if there are examples and trained tasks are routed differently, and else the mean. `best_of_two`
     is the same, but where that is the best row adapts from the mean as well, and keeps what scores
     higher on the development rows: twice the work."""
     gradient_free: bool = False
@@ -137,8 +137,9 @@ class Adapt(Section):
         told = f"mode '{mode}' takes no row over" if steps else "examples is 0"
         still = mode == "zero_shot" or self.gradient_free or not steps
         problems = {
-            f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
-            "'skills_only' or 'full', or another init, as 'mean'": init == "own"
+            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
+            "train; use 'skills_only' or 'full', or another init, as 'mean'": init
+            == "private_skill"
             and mode in ("zero_shot", "router_only", "average"),
             "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
             "nothing; leave it out": init == "fresh" and mode == "average",
@@ -157,7 +158,7 @@ class Adapt(Section):
             f"'{mode}' does not; leave it out, or use 'all' or 'skills_only'": self.up_lr_ratio != 1
             and mode in ("zero_shot", "router_only"),
             f"mode 'average' mixes all skills alike and takes no init '{init}'": mode == "average"
-            and init in ("matrix", "learned"),
+            and init in ("expert_row", "learned"),
             f"mode '{mode}' takes no row over from training, so init 'factors' composes none; use "
             "'zero_shot', 'router_only', 'skills_only', 'all' or 'full'": init == "factors"
             and no_row,
@@ -300,8 +301,8 @@ class Trainer(Section):
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Boards to compare runs on, beside metrics.csv."""
-    callbacks: list[Annotated[OwnPart, OwnKinds(CALLBACKS)]] = []
+    """Experiment loggers, beside metrics.csv."""
+    callbacks: list[Annotated[PluginSection, PluginKinds(CALLBACKS)]] = []
     """Callbacks of one's own for Lightning's trainer."""
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
@@ -340,7 +341,7 @@ class Config(Section):
     """Experts that tokens choose, beside or instead of skills that tasks choose."""
     optim: Optim
     """Optimizer and learning rates."""
-    loss: Annotated[OwnPart, OwnKinds(LOSSES)] | None = None
+    loss: Annotated[PluginSection, PluginKinds(LOSSES)] | None = None
     """A training loss of one's own; cross-entropy by default."""
     generation: Generation = Generation()
     """How answers are generated."""
@@ -412,7 +413,7 @@ class Config(Section):
     def _is_low_rank(self) -> bool:
         """Return whether any skills or experts have two factors; those of one's own may."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
-        return any(one.kind == "lora" or isinstance(one, OwnPart) for one in kinds)
+        return any(one.kind == "lora" or isinstance(one, PluginSection) for one in kinds)
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""
@@ -464,8 +465,8 @@ class Config(Section):
                 ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
-                ("skills.alike", getattr(skills, "alike", False), False),
-                ("skills.stacked", getattr(skills, "stacked", None), None),
+                ("skills.identical_init", getattr(skills, "identical_init", False), False),
+                ("skills.stages", getattr(skills, "stages", None), None),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),
                 ("moe", "given" if self.moe else None, None),

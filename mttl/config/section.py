@@ -23,11 +23,19 @@ AdaptMode = Literal[
 ]
 FreeInit = Literal["coefficients", "best_coefficients"]
 RowInit = Literal[
-    "mean", "fresh", "best_row", "matrix", "own", "learned", "factors", "average", FreeInit
+    "mean",
+    "fresh",
+    "nearest_task",
+    "expert_row",
+    "private_skill",
+    "learned",
+    "factors",
+    "average",
+    FreeInit,
 ]
 FREE: tuple[FreeInit, ...] = get_args(FreeInit)
 # Those that begin as one trained task.
-AS_TRAINED: tuple[RowInit, ...] = ("best_row", "best_coefficients")
+AS_TRAINED: tuple[RowInit, ...] = ("nearest_task", "best_coefficients")
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_serializer, model_validator
 
-from mttl.config.plugin_section import OwnKinds
+from mttl.config.plugin_section import PluginKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.plugins.classes import SKILLS
 
@@ -36,7 +36,7 @@ class _AnySkills(_Sizes):
     """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
     gate: bool = False
     """A learned gate weakens what skills change, token by token and layer by layer (UniPELT)."""
-    alike: bool = False
+    identical_init: bool = False
     """All skills begin as the first one, so that the mean of trained ones is one too (AdaMix)."""
 
 
@@ -82,7 +82,7 @@ class LoRA(LowRankChange, _AnySkills):
 
     @model_validator(mode="after")
     def _one_start(self) -> Self:
-        if self.alike and self.init == "orthogonal":
+        if self.identical_init and self.init == "orthogonal":
             raise ValueError("alike (true) and init ('orthogonal') say opposite things; choose one")
         return self
 
@@ -187,8 +187,8 @@ class _Bottleneck(_AnySkills):
     lacks: ClassVar = {
         **_NO_WEIGHTS,
         "takes_signed_weights": (
-            "stacked",
-            "skills of a storey take its share of a row, and rows of that router may be negative; "
+            "stages",
+            "skills of a stage take its share of a row, and rows of that router may be negative; "
             "use another router",
         ),
     }
@@ -204,8 +204,8 @@ class _Bottleneck(_AnySkills):
     """Normalise what the adapter reads."""
     mix: Literal["factors", "outputs"] = "factors"
     """Average the parameters, or the outputs."""
-    stacked: Annotated[list[PositiveInt], Field(min_length=2)] | None = None
-    """Skills of each storey, which sum to n_skills: the first change the block's output, the next
+    stages: Annotated[list[PositiveInt], Field(min_length=2)] | None = None
+    """Skills of each stage, which sum to n_skills: the first change the block's output, the next
     read that and change it, as a task's adapter on top of a language's (MAD-X)."""
 
 
@@ -279,7 +279,7 @@ _ONE_TEXT = (
 )
 
 
-class Prefix(_AnySkills):
+class PrefixTuning(_AnySkills):
     """Keys and values in front of the text."""
 
     sized_by: ClassVar = "length"
@@ -365,7 +365,7 @@ _Kinds: TypeAlias = (
     | KronA
     | KronABlock
     | HeadMask
-    | Prefix
+    | PrefixTuning
     | Prompt
     | Adapter
     | Compacter
@@ -374,7 +374,7 @@ _Kinds: TypeAlias = (
     | Intrinsic
     | DiffPruning
 )
-OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
+OneKind = Annotated[_Kinds, Field(discriminator="kind"), PluginKinds(SKILLS, _AnySkills)]
 
 
 class Several(_Sizes):
@@ -429,7 +429,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    _Kinds | Several | NoSkills, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)
+    _Kinds | Several | NoSkills, Field(discriminator="kind"), PluginKinds(SKILLS, _AnySkills)
 ]
 
 

@@ -3,7 +3,7 @@
 from mttl.config.section import Section
 
 # By the setting of the section adapt, if there is one.
-FOR_TRAINING = {
+TRAIN_ONLY_KEYS = {
     **{"run.seed": "seeds", "trainer.max_epochs": "n_updates"},
     **{"optim.backbone_lr": "lr", "optim.token_router_lr": "lr"},
     **{"optim.schedule": "", "optim.warmup": "warmup"},
@@ -23,12 +23,14 @@ def of_training(name: str, adapt: type[Section]) -> bool:
         adapt: The section adapt of the world.
     """
     section, _, field = name.partition(".")
-    return _known_as(name) in FOR_TRAINING or (section in SECTIONS and field in adapt.model_fields)
+    return _known_as(name) in TRAIN_ONLY_KEYS or (
+        section in SECTIONS and field in adapt.model_fields
+    )
 
 
 def read_instead(name: str, adapt: type[Section]) -> str | None:
     """Return the setting that adaptation reads in the place of one of training, if there is one."""
-    field = FOR_TRAINING.get(_known_as(name), name.partition(".")[2])
+    field = TRAIN_ONLY_KEYS.get(_known_as(name), name.partition(".")[2])
     return f"adapt.{field}" if field in adapt.model_fields else None
 
 

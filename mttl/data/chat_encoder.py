@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
 from mttl.data.encode import Frame, TextEncoder
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 from mttl.io.reading import reason
@@ -88,27 +88,30 @@ class ChatEncoder(TextEncoder):
         return [token for token in self._answer_ends[1] if token in special][:1]
 
     def prompts(
-        self, texts: Sequence[str], openings: Sequence[Opening] = (), lost: list[int] | None = None
+        self,
+        texts: Sequence[str],
+        prompt_prefixes: Sequence[PromptPrefix] = (),
+        lost: list[int] | None = None,
     ) -> list[list[int]]:
         """Return the ids of each question as the beginning of a chat; see `TextEncoder.prompts`.
 
         Raises:
             ConfigError: If the template alone is longer than a prompt may be.
         """
-        openings = [*openings] or [Opening("")] * len(texts)
-        prompts = self._asked(texts, [opening.system for opening in openings])
+        prompt_prefixes = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
+        prompts = self._asked(texts, [prompt_prefix.system for prompt_prefix in prompt_prefixes])
         for place, ids in enumerate(prompts):
             if len(ids) > self._max_lengths[0]:
-                prompts[place] = self._cut(texts[place], openings[place])
+                prompts[place] = self._cut(texts[place], prompt_prefixes[place])
                 if lost is not None:
                     lost.append(len(ids) - len(prompts[place]))
         return prompts
 
-    def _cut(self, text: str, opening: Opening) -> list[int]:
-        most, kept = self._max_lengths[0], opening.text.rstrip()
+    def _cut(self, text: str, prompt_prefix: PromptPrefix) -> list[int]:
+        most, kept = self._max_lengths[0], prompt_prefix.text.rstrip()
 
         def encode(question: str) -> list[int]:
-            return self._asked([question], [opening.system])[0]
+            return self._asked([question], [prompt_prefix.system])[0]
 
         self._check_room("max_input_length", most, (encode(""), []))
         if self.truncate == "end" or len(encode(kept)) > most:

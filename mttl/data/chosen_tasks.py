@@ -1,4 +1,4 @@
-"""The tasks that a configuration names: their gym, built first where they are one's own."""
+"""The tasks that a configuration names: their gym, built first for custom tasks."""
 
 import logging
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
         raise ConfigError(
             f"the tasks of data.tasks ('{file}') would be built into data.dir ('{data.dir}'), a "
             "gym that ships with mttl: add data.dir=null, which puts them beside their file, or "
-            "name a folder of your own. data.partition=auto trains them and no others"
+            "name another folder. data.partition=auto trains them and no others"
         )
     with locked(folder / ".lock", wait=True):
         for task in tasks.values():
@@ -61,7 +61,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
 
 
 def _ships(folder: Path) -> bool:
-    """Tell a gym that ships from one that was built beside it."""
+    """Return whether a gym ships with mttl."""
     shipped = (shipped_folder() / "data").resolve()
     return folder.resolve().parent == shipped and (folder / "README.md").is_file()
 

@@ -29,11 +29,6 @@ class TrainCollator:
     """Makes {input_ids, attention_mask, labels, task_ids} of a list of prepared rows.
 
     Task ids are range-checked here, once and on the CPU, so that no layer has to.
-
-    Args:
-        pad_id: Fills up `input_ids`; see `pad_id_of`.
-        n_tasks: Task ids lie in [0, n_tasks).
-        decoder_only: The kind of model.
     """
 
     pad_id: int

@@ -143,7 +143,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         loader = ResumableLoader(read, sampler, collate_fn=collate, **counted, **self._options)
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
-            self._position_to_load = {}  # a later fit begins anew
+            self._position_to_load = {}  # a later fit starts at the beginning
         self._train_loader = loader
         return loader
 

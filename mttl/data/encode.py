@@ -23,7 +23,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 
@@ -107,16 +107,19 @@ class TextEncoder:
         return []
 
     def prompts(
-        self, texts: Sequence[str], openings: Sequence[Opening] = (), lost: list[int] | None = None
+        self,
+        texts: Sequence[str],
+        prompt_prefixes: Sequence[PromptPrefix] = (),
+        lost: list[int] | None = None,
     ) -> list[list[int]]:
         """Return the ids of each input.
 
         Args:
             texts: The inputs, with what they begin with.
-            openings: What each begins with and keeps, where their beginnings are cut.
+            prompt_prefixes: What each begins with and keeps, where their beginnings are cut.
             lost: Gets the number of ids that are cut, for each text that is too long.
         """
-        kept = [*openings] or [Opening("")] * len(texts)
+        kept = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
         return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
@@ -147,7 +150,7 @@ class TextEncoder:
         ends: tuple[list[int], list[int]],
         max_length: int,
         lost: list[int] | None = None,
-        openings: Sequence[Opening] | None = None,
+        prompt_prefixes: Sequence[PromptPrefix] | None = None,
     ) -> list[list[int]]:
         before, after = ends
         room = max_length - len(before) - len(after)
@@ -158,15 +161,15 @@ class TextEncoder:
                     lost.append(len(ids) - room)
                 # How much stays at the beginning; the rest of the room is for the end.
                 n_kept = room
-                if openings is not None and self.truncate == "start":
-                    n_kept = min(room, self._n_ids(openings[place].text))
+                if prompt_prefixes is not None and self.truncate == "start":
+                    n_kept = min(room, self._n_ids(prompt_prefixes[place].text))
                 encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
         return [[*before, *ids, *after] for ids in encoded]
 
-    def _n_ids(self, opening: str) -> int:
+    def _n_ids(self, prompt_prefix: str) -> int:
         # The blank at its end may be part of the next word's token.
-        kept = self.leading_space + opening.rstrip()
-        return len(self.user_text.encode([kept])[0]) if opening else 0
+        kept = self.leading_space + prompt_prefix.rstrip()
+        return len(self.user_text.encode([kept])[0]) if prompt_prefix else 0
 
 
 def check_positions(
@@ -178,13 +181,6 @@ def check_positions(
     prompt_length: int = 0,
 ) -> None:
     """Refuse lengths that a model has no positions for.
-
-    Args:
-        n_positions: Of the model; None where it has no limit, as T5.
-        decoder_only: Whether input and answer are one sequence.
-        max_input_length: The most ids of a prompt.
-        max_output_length: The most ids of an answer.
-        prompt_length: Vectors in front of the text.
 
     Raises:
         ConfigError: If they are longer.
@@ -226,7 +222,7 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides how the tokenizer encodes.
 
     Its class, vocabulary, special tokens and settings; for the fast ones their whole pipeline,
-    without padding and truncation (every call sets these anew); and the ids of a probe text.
+    without padding and truncation (each call sets these); and the ids of a probe text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     pipeline = json.loads(backend.to_str()) if backend is not None else {}

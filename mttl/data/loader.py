@@ -70,7 +70,7 @@ class ResumableLoader(DataLoader):
             yield content
 
     def _counted(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
-        """Read the batches of a step together, and tell each how many tokens the step has."""
+        """Read the batches of a step together, and add the step's number of tokens to each."""
         assert self.n_targets is not None
         while step := list(islice(batches, self.n_parts - first % self.n_parts)):
             for number, batch in enumerate(step, first):

@@ -12,13 +12,8 @@ from mttl.data.collate import TrainCollator, checked_task_ids, pad
 from mttl.shapes import IGNORED
 
 
-class Sequences:
-    """Sequences of limited length that rows are put into one by one.
-
-    Args:
-        length: The most tokens of a sequence.
-        most: How many sequences there may be; any number by default.
-    """
+class PackedSequences:
+    """Sequences of limited length that rows are put into one by one."""
 
     def __init__(self, length: int, most: int | None = None) -> None:
         self.length, self.most = length, most
@@ -49,19 +44,15 @@ class Sequences:
 
 @dataclass(frozen=True)
 class PackedCollator(TrainCollator):
-    """Makes batches in which rows follow one another in one sequence, for decoder-only models.
-
-    Args:
-        packed_length: The most tokens of a sequence.
-    """
+    """Makes batches in which rows follow one another in one sequence, for decoder-only models."""
 
     packed_length: int = 0
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what `TrainCollator` does for S sequences, and where their rows are.
 
-        Positions (`position_ids`, S L) begin anew with every row, which is how transformers' masks
-        tell rows apart; those of padding are 0. `task_ids` (B,) are of the rows, sequence by
+        Positions (`position_ids`, S L) restart at 0 with every row: by them transformers' masks
+        separate rows. Those of padding are 0. `task_ids` (B,) are of the rows, sequence by
         sequence, and `segments` (B ints) the tokens of each; what pads a sequence is counted with
         its last row.
 
@@ -69,7 +60,7 @@ class PackedCollator(TrainCollator):
             ValueError: If a task id is out of range.
         """
         tokens = [[*row["input_ids"], *row["labels"]] for row in rows]
-        packed = Sequences.of(map(len, tokens), self.packed_length)
+        packed = PackedSequences.of(map(len, tokens), self.packed_length)
         longest = max(sum(len(tokens[row]) for row in sequence) for sequence in packed)
         ids, labels, positions, segments = [], [], [], []
         for sequence in packed:

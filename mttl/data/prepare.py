@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.prompt_form import PromptForm
-from mttl.data.prompt_prefix import Opening, check_codes
+from mttl.data.prompt_prefix import PromptPrefix, check_codes
 from mttl.errors import TaskError, nearest
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.rows import Row, RowFile
@@ -92,12 +92,12 @@ def prepare(
     if form.descriptions:
         texts = {task: _description(gym, task) for task in tasks}
         form = form.model_copy(update={"task_descriptions": texts})
-    openings = [form.opening(task) for task in tasks]
+    prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     if form.prefix == "code":
         check_codes(tasks)
 
     def build(write: Write) -> str:
-        return _build(sources, openings, encoder, max_rows, write)
+        return _build(sources, prompt_prefixes, encoder, max_rows, write)
 
     if cache_dir is None:
         return _telling_what_was_cut(in_memory(build, COLUMNS))
@@ -105,7 +105,7 @@ def prepare(
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
         "tasks": list(tasks),
-        "openings": [opening.text for opening in openings],
+        "prompt_prefixes": [prompt_prefix.text for prompt_prefix in prompt_prefixes],
         "files": [(s.task_id, s.sample, s.file.digest) for s in sources],
         "decoder_only": decoder_only,
         "lengths": [form.max_input_length, form.max_output_length],
@@ -113,7 +113,9 @@ def prepare(
         **({} if form.truncate == "end" else {"truncate": form.truncate}),
     }
     if form.template == "chat":  # what its template says: some show the date
-        settings["frames"] = [encoder.frame(opening.system) for opening in openings]
+        settings["frames"] = [
+            encoder.frame(prompt_prefix.system) for prompt_prefix in prompt_prefixes
+        ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _telling_what_was_cut(cached(build, COLUMNS, key, cache_dir))
@@ -158,7 +160,7 @@ def _description(gym: Gym, task: str) -> str:
 
 def _build(
     sources: Sequence[_Source],
-    openings: Sequence[Opening],
+    prompt_prefixes: Sequence[PromptPrefix],
     encoder: TextEncoder,
     max_rows: int | None,
     write: Write,
@@ -171,8 +173,11 @@ def _build(
     n_written = 0
     rows = _rows(sources, max_rows)
     while some := list(islice(rows, AT_ONCE)):
-        before = [openings[source.task_id] for source, _ in some]
-        inputs = [opening.text + row.input for opening, (_, row) in zip(before, some, strict=True)]
+        before = [prompt_prefixes[source.task_id] for source, _ in some]
+        inputs = [
+            prompt_prefix.text + row.input
+            for prompt_prefix, (_, row) in zip(before, some, strict=True)
+        ]
         answers = [row.outputs[0] for _, row in some]
         unknown.update(encoder.lost_characters(answers))
         write(

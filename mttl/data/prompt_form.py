@@ -5,18 +5,18 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, PositiveInt
 from transformers import PreTrainedTokenizerBase
 
-from mttl.config.data_schema import Data, Prefix, Template, Truncate, prefix_kind
+from mttl.config.data_schema import Data, TaskPrefix, Template, Truncate, prefix_kind
 from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import TextEncoder
-from mttl.data.prompt_prefix import Opening, opening
+from mttl.data.prompt_prefix import PromptPrefix, prompt_prefix
 from mttl.errors import ConfigError, TaskError
 
 
 class PromptForm(Section):
     """The form of inputs and answers; a saved inventory has it among its settings."""
 
-    prefix: Annotated[Prefix, BeforeValidator(prefix_kind)] = "name"
+    prefix: Annotated[TaskPrefix, BeforeValidator(prefix_kind)] = "name"
     """What stands before every input; see the section `data`."""
     descriptions: bool = False
     """Whether the description of the task follows it."""
@@ -42,7 +42,7 @@ class PromptForm(Section):
         """Return the form that the section `data` describes."""
         return cls.model_validate(data.model_dump(include=set(cls.model_fields)))
 
-    def opening(self, task: str) -> Opening:
+    def prompt_prefix(self, task: str) -> PromptPrefix:
         """Return what stands before the inputs of a task.
 
         Raises:
@@ -51,17 +51,16 @@ class PromptForm(Section):
         description = self.task_descriptions.get(task) if self.descriptions else None
         if self.descriptions and description is None:
             raise TaskError(
-                f"the model was trained with descriptions of tasks, and its folder holds none of "
-                f"'{task}': an earlier version wrote it. Repeat the training command with --resume"
+                f"the model was trained with descriptions of tasks, and has none of '{task}'"
             )
         if self.template == "plain":
-            return Opening(opening(task, self.prefix, description))
+            return PromptPrefix(prompt_prefix(task, self.prefix, description))
         system = "\n\n".join(text.strip() for text in (self.system, description) if text)
-        return Opening(opening(task, self.prefix), system or None)
+        return PromptPrefix(prompt_prefix(task, self.prefix), system or None)
 
     def text(self, task: str, question: str) -> str:
         """Return an input as the model reads it; blanks around it are dropped, as in training."""
-        return self.opening(task).text + question.strip()
+        return self.prompt_prefix(task).text + question.strip()
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> TextEncoder:
         """Return what encodes inputs and answers.

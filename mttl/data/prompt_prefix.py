@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
-from mttl.config.data_schema import Prefix
+from mttl.config.data_schema import TaskPrefix
 from mttl.errors import TaskError
 
 _CODE_LETTERS = 6
 
 
-class Opening(NamedTuple):
+class PromptPrefix(NamedTuple):
     """What a model reads before the input itself.
 
     Attributes:
@@ -23,14 +23,14 @@ class Opening(NamedTuple):
     system: str | None = None
 
 
-def opening(task: str, prefix: Prefix, description: str | None = None) -> str:
+def prompt_prefix(task: str, prefix: TaskPrefix, description: str | None = None) -> str:
     """Return the text before the inputs of a task."""
     shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[prefix]
     return shown if description is None else f"{shown}{description.strip()} "
 
 
 def task_code(task: str) -> str:
-    """Return six letters that stand for a task and tell nothing of its name.
+    """Return six letters that identify a task and reveal nothing of its name.
 
     They are drawn by a hash of the name alone, so that training, adaptation and later calls show
     the same ones. Names that differ in one letter have unrelated codes. Two of 160 tasks have the

@@ -134,7 +134,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             yield share.tolist()
 
     def is_filler(self, batch: int) -> bool:
-        """Tell whether a batch of an epoch only repeats a row, since none is left for it."""
+        """Return whether a batch of an epoch only repeats a row, since none is left for it."""
         step, place = self._place(batch)
         return step * self.global_batch_size + place >= self._n_planned
 
@@ -189,7 +189,7 @@ class TaskBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position in steps, and what it depends on.
 
-        A step of which some batches are left begins anew: the gradients of the others are lost.
+        A step that was interrupted between its batches is repeated: its gradients are lost.
         """
         step = self.batch // self.n_parts
         return {"epoch": self.epoch, "batch": step, "plan": self._plan_identity()}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from mttl.data.packing import Sequences
+from mttl.data.packing import PackedSequences
 from mttl.data.samplers import TaskBatchSampler
 
 # Batches that an epoch has beyond those of the first, as a fraction.
@@ -139,11 +139,11 @@ def _padded_ends(rows: Sequence[Sequence[int]], most: int, most_rows: int) -> li
 
 def _packed_ends(lengths: Sequence[int], length: int, most: int, most_rows: int) -> list[int]:
     """The same where rows share sequences."""
-    ends, n_rows, sequences = [], 0, Sequences(length, most)
+    ends, n_rows, sequences = [], 0, PackedSequences(length, most)
     for place, tokens in enumerate(lengths):
         if n_rows == most_rows or not sequences.put(place, tokens):
             ends.append(place)
-            n_rows, sequences = 0, Sequences(length, most)
+            n_rows, sequences = 0, PackedSequences(length, most)
             sequences.put(place, tokens)
         n_rows += 1
     return ends
@@ -178,6 +178,6 @@ def padding_share(
         if packed_length is None:
             positions += len(own) * own.max(0).sum()
         else:
-            packed = Sequences.of(own[:, 0].tolist(), packed_length)
+            packed = PackedSequences.of(own[:, 0].tolist(), packed_length)
             positions += len(packed) * max(own[rows].sum() for rows in packed)
     return float(1 - tokens / positions)

@@ -45,12 +45,7 @@ class UserText:
         return self._pattern.sub(lambda found: self._secret[found[0]], text)
 
     def encode(self, texts: Sequence[str], hidden: Sequence[str] | None = None) -> list[list[int]]:
-        """Return the ids of texts, without any around them.
-
-        Args:
-            texts: As they are.
-            hidden: The same with the template's special tokens hidden; by default there are none.
-        """
+        """Return the ids of texts, without any around them."""
         # verbose=False: a text over the model's length is cut later, and needs no warning.
         given: Any = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
         encoded: list[list[int]] = given["input_ids"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.models.generation import generate_texts
 
 
@@ -25,7 +25,7 @@ def answer_texts(
     encoder: TextEncoder,
     texts: Sequence[str],
     *,
-    openings: Sequence[Opening] = (),
+    prompt_prefixes: Sequence[PromptPrefix] = (),
     decoder_only: bool,
     device: torch.device,
     batch_size: int = 64,
@@ -35,20 +35,20 @@ def answer_texts(
     """Generate an answer to every text; texts of similar length share a batch.
 
     Args:
-        generate: Takes the places of the rows of a batch, and what a model's ``generate`` takes.
+        generate: Gets the places of a batch's rows, and the arguments of a model's ``generate``.
         encoder: Encodes texts for the model.
-        texts: As the model reads them.
-        openings: What each begins with and keeps, where long ones are cut at their start.
-        decoder_only: The kind of model.
-        device: Where it is.
-        batch_size: Texts at a time.
+        texts: Texts as the model reads them.
+        prompt_prefixes: The beginning of each text, kept when long texts are cut at their start.
+        decoder_only: Whether the model is decoder-only.
+        device: Device of the model.
+        batch_size: Number of texts at a time.
         on_rows: Called after each batch with its size.
-        **settings: What else ``generate`` takes.
+        **settings: Further arguments of ``generate``.
 
     Returns:
         The answers in the order of the texts, without blanks around them.
     """
-    prompts = encoder.prompts(texts, openings)
+    prompts = encoder.prompts(texts, prompt_prefixes)
     answers = [""] * len(prompts)
     for rows in batches_by_length([len(prompt) for prompt in prompts], batch_size):
         batch = padded_inputs(

@@ -16,19 +16,19 @@ from mttl.errors import TaskError
 
 
 @dataclass(frozen=True)
-class Choice:
+class OptionChoice:
     """What was chosen for one text.
 
     Attributes:
-        answer: The most probable of the given answers; the first of several that are alike.
-        probabilities: Of every given answer, in their order; their sum is 1.
+        answer: The most probable of the given answers; of equal ones the first.
+        probabilities: Probability of every given answer, in their order; their sum is 1.
     """
 
     answer: str
     probabilities: Mapping[str, float]
 
     @classmethod
-    def among(cls, scores: Mapping[str, float]) -> "Choice":
+    def among(cls, scores: Mapping[str, float]) -> "OptionChoice":
         """Return the choice that scores lead to."""
         values = torch.tensor(list(scores.values()), dtype=torch.float64).softmax(0).tolist()
         probabilities = dict(zip(scores, values, strict=True))
@@ -36,11 +36,7 @@ class Choice:
 
 
 def check_choices(given: Sequence[str], place: str) -> list[str]:
-    """Return answers to choose from, without blanks around them.
-
-    Args:
-        given: The answers.
-        place: Of the text that they belong to, for the message.
+    """Return answers to choose from, stripped; ``place`` names their text in the message.
 
     Raises:
         TaskError: If there are less than two, or one is empty or stands twice.
@@ -57,13 +53,7 @@ def check_choices(given: Sequence[str], place: str) -> list[str]:
 def choice_ids(
     encoder: TextEncoder, answers: Sequence[str], whose: str, advice: str
 ) -> list[list[int]]:
-    """Return the ids of answers to choose from, the end token included.
-
-    Args:
-        encoder: Encodes answers as in training, where long ones were cut.
-        answers: The answers.
-        whose: What chooses among them, for the message.
-        advice: What to do where two are alike.
+    """Return the ids of answers to choose from, the end token included, cut as in training.
 
     Raises:
         TaskError: If two of them have the same ids, since both are cut.
@@ -71,6 +61,6 @@ def choice_ids(
     ids = encoder.answers(answers)
     if len(set(map(tuple, ids))) < len(ids):
         raise TaskError(
-            f"{whose} are alike in their first tokens, behind which answers are cut; {advice}"
+            f"{whose} are identical up to the length at which answers are cut; {advice}"
         )
     return ids

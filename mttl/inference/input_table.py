@@ -48,7 +48,7 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
 
 
 def guess_kind(text: str) -> str:
-    """Return the format of questions that no name of a file tells: JSONL, or else TSV."""
+    """Return the format of questions without a file name: JSONL or TSV."""
     return "jsonl" if text.startswith("{") else "tsv"
 
 
@@ -69,8 +69,10 @@ def check_questions(rows: Rows, place: str) -> None:
             try:
                 _texts(row, name)
             except RecordError as error:
-                told = f"{place}, row {number}: {name} is {shown(row[name])}"
-                raise TaskError(f"{told}; it must be text or a number") from error
+                raise TaskError(
+                    f"{place}, row {number}: {name} is {shown(row[name])}; it must be text or a "
+                    "number"
+                ) from error
     if not any(text_of(row, "input") for row in rows):
         raise TaskError(f"{place}: there is no question. Give a row for each, below the header")
 
@@ -103,11 +105,8 @@ def choices_of(row: dict[str, Any]) -> list[str]:
 def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], kind: str) -> str:
     """Return rows as text; the header of a table is `format_header`.
 
-    Args:
-        rows: The rows.
-        columns: Of a table, in order.
-        kind: As for `parse_rows_of`. An answer that TSV cannot hold, or that begins with a
-            quotation mark, becomes a JSON string there.
+    Only tables need ``columns``. An answer that TSV cannot hold, or that begins with a quotation
+    mark, becomes a JSON string there.
     """
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -21,18 +21,18 @@ QUESTION = "your question"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a card tells.
+    """The content of a card.
 
     Attributes:
         kind: A model of transformers, an adapter of PEFT or AdapterHub (or several over one base),
             or a run.
-        place: What the folder is loaded by: its path, or its name on the hub.
-        base: The backbone, by path or name.
-        about: What the weights are, in a sentence.
-        tasks: That the weights answer, in the order of their ids.
-        decoder_only: The kind of model.
-        dtype: Of the model's weights, as the run answers; a run needs none.
-        template: How questions become ids; a run needs none.
+        place: Path of the folder, or its name on the hub.
+        base: Path or name of the backbone.
+        about: Description of the weights in one sentence.
+        tasks: Names of the tasks in the order of their ids.
+        decoder_only: Whether the model is decoder-only.
+        dtype: Data type of the model's weights; not for a run.
+        template: Prompt template; not for a run.
         scores: Rows of ``results.csv``.
     """
 
@@ -116,7 +116,7 @@ class Card:
             given.append("task_ids=torch.tensor([0])")
         if self.kind == "poly" or not self.template.exact:
             lines.insert(0, "import torch")
-        lines += self._asking(task)
+        lines += self._prompt_section(task)
         generated = f"model.generate({', '.join(given)})[0"
         generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
         lines += [
@@ -125,10 +125,10 @@ class Card:
         ]
         return "\n".join(lines)
 
-    def _asking(self, task: str) -> list[str]:
+    def _prompt_section(self, task: str) -> list[str]:
         assert self.template is not None
         if self.template.exact:
-            named = f", task={_quoted(task)}" if len(self.template.openings) > 1 else ""
+            named = f", task={_quoted(task)}" if len(self.template.prompt_prefixes) > 1 else ""
             return [
                 f'question = [{{"role": "user", "content": {_quoted(QUESTION)}}}]',
                 'settings = {"return_tensors": "pt", "return_dict": True}',
@@ -137,7 +137,7 @@ class Card:
             ]
         before, after = self.template.ends
         return [
-            f"question = {_quoted(self.template.openings[task])} + {_quoted(QUESTION)}",
+            f"question = {_quoted(self.template.prompt_prefixes[task])} + {_quoted(QUESTION)}",
             'settings = {"add_special_tokens": False, "split_special_tokens": True}',
             'ids = tokenizer(question, **settings)["input_ids"]',
             f"ids = torch.tensor([{before} + ids + {after}])",
@@ -145,24 +145,24 @@ class Card:
         ]
 
     def _form(self) -> str:
-        """Say how questions look."""
+        """Describe the prompts."""
         if self.template is None:
             return f"Its tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
-        openings = self.template.openings
+        prompt_prefixes = self.template.prompt_prefixes
         if self.template.exact:
-            told = "The chat template of the tokenizer asks as in training"
-            told += "; `task` names one of the tasks below." if len(openings) > 1 else "."
+            text = "The chat template of the tokenizer asks as in training"
+            text += "; `task` names one of the tasks below." if len(prompt_prefixes) > 1 else "."
         else:
-            told = (
+            text = (
                 "The tokenizer joins the line break after a question with what stands before it, "
                 "and the model was trained with the break alone: no template can say that, so the "
                 "ids are put together."
             )
-        if len(openings) == 1:
-            return told
-        rows = [f"| {self.tasks.index(t)} | `{t}` | `{o}` |" for t, o in openings.items()]
+        if len(prompt_prefixes) == 1:
+            return text
+        rows = [f"| {self.tasks.index(t)} | `{t}` | `{o}` |" for t, o in prompt_prefixes.items()]
         head = ["| id | task | before its questions |", "|---:|---|---|"]
-        return "\n".join([told, "", *head, *rows])
+        return "\n".join([text, "", *head, *rows])
 
     def _scores(self) -> str:
         if not self.scores:

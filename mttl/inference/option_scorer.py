@@ -15,14 +15,10 @@ from mttl.skills.skilled_model import SkilledModel
 
 
 @dataclass(frozen=True)
-class Ranker:
-    """The options of some tasks, and how they are compared.
+class OptionScorer:
+    """The options of tasks, as texts and as ids by task id, and how they are compared.
 
-    Attributes:
-        texts: By task id.
-        ids: The same as ids, their ends included.
-        pad_id: Fills up ids.
-        per_token: Whether likelihoods are means over tokens.
+    With ``per_token``, likelihoods are means over tokens.
     """
 
     texts: Mapping[int, Sequence[str]]
@@ -39,13 +35,7 @@ class Ranker:
         *,
         per_token: bool,
     ) -> Self:
-        """Encode options.
-
-        Args:
-            options: By the task's name.
-            tasks: Names in the order of their ids.
-            encoder: Encodes answers as in training.
-            per_token: Whether likelihoods are means over tokens.
+        """Encode the options of tasks; ``tasks`` are all tasks in the order of their ids.
 
         Raises:
             TaskError: If two options of a task have the same ids, since both are cut.
@@ -61,13 +51,7 @@ class Ranker:
     def answers(
         self, model: SkilledModel, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Any]
     ) -> dict[int, str]:
-        """Return the likeliest option of every row of a batch whose task has options.
-
-        Args:
-            model: In evaluation mode.
-            task_ids: The task of each row.
-            inputs: ``input_ids`` and ``attention_mask`` of the prompts.
-        """
+        """Return the likeliest option of every row of a batch whose task has options."""
         of_row = dict(enumerate(task_ids.tolist()))
         rows = [row for row, task_id in of_row.items() if task_id in self.ids]
         if not rows:

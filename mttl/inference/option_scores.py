@@ -49,11 +49,11 @@ def option_scores(
     """Return the log-probability of every option of every prompt, or its mean over tokens.
 
     Args:
-        model: In evaluation mode.
-        task_ids: The task of each prompt.
-        prompts: Their ids.
-        options: Ids of the answers to score after each, ends included; at least one.
-        pad_id: Fills up ids.
+        model: The model, in evaluation mode.
+        task_ids: Task of each prompt.
+        prompts: Ids of the prompts.
+        options: Ids of the options of each prompt, ends included; at least one.
+        pad_id: Padding id.
         per_token: Whether to divide by the number of tokens.
     """
     found: list[list[float]] = []
@@ -79,14 +79,9 @@ def option_losses(
     *,
     pad_id: int,
 ) -> tuple[Float[Tensor, "B n L"], Bool[Tensor, "B n L"]]:
-    """Return the negative log-probability of each token of each option, and which count.
+    """Return the negative log-probability of each token of each option, and which tokens count.
 
-    Args:
-        model: As for `option_scores`, and so are the others.
-        task_ids: One for each prompt.
-        prompts: Their ids.
-        options: Of each; n is the largest number of a prompt. What is filled up does not count.
-        pad_id: Fills up ids.
+    The arguments are those of `option_scores`; n is the largest number of options of a prompt.
     """
     n = max(map(len, options))
     filled = [ids for own in options for ids in (*own, *[own[0]] * (n - len(own)))]

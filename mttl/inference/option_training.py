@@ -1,4 +1,4 @@
-r"""Two losses over the options of a task, beside that of the right answer.
+r"""Two losses over the options of a task, added to that of the right answer.
 
 With :math:`x` the prompt, :math:`y` the right option, :math:`\hat y^{(n)}` the wrong ones of
 :math:`T^{(n)}` tokens, and :math:`\beta(x, y) = \frac1T \sum_t \log p(y_t \mid x, y_{<t})`:
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mttl.errors import TaskError
-from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_scores import option_losses
 from mttl.models.backbone import is_decoder_only
 from mttl.shapes import IGNORED
@@ -38,24 +38,14 @@ CERTAIN = 1e-2
 
 @dataclass(frozen=True)
 class OptionTraining:
-    """What is added to the loss of a batch whose tasks all have options.
+    """Further losses of a batch whose tasks all have options, with their weights."""
 
-    Attributes:
-        ranker: The options.
-        unlikelihood: Weight of the first loss.
-        length_normalised: Weight of the second.
-    """
-
-    ranker: Ranker
+    option_scorer: OptionScorer
     unlikelihood: float
     length_normalised: float
 
     def losses(self, model: SkilledModel, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the losses that have a weight, by name, from one more pass over the batch.
-
-        Args:
-            model: In training mode.
-            batch: As from `mttl.data.collate.TrainCollator`.
+        """Return the losses that have a weight, by name, from another pass over a training batch.
 
         Raises:
             TaskError: If the answer of a row is no option of its task.
@@ -64,19 +54,19 @@ class OptionTraining:
         if is_decoder_only(model.backbone):  # behind the prompt stands the answer
             read = read & (labels == IGNORED)
         prompts = [ids[real].tolist() for ids, real in zip(batch["input_ids"], read, strict=True)]
-        options = [self.ranker.ids[task_id] for task_id in batch["task_ids"].tolist()]
+        options = [self.option_scorer.ids[task_id] for task_id in batch["task_ids"].tolist()]
         right = []
         for task_id, own, row in zip(batch["task_ids"].tolist(), options, labels, strict=True):
             answer = row[row != IGNORED].tolist()
             if answer not in own:
                 raise TaskError(
                     "the answer of a training row is none of its task's options "
-                    f"({', '.join(self.ranker.texts[task_id])}), and adapt.unlikelihood and "
+                    f"({', '.join(self.option_scorer.texts[task_id])}), and adapt.unlikelihood and "
                     "adapt.length_normalised compare it with the others; complete the options"
                 )
             right.append(list(own).index(answer))
         losses, counted = option_losses(
-            model, batch["task_ids"], prompts, options, pad_id=self.ranker.pad_id
+            model, batch["task_ids"], prompts, options, pad_id=self.option_scorer.pad_id
         )
         places = torch.tensor(right, device=losses.device)
         return {
@@ -92,13 +82,7 @@ class OptionTraining:
 def unlikelihood(
     losses: Float[Tensor, "B n L"], counted: Bool[Tensor, "B n L"], right: Int[Tensor, "B"]
 ) -> Float[Tensor, ""]:
-    """Return the mean unlikelihood loss of the tokens of wrong options.
-
-    Args:
-        losses: Negative log-probability of each token.
-        counted: Which count.
-        right: The place of the right option of each row.
-    """
+    """Return the mean unlikelihood loss of the counted tokens of wrong options."""
     wrong = counted.clone()
     wrong[torch.arange(len(right), device=right.device), right] = False
     each = -torch.log(1 - torch.exp(-losses) + CERTAIN)
@@ -108,13 +92,7 @@ def unlikelihood(
 def length_normalised(
     losses: Float[Tensor, "B n L"], counted: Bool[Tensor, "B n L"], right: Int[Tensor, "B"]
 ) -> Float[Tensor, ""]:
-    """Return the cross-entropy of the right option under the means over tokens.
-
-    Args:
-        losses: As for `unlikelihood`, and so are the others.
-        counted: Which count.
-        right: The place of the right option of each row.
-    """
+    """Return the cross-entropy of the right option under the means over counted tokens."""
     means = -losses.sum(2) / counted.sum(2).clamp_min(1)
     means = means.masked_fill(~counted.any(2), -torch.inf)
     return functional.cross_entropy(means, right)

@@ -16,7 +16,7 @@ from mttl.data.collate import pad_id_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError, nearest
 from mttl.inference.batched_answers import answer_texts, batches_by_length
-from mttl.inference.choices import Choice, check_choices, choice_ids
+from mttl.inference.choices import OptionChoice, check_choices, choice_ids
 from mttl.inference.option_scores import option_scores
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
@@ -104,7 +104,7 @@ class Predictor:
             generate,
             self.form.encoder(self.tokenizer, decoder_only=self.decoder_only),
             [self.form.text(task, text) for task, text in zip(names, texts, strict=True)],
-            openings=[self.form.opening(task) for task in names],
+            prompt_prefixes=[self.form.prompt_prefix(task) for task in names],
             decoder_only=self.decoder_only,
             device=self.device,
             batch_size=batch_size,
@@ -159,7 +159,7 @@ class Predictor:
         per_token: bool = False,
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
-    ) -> list[Choice]:
+    ) -> list[OptionChoice]:
         """Choose among given answers by their likelihood; see `mttl.inference.choices`.
 
         Args:
@@ -190,10 +190,10 @@ class Predictor:
         for place, own in enumerate(answers, 1):
             if tuple(own) not in ids:
                 ids[tuple(own)] = self.choice_ids(own, f"text {place}")
-        prompts = encoder.prompts(questions, [self.form.opening(task) for task in names])
+        prompts = encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
         task_ids = self.task_ids(names).to(self.device)
         self.model.eval()
-        found: list[Choice] = [Choice("", {})] * len(texts)
+        found: list[OptionChoice] = [OptionChoice("", {})] * len(texts)
         n_prompts = max(1, batch_size // max(map(len, answers)))
         for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
             with self.precision.forward_context():
@@ -206,7 +206,7 @@ class Predictor:
                     per_token=per_token,
                 )
             for row, own in zip(rows, scores, strict=True):
-                found[row] = Choice.among(dict(zip(answers[row], own, strict=True)))
+                found[row] = OptionChoice.among(dict(zip(answers[row], own, strict=True)))
             on_rows(sum(len(answers[row]) for row in rows))
         return found
 
@@ -214,7 +214,7 @@ class Predictor:
         """Return the ids of answers to choose from, cut as in training.
 
         Raises:
-            TaskError: If two of them are alike there.
+            TaskError: If two of them are identical there.
         """
         encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
         return choice_ids(encoder, choices, f"{place}: choices", "shorten them")

@@ -1,4 +1,4 @@
-"""What is written beside exported weights, so that others can ask them: tokenizer, search, card."""
+"""Files that accompany exported weights: tokenizer with chat template, search, and card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,11 @@ from mttl.models.generation import search_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
-    """How weights are asked.
+class PromptExport:
+    """The prompt format of exported weights: tokenizer, prompt form by task, and search.
 
-    Attributes:
-        tokenizer: The model's.
-        forms: How questions look, by task.
-        decoder_only: The kind of model.
-        generation: How the model generates by itself.
-        search: How answers are searched, as `mttl.models.generation.search_settings` says.
-        dtype: Of the weights as they answer.
+    ``generation`` is the model's own generation config; ``search`` the settings of
+    `mttl.models.generation.search_settings`; ``dtype`` that of the weights as they answer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -37,7 +32,7 @@ class Asking:
     dtype: str
 
     @classmethod
-    def of(cls, run: Predictor, tasks: Sequence[str]) -> "Asking":
+    def of(cls, run: Predictor, tasks: Sequence[str]) -> "PromptExport":
         """Return how a model is asked for some of its tasks."""
         backbone: Any = run.model.backbone
         return cls(

@@ -28,16 +28,16 @@ class QuestionTemplate:
     """How the questions of tasks become ids.
 
     Attributes:
-        tokenizer: A copy of the model's, whose chat template makes prompts as in training where
-            `exact`; else it has none. Where there are several tasks it takes their name (``task``).
+        tokenizer: A copy of the model's; if `exact`, its chat template makes the prompts of
+            training. With several tasks the template takes their name (``task``).
         exact: Whether there is such a template.
-        openings: What stands before the questions of each task.
-        ends: Ids before and after these, where there is no template.
+        prompt_prefixes: Text before the questions of each task.
+        ends: Ids before and after the prompt, for questions without a template.
     """
 
     tokenizer: PreTrainedTokenizerBase
     exact: bool
-    openings: Mapping[str, str]
+    prompt_prefixes: Mapping[str, str]
     ends: tuple[list[int], list[int]]
 
 
@@ -49,17 +49,20 @@ def question_template(
     The tokenizer's own chat template is kept where it makes the prompts of training.
     """
     frames: dict[str, Frame] = {}
-    openings: dict[str, str] = {}
+    prompt_prefixes: dict[str, str] = {}
     wanted: dict[str, list[list[int]]] = {}
     ends: tuple[list[int], list[int]] = [], []
     for task, form in forms.items():
         whole = form.model_copy(update={"max_input_length": _LONGEST})  # nothing is cut
-        encoder, opening = whole.encoder(tokenizer, decoder_only=decoder_only), form.opening(task)
-        frame = encoder.frame(opening.system)
-        frames[task] = frame._replace(head=frame.head + opening.text)
-        openings[task] = encoder.leading_space + opening.text
-        probes = [opening.text + probe for probe in _PROBES]
-        wanted[task] = encoder.prompts(probes, [opening] * len(probes))
+        encoder, prompt_prefix = (
+            whole.encoder(tokenizer, decoder_only=decoder_only),
+            form.prompt_prefix(task),
+        )
+        frame = encoder.frame(prompt_prefix.system)
+        frames[task] = frame._replace(head=frame.head + prompt_prefix.text)
+        prompt_prefixes[task] = encoder.leading_space + prompt_prefix.text
+        probes = [prompt_prefix.text + probe for probe in _PROBES]
+        wanted[task] = encoder.prompts(probes, [prompt_prefix] * len(probes))
         ends = encoder.prompt_ends
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]  # what `generate` takes
@@ -68,7 +71,7 @@ def question_template(
         tokenizer.chat_template = template
         if template and all(_prompts(tokenizer, task) == ids for task, ids in wanted.items()):
             break
-    return QuestionTemplate(tokenizer, tokenizer.chat_template is not None, openings, ends)
+    return QuestionTemplate(tokenizer, tokenizer.chat_template is not None, prompt_prefixes, ends)
 
 
 def _prompts(tokenizer: PreTrainedTokenizerBase, task: str) -> list[list[int]] | None:
@@ -92,10 +95,10 @@ def _template(frames: Mapping[str, Frame]) -> str:
     if len(tasks) == 1:
         lines.append(f"{{%- set frame = {_literal(next(iter(tasks.values())))} -%}}")
     else:
-        told = _literal(f"give the task (task=...), one of: {', '.join(tasks)}")
+        problem = _literal(f"give the task (task=...), one of: {', '.join(tasks)}")
         lines += [
             f"{{%- set frames = {_literal(tasks)} -%}}",
-            f"{{%- if task not in frames -%}}{{{{- raise_exception({told}) -}}}}{{%- endif -%}}",
+            f"{{%- if task not in frames -%}}{{{{- raise_exception({problem}) -}}}}{{%- endif -%}}",
             "{%- set frame = frames[task] -%}",
         ]
     lines += [

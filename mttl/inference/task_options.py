@@ -15,12 +15,8 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
     """Return the answers that a task chooses from, or none.
 
     They are those of the column ``options`` of TASKS.csv, joined by bars; else the distinct first
-    answers of the training rows, sorted, where there are at most 20, each in four rows on average.
-
-    Args:
-        gym: Where the rows are.
-        task: Its name.
-        samples: Whose training rows are read, as far as they exist.
+    answers of the training rows of samples, sorted, if there are at most 20, each in four rows on
+    average.
 
     Raises:
         TaskError: If the column names one option, an empty one, or one twice, or a file is
@@ -48,11 +44,7 @@ def wanted_options(
 ) -> dict[str, list[str]]:
     """Return the options of the tasks that are ranked.
 
-    Args:
-        gym: Where the rows are.
-        tasks: Their names.
-        samples: As for `task_options`.
-        mode: ``"generate"``: none; ``"rank"``: all; ``"both"``: those that have options.
+    The mode ``"generate"`` ranks none, ``"rank"`` all, ``"both"`` those that have options.
 
     Raises:
         TaskError: If all are ranked, and one has no options.
@@ -66,12 +58,7 @@ def wanted_options(
 
 
 def check_options(gym: Gym, jobs: Iterable[tuple[str, int]], mode: str) -> None:
-    """See that tasks have options in each of their samples alone.
-
-    Args:
-        gym: Where the rows are.
-        jobs: Task and sample.
-        mode: As for `wanted_options`.
+    """Check, before any job runs, that tasks have options in each of their samples alone.
 
     Raises:
         TaskError: If all are ranked, and some have no options; the message lists them.

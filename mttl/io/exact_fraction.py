@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 
-def share_of(share: float, n: int) -> Fraction:
+def exact_fraction(share: float, n: int) -> Fraction:
     """Return a share of a number exactly, for rounding.
 
     A float is taken for the shortest decimal that stands for it, which is what somebody wrote:

@@ -1,8 +1,8 @@
-r"""Model-based clustering (MBC): members whose weights are alike belong together.
+r"""Model-based clustering (MBC): members with similar weights form a cluster.
 
 The weights of a member, all factors of all layers in one vector, are reduced by a truncated SVD of
 the matrix of all members, scaled to length 1, so that distances are those of cosines, and clustered
-by k-means. One skill per cluster is trained anew on the tasks of its members.
+by k-means. One new skill per cluster is trained on the tasks of its members.
 
 The released code (microsoft/mttl) sets the smallest entries of each member to 0 first, draws a
 randomised SVD, and gives k-means the rows of the cosine matrix instead of the vectors; its number
@@ -86,11 +86,6 @@ def best_clusters(
 ) -> tuple[Int[Tensor, "K"], dict[int, float]]:
     """Return the clusters of the best silhouette, and the silhouettes of all numbers tried.
 
-    Args:
-        points: Of length 1.
-        most: The largest number of clusters; fewer than points.
-        seed: Of the starts.
-
     Raises:
         ValueError: If there are fewer than three points, or ``most`` is below 2.
     """
@@ -110,12 +105,7 @@ def shuffled(labels: Int[Tensor, "K"], *, seed: int = 0) -> Int[Tensor, "K"]:
 
 
 def task_shares(tasks: Sequence[str], labels: Int[Tensor, "K"]) -> dict[str, list[float]]:
-    """Return which share of each task's members is in each cluster.
-
-    Args:
-        tasks: Of every member.
-        labels: Their clusters.
-    """
+    """Return which share of each task's members is in each cluster."""
     members = torch.nn.functional.one_hot(labels).double()
     shares = {}
     for task in dict.fromkeys(tasks):

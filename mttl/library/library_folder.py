@@ -11,7 +11,6 @@ many members come in, or none; what a writer that was killed has left is removed
 Writers wait for each other at ``.lock``; readers need not.
 """
 
-import errno
 import hashlib
 import json
 import shutil
@@ -23,38 +22,34 @@ from typing import Any
 
 from mttl.checkpoints.inventory_files import read_tensors
 from mttl.errors import CheckpointError, ConfigError, nearest, some
-from mttl.io.files import GONE, FolderGoneError, locked, new_folder, write_text
+from mttl.io.files import locked, new_folder, write_text
 from mttl.io.reading import file_sha256, read_bytes, read_json, shown
 from mttl.io.safetensors_file import write_tensors
 from mttl.library.low_rank_change import LowRank
-from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
+from mttl.library.member_card import (
+    LIBRARY,
+    BaseModel,
+    MemberCard,
+    check_library,
+    check_member_name,
+    parse_card,
+)
 
 FORMAT_VERSION = 1
-LIBRARY, CARD, WEIGHTS = "library.json", "card.json", "weights.safetensors"
+CARD, WEIGHTS = "card.json", "weights.safetensors"
 LOCK = ".lock"
 DOWN, UP = ".down", ".up"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A skill with its card.
-
-    Attributes:
-        card: What is known of it.
-        changes: Its weight changes by path of the layer.
-    """
+    """A skill with its card."""
 
     card: MemberCard
     changes: Mapping[str, LowRank]
 
     def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
-        """Return the same member with other words on its card, where there are any.
-
-        Args:
-            name: With ``*`` for its own name.
-            licence: Under which it may be used.
-            data: What it was trained on.
-        """
+        """Return the member with the given words on its card; ``*`` in a name is its own name."""
         given = {"name": name and name.replace("*", self.card.name)}
         given |= {"licence": licence, "data": data}
         words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
@@ -116,7 +111,7 @@ class Library:
         if _sha256(data) != self.hashes[name]:
             raise CheckpointError(
                 f"'{path}' is damaged (its checksum is not the one noted in {LIBRARY}). Copy it "
-                "again, or remove the member and add it anew"
+                "again, or remove the member and add it again"
             )
         return parse_card(data, f"'{path}'")
 
@@ -131,7 +126,7 @@ class Library:
         if file_sha256(path, CheckpointError) != card.weights["sha256"]:
             raise CheckpointError(
                 f"'{path}' is damaged (its checksum is not the one noted on its card). Copy it "
-                "again, or remove the member and add it anew"
+                "again, or remove the member and add it again"
             )
         tensors = read_tensors(path)
         if tensors.keys() != {f"{layer}{end}" for layer in card.targets for end in (DOWN, UP)}:
@@ -149,11 +144,7 @@ def open_library(folder: str | Path) -> Library:
     Raises:
         CheckpointError: If the folder is no library, or one of another format.
     """
-    path = Path(folder) / LIBRARY
-    if not path.exists():
-        raise CheckpointError(
-            f"'{folder}' is no library: it has no {LIBRARY}. mttl library add makes one"
-        )
+    path = check_library(folder)
     facts = read_json(path, CheckpointError, dict)
     written = facts.get("format_version")
     if written != FORMAT_VERSION:
@@ -161,34 +152,24 @@ def open_library(folder: str | Path) -> Library:
             f"'{path}' has format version {shown(written)}; this mttl reads {FORMAT_VERSION}"
         )
     try:
-        base = facts["base"]
-        layers = {str(name): (int(i), int(o)) for name, (i, o) in base["layers"].items()}
-        texts = {name: base[name] for name in ("name", "fingerprint", "task_type")}
-        hashes, transposed = facts["members"], base["transposed"]
-        version = facts["version"]
-        for name in hashes:
-            check_member_name(name, f"'{path}'")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        for name in facts["members"]:
+            check_member_name(name, f"'{path}'")  # it is part of a path
+        layers = {name: (n_in, n_out) for name, (n_in, n_out) in facts["base"]["layers"].items()}
+        base = BaseModel(**{**facts["base"], "layers": layers})
+        return Library(Path(folder), base, facts["version"], dict(sorted(facts["members"].items())))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}' is damaged ({error}). Copy it again") from error
-    below = BaseModel(**texts, transposed=transposed, layers=layers)
-    return Library(Path(folder), below, version, dict(sorted(hashes.items())))
 
 
 def is_library(folder: str | Path) -> bool:
-    """Tell whether a folder is a library."""
+    """Return whether a folder is a library."""
     return (Path(folder) / LIBRARY).exists()
 
 
 def member_problems(
     members: Iterable[Member], base: BaseModel, present: Iterable[str] = ()
 ) -> list[str]:
-    """Return why members cannot belong to a library, a line each; empty if all can.
-
-    Args:
-        members: In the order in which they were named.
-        base: The model of the library.
-        present: Names of members that are there already.
-    """
+    """Return why members cannot belong to a library, a line each; empty if all can."""
     problems, taken = [], dict.fromkeys(present, "the library")
     for member in members:
         name, source = member.card.name, member.card.source
@@ -223,17 +204,13 @@ def member_problems(
 
 
 def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    """Add members to a library, which is made where there is none: all of them, or none.
+    """Add all members to a library, or none; the library is made where there is none.
 
-    Args:
-        folder: The library.
-        base: The model below the members.
-        members: Their cards need no base, targets and weights, which are filled in.
+    Base, targets and weights on the cards are filled in.
 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all
             reasons are listed, and nothing is written.
-        FolderGoneError: If the folder was removed meanwhile, and earlier members with it.
     """
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
@@ -243,8 +220,6 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
             _write_library(before)
         _sweep(before)
         added = {member.card.name: _write_member(path, base, member) for member in members}
-        if not (path / LOCK).exists():
-            raise FolderGoneError(errno.ENOENT, GONE, str(path))
         hashes = dict(sorted({**before.hashes, **added}.items()))
         library = replace(before, version=before.version + 1, hashes=hashes)
         _write_library(library)

@@ -3,13 +3,29 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mttl.errors import CheckpointError
 from mttl.io.reading import check_name, parse_json, shown
 
 CARD_VERSION = 1
+LIBRARY = "library.json"  # which members count
 _FORBIDDEN = frozenset("*?[]/\\:")
+
+
+def check_library(folder: str | Path) -> Path:
+    """Return the file of a library that says which members count.
+
+    Raises:
+        CheckpointError: If the folder has none.
+    """
+    path = Path(folder) / LIBRARY
+    if not path.exists():
+        raise CheckpointError(
+            f"'{folder}' is no library: it has no {LIBRARY}. mttl library add makes one"
+        )
+    return path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +88,6 @@ class MemberCard:
 
 def parse_card(text: str | bytes, place: str) -> MemberCard:
     """Read a card.
-
-    Args:
-        text: Its JSON.
-        place: Where it is from, for the message.
 
     Raises:
         CheckpointError: If it is no card, or one of another format.

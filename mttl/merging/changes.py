@@ -21,7 +21,7 @@ class Change(Protocol):
         ...
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all."""
+        """Return whether the tensor may have changed at all."""
         ...
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
@@ -31,18 +31,13 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class DenseChange:
-    """What sets a tuned model apart from its base.
-
-    Args:
-        name: What to call it.
-        weights: Of the tuned model.
-    """
+    """The difference of a tuned model and its base."""
 
     name: str
     weights: Weights
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all: any that the model has may."""
+        """Return whether the tensor may have changed at all: any that the model has may."""
         return tensor in self.weights
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
@@ -54,13 +49,7 @@ class DenseChange:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The ranges of a task vector over several tensors, one after another, as often as asked.
-
-    Args:
-        base: Weights of the base.
-        change: The task vector.
-        tensors: Names of the tensors.
-    """
+    """The ranges of a task vector over several tensors, one after another, as often as asked."""
 
     base: Weights
     change: Change

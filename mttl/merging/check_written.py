@@ -1,7 +1,7 @@
-"""What was written for others is read as they read it, and answers as it was meant to.
+"""Check that a written model, adapter or run loads and answers as intended.
 
 transformers reads a folder with ``config.json``, PEFT one with ``adapter_config.json``, and this
-program a run. Names and shapes come first; then, if wanted, the answers to a probe.
+program a run. Names and shapes are compared first; then, if wanted, the answers to a probe.
 """
 
 import logging
@@ -34,13 +34,12 @@ N_TOKENS = 16
 
 
 def check_written(folder: Path, network: Any, answers: Answers, like: Any = None) -> None:
-    """Refuse what its readers would not take as it was meant.
+    """Refuse a folder that does not load or answer as intended.
 
     Args:
-        folder: That is being written.
-        network: The model that it holds; or below an adapter the base, left as it was; or the run,
-            loaded from there.
-        answers: That it should give; without any, names and shapes alone are compared.
+        folder: The folder that is being written.
+        network: The model in it; of an adapter, its base; or the run, loaded from there.
+        answers: The expected answers; without any, only names and shapes are compared.
         like: A folder of a model, whose own missing and unexpected tensors pass; or the tensors of
             the adapter, without PEFT's prefix.
 
@@ -119,13 +118,7 @@ def changed_answer(network: Any, changes: Mapping[str, LowRank]) -> Float[Tensor
 
 
 def read_model(folder: Path, *, meta: bool = False, tensors: Any = None) -> tuple[Any, Causes]:
-    """Read a model as transformers does, and return also what is wrong with its tensors.
-
-    Args:
-        folder: Its folder.
-        meta: Read names and shapes alone, where accelerate is installed.
-        tensors: What stands in the place of the folder's.
-    """
+    """Read a model as transformers does (``meta``: names and shapes); return it and its faults."""
     config = AutoConfig.from_pretrained(folder)
     named = getattr(transformers, (config.architectures or [""])[0], None)
     kind: Any = named or read_architecture(str(folder))[0]._model_mapping[type(config)]

@@ -1,4 +1,4 @@
-"""Backbones whose weights are kept in few bits, back in floating point, and what that has cost."""
+"""Unpack quantised backbones to floating point, and measure the quantisation error."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,7 @@ from mttl.aggregation.packed_weights import dense_weight, packed_layers
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """How far packed weights are from those they were made of, relative to their norm.
-
-    Attributes:
-        overall: Of all layers together.
-        worst: The layer that lost most.
-        largest: Its error.
-    """
+    """How far packed weights are from those they were made of, relative to their norm."""
 
     overall: float
     worst: str
@@ -28,10 +22,6 @@ class QuantisationError:
 @torch.no_grad()
 def quantisation_error(backbone: nn.Module, original: nn.Module) -> QuantisationError:
     """Compare the packed weights of a backbone with the same model's in floating point.
-
-    Args:
-        backbone: With skills or without.
-        original: The model that was quantised; without skills.
 
     Raises:
         ValueError: If a layer is not in the original, or of another shape there.
@@ -56,14 +46,7 @@ def quantisation_error(backbone: nn.Module, original: nn.Module) -> Quantisation
 
 
 def dequantise(backbone: nn.Module) -> int:
-    """Put layers in floating point in the places of those with packed weights.
-
-    Args:
-        backbone: Without skills; changed in place, and saved by transformers as what it is now.
-
-    Returns:
-        How many layers there were.
-    """
+    """Replace packed layers by layers in floating point, in place; return their number."""
     layers = packed_layers(backbone)
     for path, layer in layers.items():
         backbone.set_submodule(path, dense_layer(layer, dense_weight(layer), layer.bias))  # type: ignore[arg-type]
@@ -81,13 +64,7 @@ def dequantise(backbone: nn.Module) -> int:
 def dense_layer(
     layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> nn.Linear | Conv1D:
-    """Return a layer of the class that stood in the place of a packed one, with other tensors.
-
-    Args:
-        layer: The packed one.
-        weight: (O, I).
-        bias: (O,), or none.
-    """
+    """Return a layer of the class that stood in the place of a packed one, with other tensors."""
     if _was_transposed(layer):
         made: nn.Linear | Conv1D = Conv1D(weight.shape[0], weight.shape[1])
         weight = weight.t()
@@ -100,11 +77,11 @@ def dense_layer(
 
 
 def _unpacks(conversion: Any) -> bool:
-    """Tell whether a conversion of names in files builds packed weights."""
+    """Return whether a conversion of names in files builds packed weights."""
     operations = getattr(conversion, "operations", [])
     return any(type(one).__name__.endswith("Deserialize") for one in operations)
 
 
 def _was_transposed(layer: nn.Module) -> bool:
-    """Tell whether bitsandbytes took the layer from a class that keeps weights as (I, O)."""
+    """Return whether bitsandbytes took the layer from a class that keeps weights as (I, O)."""
     return getattr(layer, "source_cls", None) is Conv1D

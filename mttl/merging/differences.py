@@ -1,4 +1,4 @@
-"""What keeps models from being merged, all of it at once and before anything is written."""
+"""Differences that prevent a merge, all listed before anything is written."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,6 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
 
     Floating-point types may differ: a base is often in fewer bits than what was tuned. What the
     loaded model has no place for may be missing, and buffers of zeros be left out of the base.
-
-    Args:
-        base: The base.
-        other: The model.
     """
     common = [name for name in base if name in other]
     pairs = {name: (other.entry(name), base.entry(name)) for name in common}
@@ -59,13 +55,7 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
 
 
 def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -> list[str]:
-    """Return how Fisher information does not fit a base.
-
-    Args:
-        base: The base.
-        fisher: One tensor per parameter, of its shape and any floating-point type.
-        changed: The tensors that need it.
-    """
+    """Return how Fisher information does not fit a base."""
     pairs = {name: (fisher.entry(name), base.entry(name)) for name in fisher if name in base}
     return grouped(
         {

@@ -92,14 +92,7 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
 
 
 def strip(model: SkilledModel) -> FoldedBackbone:
-    """Take the skills off: put every base layer in the place of its skilled one.
-
-    Args:
-        model: Backbone, skills and router; its backbone is changed in place.
-
-    Returns:
-        The bare backbone, and what `unfold` needs.
-    """
+    """Take the skills off: put every base layer in the place of its skilled one."""
     return _replace(
         model.backbone, {layer: _bare(layer) for layer in model.skilled_layers().values()}
     )

@@ -19,10 +19,6 @@ def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Te
 
     The decoder's inputs are made from the labels here, so that targets drawn from the model do not
     change what is read before them.
-
-    Args:
-        model: A language model of transformers.
-        batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`.
     """
     return {**forced_inputs(model, batch), "targets": targets_of(model, batch["labels"])}
 
@@ -55,11 +51,6 @@ def sample_targets(
 
     Squared gradients of these are the Fisher information itself rather than the empirical one. The
     answer read so far stays the reference's, as in the code released with elastic weight removal.
-
-    Args:
-        model: A language model; it is put into evaluation mode while it runs.
-        batch: Made by `likelihood_batch`.
-        generator: Draws the tokens.
     """
     training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""Under which names transformers has the tensors of a model's files once it has loaded them."""
+"""The names in the loaded model of the tensors in a model's files."""
 
 from collections.abc import Collection
 from itertools import chain

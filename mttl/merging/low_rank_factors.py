@@ -69,11 +69,6 @@ def mixture(
 ) -> LowRank:
     """Return one task's mixture as factors: exact by default, of the rank that this takes.
 
-    Args:
-        inventory: The skills of a layer, of any kind that adds to the base weight.
-        weights: Mixing weights of one task.
-        rank: The largest rank allowed; what exceeds it is cut off.
-
     Raises:
         ValueError: If the kind has no factors of its own and no rank is given, or the rank is not
             positive.

@@ -33,12 +33,6 @@ from mttl.skills.weights.sparse import place_supports, saved_supports
 class MixtureChange:
     """What the skills of a run change for one task; it is a `Change`.
 
-    Args:
-        name: What to call it.
-        run: Folder of the run.
-        task: The task.
-        base: The backbone that the run was trained on, or started from.
-
     Raises:
         CheckpointError: If the run or the base cannot be read, the run knows no such task, was
             trained on another backbone, or has skills that are no plain weights.
@@ -90,7 +84,7 @@ class MixtureChange:
         self._latest: tuple[str, Tensor] | None = None
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all."""
+        """Return whether the tensor may have changed at all."""
         return tensor in self._owners or self._trained is not None
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

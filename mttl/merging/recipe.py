@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from mttl.config.config_errors import explain
+from mttl.config.config_errors import format_errors
 from mttl.config.load import read_yaml
 from mttl.config.section import Section, Seed
 from mttl.errors import ConfigError
@@ -99,13 +99,13 @@ class Dare(Section):
     """As for ties."""
 
 
-Method = Annotated[
+MergeMethod = Annotated[
     Arithmetic | CaPE | Elastic | ElasticCaPE | FisherAverage | Ties | Dare,
     Field(discriminator="kind"),
 ]
 
 
-class Base(Section):
+class MergeBase(Section):
     """The model that task vectors start from."""
 
     model: Text
@@ -145,13 +145,13 @@ class Ingredient(Section):
 
 
 class Recipe(Section):
-    """All there is to say about a merge."""
+    """A whole recipe."""
 
-    base: Base
+    base: MergeBase
     """What the result is made from, and looks like."""
     models: Annotated[list[Ingredient], Field(min_length=1)]
     """What is merged into it."""
-    method: Method
+    method: MergeMethod
     """How."""
     out: Text | None = None
     """Folder of the result; the command's --out wins."""
@@ -167,7 +167,9 @@ class Recipe(Section):
                     f"{', '.join(roles)}"
                 )
             if any("weight" in model.model_fields_set for model in self.models):
-                problems.append(f"models: {kind} weighs them alike: set method.weight instead")
+                problems.append(
+                    f"models: {kind} gives both the same weight: set method.weight instead"
+                )
         if kind == "fisher_average" and "anti_expert" in roles:
             problems.append("models must all be experts for fisher_average: it cannot subtract")
         problems += self._about_fishers(kind)
@@ -204,5 +206,5 @@ def read_recipe(path: str | Path) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        lines = explain(error, tree, {}, Recipe).splitlines()
+        lines = format_errors(error, tree, {}, Recipe).splitlines()
         raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None

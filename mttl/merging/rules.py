@@ -20,17 +20,7 @@ from mttl.merging.weights_folder import Weights
 
 @dataclass(frozen=True)
 class Parts:
-    """What is merged.
-
-    Attributes:
-        base: Weights of the base.
-        changes: Task vectors of the models.
-        signs: 1 for experts, −1 for anti-experts.
-        weights: λ of each.
-        base_fisher: Fisher information of the base.
-        fishers: Of the models, where the method asks for it.
-        contrast_fisher: Of the difference of expert and anti-expert.
-    """
+    """What is merged."""
 
     base: Weights
     changes: tuple[Change, ...]
@@ -170,7 +160,7 @@ def _dare(method: Dare, parts: Parts) -> Rule:
 
 
 def _measured(tensor: str, fishers: Sequence[Weights | None]) -> bool:
-    """Tell whether all Fisher information is there; where it is not, no model changed anything."""
+    """Return whether all Fisher information is there; if not, no model changed the tensor."""
     return all(fisher is not None and tensor in fisher for fisher in fishers)
 
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from mttl.assembly.build_backbone import build_tokenizer
 from mttl.errors import CheckpointError, ConfigError
-from mttl.inference.prompt_export import Asking
+from mttl.inference.prompt_export import PromptExport
 from mttl.io import yaml12
 from mttl.io.files import new_folder
 from mttl.io.reading import read_bytes
@@ -88,7 +88,7 @@ def merge_models(
                 if not merged.isfinite().all():
                     kind = str(entry.dtype).removeprefix("torch.")
                     raise ValueError(
-                        f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
+                        f"'{tensor}' would hold values that are NaN, or too large for {kind}"
                     )
             else:
                 merged = file.read(stored, start, stop)
@@ -100,7 +100,7 @@ def merge_models(
 
     paths = [path for pattern in COPIED for path in sorted(parts.base.path.glob(pattern))]
     beside = {path.name: read_bytes(path, CheckpointError) for path in paths}
-    asking = merged_asking(recipe, parts)
+    prompt_export = merged_prompt_export(recipe, parts)
     with new_folder(out) as folder:
         try:
             rule = make_rule(recipe, parts)
@@ -114,8 +114,10 @@ def merge_models(
             (folder / name).write_bytes(content)
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
-        if asking is not None:
-            asking.write(folder, "model", place=str(out), base=recipe.base.model, about=_ABOUT)
+        if prompt_export is not None:
+            prompt_export.write(
+                folder, "model", place=str(out), base=recipe.base.model, about=_ABOUT
+            )
         _check(folder, parts.base, kept)
 
 
@@ -132,14 +134,10 @@ def _check(folder: Path, base: Weights, kept: dict[str, list[Tensor]]) -> None:
     check_written(folder, meant, answers, like=base.path)
 
 
-def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
+def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
     """Return how a merge of tasks of runs is asked; None where it adds none.
 
     Tokenizer and search are those of the first run, and so is the form of a task of two runs.
-
-    Args:
-        recipe: What is merged.
-        parts: The same, opened.
     """
     added = {
         str(model.task): change.settings
@@ -164,7 +162,7 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
     decoder_only = not config.is_encoder_decoder
     if first.data.template == "chat":
         end_also_at(generation, first.data.encoder(tokenizer, decoder_only=decoder_only).stops)
-    return Asking(
+    return PromptExport(
         tokenizer=tokenizer,
         forms={task: settings.data for task, settings in reversed(added.items())},
         decoder_only=decoder_only,

@@ -92,11 +92,6 @@ class TensorFile:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Shaped[Tensor, "N"]:
         """Read a range of a tensor's entries, in the order of its memory.
 
-        Args:
-            name: Of the tensor.
-            start: First entry.
-            stop: Last entry, exclusive; by default the end.
-
         Raises:
             CheckpointError: If the file ends too early: it changed while it was read.
         """
@@ -117,13 +112,7 @@ def write_like(
     path: Path,
     ranges: Callable[[str, Entry], Iterable[Shaped[Tensor, "N"]]],
 ) -> None:
-    """Write a file with the names, types and shapes of another, range by range.
-
-    Args:
-        template: The other file.
-        path: Where to write.
-        ranges: Gives the new entries of a tensor in order; they are cast to its type.
-    """
+    """Write a file with the names, types and shapes of another, range by range."""
     with path.open("wb") as file:
         file.write(template.header)
         for name, entry in template.entries.items():

@@ -20,12 +20,7 @@ AS_STORED = LoadedNames()
 
 @dataclass(frozen=True)
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name, read when they are asked for.
-
-    Args:
-        path: A folder as transformers saves it, or a safetensors file.
-        loaded: The names that tensors have; by default those in the files.
-    """
+    """Tensors by name, read when they are asked for."""
 
     path: Path
     loaded: LoadedNames = AS_STORED

@@ -28,16 +28,12 @@ from mttl.metrics.answer_scores import (
 from mttl.metrics.metric_names import TaskMetric
 from mttl.metrics.rouge_l import rouge_l, rouge_l_or_same
 from mttl.metrics.text_metric import TextMetric, check_rows
-from mttl.plugins import classes as own_classes
+from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
 
 
 class NumberMetric(TextMetric):
-    """Base of the metrics that make a few numbers of every row, kept in double precision.
-
-    Args:
-        n_numbers: How many.
-    """
+    """Base of the metrics that make a few numbers of every row, kept in double precision."""
 
     bits: list[Tensor]
 
@@ -62,11 +58,7 @@ class NumberMetric(TextMetric):
 
 
 class MeanComparison(NumberMetric):
-    """The mean over rows of the best comparison with any accepted answer.
-
-    Args:
-        compare: Scores one answer against one reference, from 0 to 1.
-    """
+    """The mean over rows of the best comparison with any accepted answer."""
 
     def __init__(self, compare: Callable[[str, str], float]) -> None:
         super().__init__(1)
@@ -139,9 +131,6 @@ class MatthewsCorrelation(LabelMetric):
     names none, CoLA's ``acceptable``, or the first label in alphabetical order. Of more labels,
     each is a class, and so is an answer that is no label.
 
-    Args:
-        options: Of the task, if it names them.
-
     References:
         Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,
         Computational Biology and Chemistry 28, 2004; of two classes it is Matthews' coefficient.
@@ -170,7 +159,7 @@ class MatthewsCorrelation(LabelMetric):
 
 
 class PearsonCorrelation(NumberMetric):
-    """Pearson's correlation of numbers; NaN where an answer is no number or all are equal."""
+    """Pearson's correlation of numbers; NaN if an answer is not a number or all are equal."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -212,7 +201,7 @@ def build_metric(name: str) -> Metric:
     """Return a metric by the name that CrossFit gives it.
 
     Args:
-        name: One of `METRICS`, or a class of one's own; a `TaskMetric` says more.
+        name: One of `METRICS`, or a custom class; a `TaskMetric` holds more.
 
     Raises:
         ValueError: If there is none of that name.
@@ -220,19 +209,19 @@ def build_metric(name: str) -> Metric:
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError)
     if name not in METRICS:
-        return make(find_class(own_classes.METRICS, name), {}, {})
+        return make(find_class(plugins.METRICS, name), {}, {})
     if name == "Matthew-Correlation":
         return MatthewsCorrelation(metric.options)
     return (METRICS if metric.published else {**METRICS, **OF_OTHER_TASKS})[name]()
 
 
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
-    """Check that a metric is one of `METRICS`, or can be a class of one's own.
+    """Check that a metric is one of `METRICS`, or can be a custom class.
 
     Raises:
         Exception: Of the given kind, if it is neither.
     """
-    if name not in METRICS and not own_classes.METRICS.is_own(name):
+    if name not in METRICS and not plugins.METRICS.is_plugin(name):
         allowed = ", ".join(METRICS)
         raise error(f"{what} ('{name}') must be one of {allowed}.{nearest(name, METRICS)}")
 
@@ -266,7 +255,7 @@ def score_answers(
 ) -> float:
     """Return the score of a list of answers by the metric of `build_metric`."""
     metric = build_metric(name)
-    with own_classes.calling(metric):
+    with plugins.plugin_call(metric):
         metric.update(predictions, references)
     return computed(metric)
 
@@ -275,13 +264,13 @@ def computed(metric: Metric) -> float:
     """Return what a metric says of all rows.
 
     Raises:
-        OwnClassError: If one of one's own raises, or says what no table takes.
+        PluginError: If a custom metric raises, or its score is out of range.
     """
-    with own_classes.calling(metric):
+    with plugins.plugin_call(metric):
         score = float(metric.compute())
     if not (math.isnan(score) or -1 <= score <= 1):
-        raise own_classes.OwnClassError(
+        raise plugins.PluginError(
             f"the metric {type(metric).__name__} scored {score}; scores lie between -1 and 1, and "
-            "are shown in per cent: divide in compute()"
+            "are shown in %: divide in compute()"
         )
     return score

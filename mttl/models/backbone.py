@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -30,7 +29,6 @@ from transformers.quantizers import AutoHfQuantizer
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.errors import ConfigError, nearest
-from mttl.io.reading import read_json, require_file
 from mttl.models.quantised import (
     check_quantisation,
     check_stored,
@@ -138,20 +136,11 @@ def read_architecture(
 ) -> tuple[Any, PretrainedConfig]:
     """Read the configuration of a language model and no weights.
 
-    Args:
-        name: A model of the hub, or a folder.
-        revision: Branch, tag or commit on the hub.
-        gguf_file: Name of a GGUF file inside ``name`` that holds it.
-
-    Returns:
-        The class that builds such a model, and the configuration.
-
     Raises:
         ConfigError: If it cannot be found, reached or read.
     """
     where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
     try:
-        check_model_folder(name)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
@@ -161,7 +150,7 @@ def read_architecture(
 def _packing(
     name: str, config: Any, kind: Any, dtype: Any, quantize: Quantisation | None, *, train: bool
 ) -> dict[str, Any]:
-    """Return what else transformers is told about a backbone that is, or will be, quantised."""
+    """Return further arguments for a backbone that is, or will be, quantised."""
     kept = getattr(config, "quantization_config", None) or {}
     method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
     check_stored(name, None if method is None else str(method), quantize, train=train)
@@ -179,22 +168,6 @@ def _unpacked(gguf_file: str | None) -> dict[str, Any]:
     """Ask for floating-point weights of a GGUF file, which transformers keeps packed if it can."""
     settings = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": settings(dequantize=True)} if gguf_file and settings else {}
-
-
-def check_model_folder(name: str) -> None:
-    """Refuse a folder whose files would keep a reader busy or are no text where text is due.
-
-    Args:
-        name: Of a model; what is no folder passes.
-
-    Raises:
-        ConfigError: If a file in it is a pipe or a device, or a JSON file is damaged.
-    """
-    for path in sorted(Path(name).iterdir()) if os.path.isdir(name) else ():
-        if path.suffix == ".json":
-            read_json(path, ConfigError)
-        elif not path.is_dir():
-            require_file(path, ConfigError)
 
 
 def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
@@ -296,7 +269,6 @@ def load_tokenizer(
     if gguf_file:
         where["gguf_file"] = gguf_file
     try:
-        check_model_folder(name)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts
         blamed = "backbone.tokenizer" if Path(name).is_dir() else key
@@ -311,7 +283,7 @@ def load_tokenizer(
 
 
 def is_decoder_only(backbone: nn.Module) -> bool:
-    """Tell whether a model continues its input rather than answering it from an encoder."""
+    """Return whether a model continues its input rather than answering it from an encoder."""
     return not backbone.config.is_encoder_decoder  # type: ignore[union-attr]
 
 
@@ -327,11 +299,11 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         return (
-            f"{key} ('{name}') is no folder, and cannot be the name of a model on the hub. Name "
+            f"{key} ('{name}') is not a folder, and cannot be the name of a model on the hub. Give "
             f"the folder where it is now: {key}=DIR, or --backbone DIR of a trained run"
         )
     return (
-        f"{key} ('{name}') is no folder here and could not be loaded from the model hub: {cause} "
-        f"Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR to this "
-        f"machine and pass {key}=DIR, or --backbone DIR of a trained run"
+        f"{key} ('{name}') is not a folder here and could not be loaded from the model hub: "
+        f"{cause} Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR "
+        f"to this machine and pass {key}=DIR, or --backbone DIR of a trained run"
     )

@@ -77,13 +77,7 @@ def end_also_at(config: GenerationConfig, stops: Sequence[int]) -> None:
 def search_file(
     generation: GenerationConfig, search: Mapping[str, Any], pad_id: int
 ) -> GenerationConfig:
-    """Return the configuration by which a model's ``generate`` searches like `search_settings`.
-
-    Args:
-        generation: The model's own; stays as it is.
-        search: The settings.
-        pad_id: For rows that have ended, where the model names none.
-    """
+    """Return the configuration by which a model's ``generate`` searches like `search_settings`."""
     config = copy.deepcopy(generation)
     config.update(**search, max_length=None)
     config._from_model_config = False  # or the settings of config.json go over these
@@ -103,15 +97,7 @@ def generate_texts(
     decoder_only: bool,
     **settings: Any,
 ) -> list[str]:
-    """Return an answer to every prompt, without blanks around it.
-
-    Args:
-        generate: A model's ``generate``.
-        tokenizer: Turns ids into text.
-        inputs: ``input_ids`` and ``attention_mask`` of the prompts.
-        decoder_only: The model repeats the prompt before its answer; it is cut off.
-        **settings: What else ``generate`` takes.
-    """
+    """Return an answer to every prompt, without blanks around it."""
     ids = generate(**inputs, **settings)
     if decoder_only:
         ids = ids[:, inputs["input_ids"].shape[1] :]

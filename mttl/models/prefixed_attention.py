@@ -19,9 +19,6 @@ def read_prefixes(backbone: PreTrainedModel) -> None:
 
     The text is attended to by the model's own function, with its sinks and soft caps.
 
-    Args:
-        backbone: The model; its choice of an attention function is changed.
-
     Raises:
         ConfigError: If it attends in another way that has no place for prefixes.
     """
@@ -49,18 +46,7 @@ def attend(
     prefix: Any = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as the module does, and to a `Prefix` where there is one.
-
-    Args:
-        own: The implementation that the model would use: ``"sdpa"`` or ``"eager"``.
-        module: The attention.
-        query: Its queries.
-        key: Its keys.
-        value: Its values.
-        attention_mask: What queries see.
-        prefix: What they see besides.
-        **settings: What transformers' function takes.
-    """
+    """Attend as the module does, and to a `Prefix` where there is one."""
     plain = AttentionInterface()[PLAIN]
     file: Any = sys.modules[type(module).__module__]  # with a function of its own for "eager"
     attends = plain if own == PLAIN else file.eager_attention_forward

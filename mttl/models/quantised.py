@@ -46,11 +46,6 @@ def quantisation_settings(kind: Quantisation, empty: PreTrainedModel, dtype: tor
     """Return what transformers takes as ``quantization_config``.
 
     Scales are not quantised a second time: they tell one backbone from another.
-
-    Args:
-        kind: Checked by `check_quantisation`.
-        empty: The model, on the meta device.
-        dtype: Of what is not quantised, and of the products.
     """
     kept = kept_layers(empty, GROUPS[kind])
     if kind == "nf4":
@@ -76,10 +71,6 @@ def kept_layers(model: PreTrainedModel, group: int) -> list[str]:
     These are what transformers leaves (the head, and what a model needs in single precision), and
     layers whose rows are no whole number of groups: kernels of int4 refuse them, and bitsandbytes'
     kernel for processors unpacks them with the scales of other rows.
-
-    Args:
-        model: On any device.
-        group: Weights of a row that share a scale.
     """
     single = tuple(model._keep_in_fp32_modules or ())
     kept = [
@@ -101,12 +92,6 @@ def check_stored(
     name: str, method: str | None, wanted: Quantisation | None, *, train: bool
 ) -> None:
     """Refuse what a backbone that was saved quantised cannot do.
-
-    Args:
-        name: Of the backbone.
-        method: How its files say that they are quantised, if they are.
-        wanted: How the configuration asks to quantise it.
-        train: Whether it is to be trained.
 
     Raises:
         ConfigError: If it is to be quantised again, or trained.

@@ -42,12 +42,7 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
 
 
 def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Return what each position predicts: its label, or in a decoder-only model the next one.
-
-    Args:
-        model: A language model of transformers.
-        labels: Token ids, or -100.
-    """
+    """Return what each position predicts: its label, or in a decoder-only model the next one."""
     if not is_decoder_only(model):
         return labels
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
@@ -74,18 +69,9 @@ def forced_logits(
 def run_at(
     model: nn.Module, places: Int[Tensor, "N"], **inputs: Any
 ) -> tuple[Float[Tensor, "N V"], Any]:
-    """Run a model, its head on some positions alone.
-
-    Args:
-        model: A language model of transformers.
-        places: Where among the positions of all rows, one after another.
-        **inputs: What it is called with.
-
-    Returns:
-        The logits of the N positions, and all that the model returned.
-    """
+    """Run a model, its head on some positions alone."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    # A compiled model would be compiled anew for every number of positions; skills on the head
+    # A compiled model would be recompiled for every number of positions; skills on the head
     # need whole examples.
     if model._compiled_call_impl is None and isinstance(head, nn.Linear):
         # The rows come as one contiguous matrix: strided ones, as `logits_to_keep` makes them, are

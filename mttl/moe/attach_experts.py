@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.moe.layer import MoELayer
-from mttl.moe.shared import SharedExpert
+from mttl.moe.layer import MoELayer, SharedExpert
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.blocks.block_places import block_places

@@ -16,7 +16,7 @@ from mttl.moe.parallel import ParallelExperts, gather_first
 from mttl.skills.inventory import Inventory
 
 
-def check_shares(experts: Inventory) -> None:
+def check_shardable(experts: Inventory) -> None:
     """Refuse experts that cannot be taken apart.
 
     Raises:
@@ -30,7 +30,7 @@ def check_shares(experts: Inventory) -> None:
             )
 
 
-def share_out(model: nn.Module) -> None:
+def shard_experts(model: nn.Module) -> None:
     """Let this process keep its share of the experts of every layer, in place.
 
     Args:
@@ -44,11 +44,7 @@ def share_out(model: nn.Module) -> None:
 
 
 def make_whole(model: nn.Module) -> None:
-    """Give the first process all experts again, in place; the others keep their shares.
-
-    Args:
-        model: Of any kind; all processes call this together.
-    """
+    """Give the first process all experts again, in place; the others keep their shares."""
     for layer in _layers(model):
         if isinstance(layer.experts, ParallelExperts):
             whole = layer.experts.gather()
@@ -79,13 +75,7 @@ def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
 def gather_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Turn a checkpoint of one process's share into that of all experts, in the first process.
-
-    Args:
-        model: All processes call this together.
-        checkpoint: With ``state_dict`` and maybe ``optimizer_states``; changed in place.
-        parameters: In the order of the optimizer.
-    """
+    """Turn a checkpoint of one process's share into that of all experts, in the first process."""
     names = shared_names(model)
     if names:
         state = checkpoint["state_dict"]
@@ -97,38 +87,23 @@ def gather_checkpoint(
             moments[name] = _gathered(value)
 
 
-def share_checkpoint(
+def shard_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Leave of a checkpoint of all experts this process's share.
-
-    Args:
-        model: As for `gather_checkpoint`.
-        checkpoint: Changed in place.
-        parameters: In the order of the optimizer.
-    """
+    """Leave of a checkpoint of all experts this process's share."""
     own = {whole: name for name, whole in shared_names(model).items()}
     if own:
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {
-            own.get(name, name): _share(value) if name in own else value
+            own.get(name, name): _shard(value) if name in own else value
             for name, value in state.items()
         }
         for moments, name, value in _moments(model, checkpoint, parameters):
-            moments[name] = _share(value)
+            moments[name] = _shard(value)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], model: nn.Module, largest: float) -> Tensor:
-    """Scale gradients down to a norm over all processes, which is that of one with all experts.
-
-    Args:
-        parameters: Those of the optimizer.
-        model: Tells which of them are this process's own.
-        largest: The norm.
-
-    Returns:
-        The norm before.
-    """
+    """Scale gradients to a norm over all processes; return the norm before."""
     own = {id(parameter) for parameter in shared_parameters(model)}
     graded = [parameter for parameter in parameters if parameter.grad is not None]
     parts = [[p.grad for p in graded if (id(p) in own) is shared] for shared in (True, False)]
@@ -165,5 +140,5 @@ def _gathered(value: Tensor) -> Tensor:
     return gather_first(value).cpu()
 
 
-def _share(value: Tensor) -> Tensor:
+def _shard(value: Tensor) -> Tensor:
     return value.chunk(dist.get_world_size())[dist.get_rank()].clone()

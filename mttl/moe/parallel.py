@@ -29,10 +29,6 @@ class ParallelExperts(Inventory):
     get them under `DistributedDataParallel`, which must leave the experts alone: list their names
     in the model's ``_ddp_params_and_buffers_to_ignore``.
 
-    Args:
-        experts: All E experts, equal in all processes; this one's share is copied.
-        group: The processes; all of them by default.
-
     Raises:
         ValueError: If tokens cannot choose such experts, or the processes cannot have equally many.
         RuntimeError: If there is no process group.
@@ -61,7 +57,7 @@ class ParallelExperts(Inventory):
         self.local = expert_slice(experts, rank * n_local, (rank + 1) * n_local)
 
     def reset_parameters(self) -> None:
-        """Draw this process's experts anew."""
+        """Re-initialise this process's experts."""
         self.local.reset_parameters()
 
     def gather(self) -> Inventory:
@@ -88,13 +84,7 @@ class ParallelExperts(Inventory):
 
 
 def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
-    """Return a copy of some of the experts.
-
-    Args:
-        experts: All of their parameters and buffers have one entry per expert along the first axis.
-        start: The first one.
-        stop: The one after the last.
-    """
+    """Return a copy of some of the experts."""
     return _with_others(experts, lambda tensor: tensor[start:stop].clone(), stop - start)
 
 
@@ -102,9 +92,6 @@ def gather_first(tensor: Tensor) -> Tensor:
     """Return what the processes hold of a tensor, in the order of their ranks, to the first one.
 
     All call it together; the others get their own part back.
-
-    Args:
-        tensor: Of the same shape in all processes.
     """
     # NCCL sends from GPUs only, and between two loops of a trainer a model lies on the CPU.
     sent = tensor.detach().contiguous()

@@ -16,10 +16,6 @@ def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
     it was; a Switch router's single gate p scales the output by p, and a token that is dropped
     loses it.
 
-    Args:
-        block: Of a backbone; left as it is.
-        n_experts: Experts E.
-
     Raises:
         ValueError: If the block's projections have skills.
 
@@ -50,11 +46,7 @@ def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
 
 
 def silent(experts: FeedForwardExperts) -> FeedForwardExperts:
-    """Return the same experts with their output set to 0: added to others they change nothing yet.
-
-    Args:
-        experts: Changed in place.
-    """
+    """Set the output of experts to 0, in place: added to others they change nothing yet."""
     nn.init.zeros_(experts.down)
     if experts.down_bias is not None:
         nn.init.zeros_(experts.down_bias)
@@ -74,6 +66,6 @@ def _plain(module: nn.Module) -> nn.Linear:
     if is_packed(module.weight):
         raise ValueError(
             "a feed-forward block whose weights are quantised cannot be copied into experts, which "
-            "are trained; use experts beside it (lora, adapter), or remove backbone.quantize"
+            "are trained; use added experts (lora, adapter), or remove backbone.quantize"
         )
     return module

@@ -16,9 +16,8 @@ from mttl.config.load import dump_config
 from mttl.config.moe_schema import LoRAExperts, MoE
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError, ConfigError
-from mttl.library.general_knowledge import without_general
 from mttl.library.library_folder import Library, Member
-from mttl.library.stacking import stack_members
+from mttl.library.stacking import stack_members, without_general
 
 # Task routers that need no training: what they do is known, or what they begin with.
 ROUTERS = ("private", "polytropon", "average", "expert", "retrieval")
@@ -48,9 +47,6 @@ def make_run(
         descriptions: That are shown before the inputs, by task.
         general: Names of members whose mean is taken from the others.
         prepare: Called with the configuration and the model before it is written.
-
-    Returns:
-        The configuration of the run, and its model.
 
     Raises:
         ConfigError: If a section does not fit members, or two members have one task.
@@ -115,11 +111,6 @@ def with_members(
     config: Config, layers: Mapping[str, tuple[Tensor, Tensor]], *, mix: str
 ) -> Config:
     """Return a configuration whose skills, or experts, are as many and as large as the members.
-
-    Args:
-        config: The run's.
-        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
-        mix: How skills combine.
 
     Raises:
         ConfigError: If a section does not fit members.

@@ -26,11 +26,6 @@ def mixture_adapter(
 ) -> dict[str, LowRank]:
     """Return one mixture as a pair of factors per layer, all of one rank.
 
-    Args:
-        model: Backbone, skills and router.
-        mixing: Weight of every skill in every group.
-        rank: The largest rank allowed; by default what an exact copy takes.
-
     Returns:
         The factors by path of the layer. Layers that need fewer columns are padded with zeros.
 
@@ -84,13 +79,6 @@ def lora_adapter(
 
     PEFT multiplies the change by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
     Without a scaling the scale stays in the output-side factor, and ``lora_alpha = r``.
-
-    Args:
-        adapter: The factors by path.
-        base: What the base model is called; none leaves it open.
-        task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``.
-        transposed: Whether the base model keeps weights as (I, O).
-        scaling: Scale, rsLoRA and dropout of the skills, which become PEFT's.
     """
     rank = next(iter(adapter.values())).rank
     scale, rslora, dropout = scaling or (1.0, False, 0.0)

@@ -1,5 +1,6 @@
 """LoRA adapters of PEFT as low-rank changes of a model's layers."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,7 @@ from torch import Tensor
 from mttl.assembly.build_backbone import build_backbone
 from mttl.config.backbone_schema import Pretrained
 from mttl.errors import CheckpointError
-from mttl.io.reading import shown
 from mttl.library.low_rank_change import LowRank
-from mttl.peft_format.path_pattern import first_match
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"
@@ -30,14 +29,10 @@ STORED = ".base_layer.weight"
 
 
 def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
-    """Return the weight changes of a LoRA adapter by path of the layer, PEFT's scale included.
+    """Return the weight changes of a LoRA adapter by path of the layer, by default with its scale.
 
     The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
     may have an alpha of their own (`alpha_pattern`).
-
-    Args:
-        folder: The adapter.
-        scaled: Put the scale into the second factors; else it is left out.
 
     Raises:
         CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
@@ -70,10 +65,6 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
 def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
     """Return an adapter without the weights that PEFT stores of the base, as those of a head.
 
-    Args:
-        folder: The adapter.
-        base: The model below it.
-
     Raises:
         CheckpointError: If it stores others than the base has: they were trained, or resized.
     """
@@ -95,10 +86,7 @@ def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
 
 
 def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
-    """Return what skills take over from adapters that are all set alike, or None.
-
-    Args:
-        folders: Adapters that `read_lora` takes.
+    """Return what skills take over from adapters with identical settings, or None.
 
     Returns:
         ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank; None where adapters,
@@ -117,8 +105,8 @@ def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
         if name.endswith(DOWN)
     }
     plain = type(alpha) in (int, float) and type(dropout) in (int, float) and rslora in (0, True)
-    alike = all(other == found[0] for other in found) and ranks == {(rank,)}
-    if not (plain and alike and 0 < alpha < MOST_ALPHA and 0 <= dropout < 1):
+    identical = all(other == found[0] for other in found) and ranks == {(rank,)}
+    if not (plain and identical and 0 < alpha < MOST_ALPHA and 0 <= dropout < 1):
         return None
     return {"alpha": float(alpha), "rslora": bool(rslora), "dropout": float(dropout)}
 
@@ -134,23 +122,10 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bo
     if rank < 1:
         raise CheckpointError(f"'{folder.path}': the factors of '{path}' have rank 0")
     patterns = config.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict):
-        raise CheckpointError(
-            f"'{folder.path}': alpha_pattern is {shown(patterns)}; it must map patterns to numbers"
-        )
     try:
-        alpha = first_match(patterns, path, config["lora_alpha"])
-    except ValueError as error:
-        raise CheckpointError(f"'{folder.path}': alpha_pattern: {error}") from error
-    if type(alpha) not in (int, float) or not abs(alpha) < MOST_ALPHA:
-        raise CheckpointError(
-            f"'{folder.path}': lora_alpha of '{path}' is {shown(alpha)}; it must be a number below "
-            f"{MOST_ALPHA:.0e}"
-        )
-    rooted = config.get("use_rslora")
-    if rooted not in (None, False, True):
-        raise CheckpointError(
-            f"'{folder.path}': use_rslora is {shown(rooted)}; it must be true or false"
-        )
-    scale = alpha / (rank**0.5 if rooted else rank)
+        found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
+        alpha = next(found, config["lora_alpha"])
+        scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    except (AttributeError, TypeError, re.error) as error:
+        raise CheckpointError(f"'{folder.path}': lora_alpha or alpha_pattern: {error}") from error
     return LowRank(down.t().float(), (scale if scaled else 1) * up.float())

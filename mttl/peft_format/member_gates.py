@@ -1,4 +1,7 @@
-"""Gates of a library's members, learned on the tasks of each (PHATGOOSE)."""
+"""What the routers of a run of members learn of the members' tasks, or are shown of them.
+
+Gates are learned on the tasks of each member (PHATGOOSE).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,12 +11,51 @@ from typing import Any
 import torch
 from lightning_fabric.utilities import move_data_to_device
 
+from mttl.assembly.build_backbone import build_tokenizer
+from mttl.assembly.build_imported import Imported
 from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.config.moe_schema import Phatgoose
+from mttl.config.schema import Config
+from mttl.data.chosen_tasks import open_gym
+from mttl.data.data_module import TextToTextDataModule
+from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.fixed import private_router
+from mttl.routing.task.retrieval import RetrievalRouter
 from mttl.routing.token.phatgoose import PhatgooseRouter
+from mttl.runtime.gpus import device_of
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import global_mean
+from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
+
+
+def prepare_members(config: Config, imported: Imported) -> None:
+    """Train gates of members, or show their tasks' examples, where the router asks for it.
+
+    Others need no gym, and none is opened.
+
+    Raises:
+        TaskError: If the gym lacks a task of a member.
+    """
+    model, gates = imported.model, None if config.moe is None else config.moe.router
+    if not model.router.seen and not isinstance(gates, Phatgoose):
+        return
+    gym = open_gym(config.data)
+    tokenizer = build_tokenizer(config.backbone)
+    metrics = {task: gym.metric(task) for task in imported.tasks}
+    data = TextToTextDataModule(
+        *(gym, imported.tasks, tokenizer),
+        config.data.model_copy(update={"cache_dir": None}),
+        decoder_only=is_decoder_only(model.backbone),
+        seed=config.run.seed,
+    )
+    embed_tasks(model, data)
+    if isinstance(model.router, RetrievalRouter):
+        model.router.remember(model.router.get_buffer("shown_examples"))
+    if isinstance(gates, Phatgoose):
+        module = TextToTextModule(model, tokenizer, metrics).to(device_of())
+        train_gates(module, data.train_dataloader(), n_steps=gates.gate_steps, lr=gates.gate_lr)
+        module.cpu()
 
 
 def train_gates(
@@ -27,12 +69,6 @@ def train_gates(
 
     Task t is that of member t, and moves that member's gates alone. Dropout is off. (The paper
     trains one member after another; here a batch holds rows of all tasks.)
-
-    Args:
-        module: A model whose token routers are all `PhatgooseRouter`.
-        batches: Of training rows; begun again when they end.
-        n_steps: Steps of AdamW.
-        lr: Its learning rate.
 
     Raises:
         DivergedError: If gates are not finite at the end.

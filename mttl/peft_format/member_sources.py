@@ -30,7 +30,7 @@ TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MemberOptions:
     """What becomes a member of what is found.
 
     Attributes:
@@ -59,7 +59,7 @@ class Found:
     runs: int = 0
 
 
-def gather(sources: Sequence[str], wanted: Wanted) -> Found:
+def gather(sources: Sequence[str], wanted: MemberOptions) -> Found:
     """Read everything that sources name.
 
     Args:
@@ -88,11 +88,6 @@ def base_problems(
     """Return the members whose base model is the given one, and why others are not.
 
     Runs and libraries know the fingerprint of theirs; adapters of PEFT know its name alone.
-
-    Args:
-        members: As `gather` found them.
-        base: The model of the library.
-        trusted: Whether the user says that adapters are of this model, whatever they call it.
     """
     right, problems = [], []
     for member in members:
@@ -144,7 +139,7 @@ def _folders(source: str) -> list[tuple[Path, str]]:
     return [(folder, folder.resolve().name) for folder in folders]
 
 
-def _read(folder: Path, name: str, wanted: Wanted, found: Found) -> None:
+def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
     if is_library(folder):
         found.members += _of_library(folder)
     elif not _is_adapter(folder) and find_inventory(folder):
@@ -207,7 +202,7 @@ def _told(value: Any) -> str | None:
     return ", ".join(str(word) for word in words if isinstance(word, str)) or None
 
 
-def _of_run(path: Path, wanted: Wanted, found: Found) -> None:
+def _of_run(path: Path, wanted: MemberOptions, found: Found) -> None:
     """Read each task, or each skill, of a run."""
     built = load_run(path, backbone=wanted.backbone)
     if built.meta["backbone"]["trained"]:

@@ -26,13 +26,7 @@ PICKLE = "adapter_model.bin"
 
 @dataclass(frozen=True)
 class PeftFolder:
-    """An adapter as PEFT keeps it.
-
-    Attributes:
-        path: Where it was read, or what to call it.
-        config: What the configuration holds.
-        tensors: By path of the layer and parameter, without PEFT's prefix.
-    """
+    """An adapter as PEFT keeps it."""
 
     path: Path
     config: dict[str, Any]
@@ -48,7 +42,7 @@ def read_peft(folder: str | Path) -> PeftFolder:
     """
     path = Path(folder)
     if not (path / CONFIG).exists():
-        raise CheckpointError(f"'{path}' is no folder of PEFT: it has no {CONFIG}")
+        raise CheckpointError(f"'{path}' is not a folder of PEFT: it has no {CONFIG}")
     if not (path / TENSORS).exists():
         if (path / PICKLE).is_file():
             raise CheckpointError(
@@ -93,15 +87,7 @@ def write_peft(
     prefix: str = PREFIX,
     file: str = TENSORS,
 ) -> None:
-    """Write the two files of a PEFT adapter.
-
-    Args:
-        folder: Where.
-        config: What the configuration holds.
-        tensors: By path of the layer and parameter, without PEFT's prefix; a prompt has no path.
-        prefix: PEFT's.
-        file: Name of the file of tensors.
-    """
+    """Write the two files of a PEFT adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     # Clones: safetensors refuses tensors that share memory, as the rows of a group do.
     named = {
@@ -114,13 +100,6 @@ def write_peft(
 
 def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
     """Sort an adapter's tensors by layer, and refuse one that holds anything else.
-
-    Args:
-        folder: The adapter.
-        parameters: What every layer must have, and nothing more.
-
-    Returns:
-        The tensors of each layer by parameter.
 
     Raises:
         CheckpointError: If tensors are unknown, or a layer lacks one; they are listed.

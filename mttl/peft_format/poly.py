@@ -35,13 +35,7 @@ CERTAIN = 80.0
 
 @dataclass(frozen=True)
 class PolyLayer:
-    """One layer of a Poly checkpoint, in our arrangement.
-
-    Attributes:
-        down: Input-side factors.
-        up: Output-side factors, to be scaled by 1 / r.
-        logits: Of every task and head.
-    """
+    """One layer of a Poly checkpoint, in our arrangement."""
 
     down: Float[Tensor, "K I r"]
     up: Float[Tensor, "K O r"]
@@ -53,13 +47,8 @@ def poly_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return configuration and tensors of PEFT's Poly for a whole inventory.
 
-    Both answer alike in evaluation mode; with Polytropon's router trained as it is by default, they
-    train alike too. Routers of other kinds are written as logits that give their weights.
-
-    Args:
-        model: Backbone, low-rank skills and router.
-        base: What the base model is called; none leaves it open.
-        task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``.
+    Both give the same answers in evaluation mode. With the default settings of Polytropon's router
+    they also train in the same way. Other routers are written as logits that give their weights.
 
     Raises:
         CheckpointError: If the skills, their mixing, the router or a layer has no counterpart.
@@ -143,11 +132,6 @@ def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
     if config["peft_type"] != "POLY":
         raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not POLY")
     sizes: list[Any] = [config.get(name) for name in ("n_tasks", "n_splits", "n_skills", "r")]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise CheckpointError(
-            f"'{folder.path}': n_tasks, n_splits, n_skills and r must be whole numbers above 0, "
-            f"not {sizes}"
-        )
     n_tasks, n_heads, n_skills, rank = sizes
     layers = {}
     for path, tensors in by_layer(folder, (DOWN, UP, LOGITS)).items():

@@ -289,7 +289,7 @@ def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing:
     for path, layer in layers.items():
         skills: Any = layer.inventory
         _require(skills.reads == "output", "AdapterHub's parallel adapters read before the norm")
-        _require(len(skills.storeys) == 1, "stacked adapters are several of AdapterHub's")
+        _require(len(skills.stages) == 1, "stacked adapters are several of AdapterHub's")
         _require(skills.out_features == width, f"'{path}' is not as wide as the model ({width})")
         weights = mixing[layer.group][None]
         if skills.mix == "factors":
@@ -312,8 +312,8 @@ def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing:
         act = next(word for word, known in ACTIVATIONS.items() if known is skills.activation)
         sizes.add((len(down), act, float(skills.scale), skills.layer_norm))
     found = sum(_BEHIND.get(path.rpartition(".")[2], ("",))[0] in places for path in paths)
-    alike = len(sizes) == 1 and found == len(layers)
-    _require(alike, "AdapterHub's adapters are in all layers, of one size")
+    complete = len(sizes) == 1 and found == len(layers)
+    _require(complete, "AdapterHub's adapters are in all layers, of one size")
     hidden, activation, scale, normed = sizes.pop()
     settings = dict.fromkeys(("mh_adapter", "cross_adapter", "output_adapter"), False)
     settings |= dict.fromkeys(places, True)

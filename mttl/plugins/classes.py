@@ -30,7 +30,7 @@ from mttl.errors import ConfigError, MttlError, nearest
 TRUST = "MTTL_TRUST"
 
 
-class OwnClassError(ConfigError):
+class PluginError(ConfigError):
     """A class of one's own that is missing, of the wrong kind, or not trusted."""
 
 
@@ -60,7 +60,7 @@ class Family:
         module, _, attribute = self.base.partition(":")
         return getattr(sys.modules.get(module), attribute, None)
 
-    def is_own(self, name: object) -> bool:
+    def is_plugin(self, name: object) -> bool:
         """Tell whether a name stands for a class of one's own."""
         return isinstance(name, str) and (":" in name or name in self.entries())
 
@@ -98,21 +98,21 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
         trusted: Whether the user named it, and not a file of a run.
 
     Raises:
-        OwnClassError: If it is missing, cannot be imported, is not trusted, or is of another
+        PluginError: If it is missing, cannot be imported, is not trusted, or is of another
             family; the message says what to do.
     """
     entries = family.entries()
     place = name if ":" in name else entries.get(name, "")
     module_name, _, attribute = place.rpartition(":")
     if not module_name or not attribute:
-        raise OwnClassError(
+        raise PluginError(
             f"'{name}' must name {family.title} as module:Class, or be an entry point of the group "
             f"mttl.{family.name}.{nearest(name, entries)}"
         )
     module = _loaded(module_name)
     if module is None:
         if not (trusted or place in entries.values() or _is_trusted(module_name)):
-            raise OwnClassError(
+            raise PluginError(
                 f"'{name}' is code, and code that a file names is not run by itself. If you trust "
                 f"it, name it in the configuration that you give (-c), or add --trust {module_name}"
                 f" ({TRUST}={module_name} in the environment; in Python, import it first)"
@@ -122,7 +122,7 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = nearest(part, (key for key in vars(found) if not key.startswith("_")))
-            raise OwnClassError(f"'{module_name}' has no '{attribute}'.{near}")
+            raise PluginError(f"'{module_name}' has no '{attribute}'.{near}")
         found = getattr(found, part)
     _check(family, name, found)
     return found
@@ -138,7 +138,7 @@ def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) 
 
     Raises:
         ValueError: What the class says about a value.
-        OwnClassError: If it fails otherwise.
+        PluginError: If it fails otherwise.
     """
     declared = parameters(cls)
     try:
@@ -146,7 +146,7 @@ def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) 
     except (ValueError, MemoryError):
         raise
     except Exception as error:
-        raise OwnClassError(f"{cls.__name__} cannot be made: {told(error)}") from error
+        raise PluginError(f"{cls.__name__} cannot be made: {describe_error(error)}") from error
 
 
 def parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
@@ -163,11 +163,11 @@ def trust(names: str) -> None:
         names: Joined by commas.
 
     Raises:
-        OwnClassError: If there is no such module or file.
+        PluginError: If there is no such module or file.
     """
     for name in (given.strip() for given in names.split(",")):
         if not (Path(name).is_file() if name.endswith(".py") else _has_module(name)):
-            raise OwnClassError(
+            raise PluginError(
                 f"--trust '{name}': there is no such {'file' if name.endswith('.py') else 'module'}"
                 f", neither in '{Path.cwd()}' nor where Python looks; name a module, a package or "
                 "a file, as ./my_router.py"
@@ -177,14 +177,14 @@ def trust(names: str) -> None:
 
 
 @contextmanager
-def calling(own: object) -> Iterator[None]:
+def plugin_call(own: object) -> Iterator[None]:
     """Tell what a method of a class of one's own raises as a mistake in that class.
 
     Args:
         own: The object. What one of the program's raises is left as it is.
 
     Raises:
-        OwnClassError: If it raises.
+        PluginError: If it raises.
     """
     try:
         yield
@@ -195,10 +195,10 @@ def calling(own: object) -> Iterator[None]:
         # A process that lost another is no mistake in the class.
         if type(own).__module__.startswith("mttl.") or "torch/distributed" in last.filename:
             raise
-        raise OwnClassError(f"{type(own).__name__} failed: {told(error)}") from error
+        raise PluginError(f"{type(own).__name__} failed: {describe_error(error)}") from error
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return what went wrong, and where in the code of one's own."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
@@ -206,13 +206,13 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
-def failed_in(error: BaseException) -> str | None:
+def raised_in_plugin(error: BaseException) -> str | None:
     """Return which class of one's own an error came through, and what went wrong in it, or None."""
     bases = tuple(base for family in FAMILIES if (base := family.loaded_base()) is not None)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, bases) and not _is_library(frame.f_code.co_filename):
-            return f"{type(owner).__name__} failed: {told(error)}"
+            return f"{type(owner).__name__} failed: {describe_error(error)}"
     return None
 
 
@@ -274,18 +274,18 @@ def _import(module_name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         parents = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
         if isinstance(error, ModuleNotFoundError) and error.name in parents:
-            raise OwnClassError(
+            raise PluginError(
                 f"there is no module '{module_name}': it is neither in '{here}' nor on the path of "
                 "Python. Start the command in its folder, set PYTHONPATH=FOLDER, install its "
                 "package, or name its file, as ./my_router.py:MyRouter"
             ) from error
-        raise OwnClassError(f"'{module_name}' cannot be imported: {told(error)}") from error
+        raise PluginError(f"'{module_name}' cannot be imported: {describe_error(error)}") from error
 
 
 def _import_file(name: str) -> ModuleType:
     path = _file(name)
     if not path.is_file():
-        raise OwnClassError(
+        raise PluginError(
             f"there is no file '{name}' in '{Path.cwd()}'. Start the command where it was named, "
             f"name its new place in the configuration, or add --trust FOLDER/{Path(name)}"
         )
@@ -298,7 +298,7 @@ def _import_file(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[str(path)]
-        raise OwnClassError(f"'{name}' cannot be imported: {told(error)}") from error
+        raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
     return module
 
 
@@ -307,10 +307,10 @@ def _check(family: Family, name: str, found: Any) -> None:
     base = getattr(importlib.import_module(module_name), attribute)
     if not (isinstance(found, type) and issubclass(found, base)):
         what = "a class" if isinstance(found, type) else type(found).__name__
-        raise OwnClassError(
+        raise PluginError(
             f"'{name}' is {what}, and no {attribute}: {family.title} is a subclass of "
             f"{module_name}.{attribute}"
         )
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
     if lacking:
-        raise OwnClassError(f"'{name}' must define {', '.join(lacking)}, as every {attribute} does")
+        raise PluginError(f"'{name}' must define {', '.join(lacking)}, as every {attribute} does")

@@ -24,12 +24,6 @@ def find_token_layers(backbone: nn.Module) -> dict[str, Any]:
 def check_token_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
     """Refuse a layer that does not fit its model.
 
-    Args:
-        name: Its path.
-        layer: A layer that routes tokens.
-        router: The model's task router, whose rows may be the layer's prior.
-        slot: The slot that the model fills.
-
     Raises:
         ValueError: If the layer reads another slot, or a prior that the router cannot give.
     """
@@ -53,10 +47,6 @@ class NotedIds:
     """A hook that notes which ids a stack reads, also while text is generated.
 
     It is an object and no function, so that copies of a model keep one slot.
-
-    Args:
-        slot: Its routing is told.
-        stacks: Names of the stack.
     """
 
     def __init__(self, slot: RoutingSlot, stacks: tuple[str, ...]) -> None:
@@ -76,11 +66,6 @@ class FinishedRows:
 
     A row that has ended goes on as padding until the last one has, beside the tokens of the others.
     (Beams never do: only those that have not ended are continued.)
-
-    Args:
-        masks: Where it is noted.
-        ends: The tokens that end a text.
-        start: Tokens that stand before the generated ones.
     """
 
     def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:

@@ -24,8 +24,9 @@ from rich.logging import RichHandler
 from mttl.errors import MttlError, StopRequested
 from mttl.io.files import DISK_REFUSES, GONE, FolderGoneError
 from mttl.io.reading import reason
-from mttl.plugins.classes import failed_in
+from mttl.plugins.classes import raised_in_plugin
 from mttl.runtime.child_process import end_process, follow_launcher
+from mttl.runtime.libraries import HARMLESS_LOGGERS, is_error
 from mttl.runtime.stop_signals import handling
 
 FILE_WIDTH = 120
@@ -41,10 +42,6 @@ UNWRITABLE = {
 # Libraries whose messages below a warning nobody asked for.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
-# Where transformers finds libraries of quantisation it imports them, and they tell of kernels that
-# a machine has no use for. What fails raises an error besides.
-HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
-HARMLESS_LOGGERS += ("torch.utils._pytree",)
 NO_TRITON = "Detected no triton"  # torchao again, in the name of no library
 _DISK = re.compile(r"\(os error (\d+)\)")
 # What libraries of communication say when a process at the other end is gone.
@@ -140,7 +137,7 @@ def _fault(console: Console, error: Exception) -> int:
         console.print(lines, markup=False)
         name = "above"
     kept = f"the traceback is in '{name}'"
-    own = failed_in(error)
+    own = raised_in_plugin(error)
     if own is not None:
         console.print(f"error: {own}; {kept}", markup=False)
         return USER_MISTAKE
@@ -191,13 +188,9 @@ def _quiet(console: Console) -> None:
         logging.getLogger(library).handlers.clear()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     for name in HARMLESS_LOGGERS:
-        logging.getLogger(name).addFilter(_is_error)
+        logging.getLogger(name).addFilter(is_error)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

@@ -11,17 +11,15 @@ from transformers import StoppingCriteria
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.inference.predictor import Predictor
 from mttl.models.generation import own_settings
-from mttl.serving.generation_request import Piece, WantedAnswer
-from mttl.serving.stream_decoder import GrowingAnswer
+from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.stream_decoder import StreamDecoder
 from mttl.serving.token_choice import TokenChoice
 
 
-def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
-    """Answer; every answer is sent when it has ended, also before the others have.
+def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> None:
+    """Answer a batch; every answer is sent when it has ended, also before the others have.
 
-    Args:
-        predictor: The model.
-        wanted: What to answer, all with one number of beams, and with several beams one length.
+    All answers have the same number of beams, and with several beams the same length.
     """
     if wanted[0].alone is not None:
         wanted[0].alone()
@@ -35,7 +33,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
     settings: dict[str, Any] = {name: x.to(predictor.device) for name, x in inputs.items()}
     settings |= {**predictor.search, "max_new_tokens": max(row.most_tokens for row in wanted)}
     ends = tokens_at_end(predictor, "eos_token_id")
-    answers = [GrowingAnswer(row, predictor.tokenizer, ends) for row in wanted]
+    answers = [StreamDecoder(row, predictor.tokenizer, ends) for row in wanted]
     task_ids = torch.tensor([row.task_id for row in wanted], device=predictor.device)
     predictor.model.eval()
     if wanted[0].n_beams > 1:
@@ -70,14 +68,9 @@ def tokens_at_end(predictor: Predictor, name: str) -> Set[int]:
 
 
 class RowEnds(StoppingCriteria):
-    """Hands every new token to its answer, and stops the rows whose answers have ended.
+    """Hands every new token to its answer, and stops the rows whose answers have ended."""
 
-    Args:
-        answers: Of the rows of a batch.
-        choice: Knows the scores of tokens.
-    """
-
-    def __init__(self, answers: Sequence[GrowingAnswer], choice: TokenChoice) -> None:
+    def __init__(self, answers: Sequence[StreamDecoder], choice: TokenChoice) -> None:
         self._answers = answers
         self._choice = choice
 
@@ -95,7 +88,7 @@ class RowEnds(StoppingCriteria):
 class AllDropped(StoppingCriteria):
     """Stops a search with beams when nobody waits for any of its answers."""
 
-    def __init__(self, wanted: Sequence[WantedAnswer]) -> None:
+    def __init__(self, wanted: Sequence[GenerationRequest]) -> None:
         self._wanted = wanted
 
     def __call__(self, input_ids: Tensor, scores: Any, **settings: Any) -> Tensor:  # type: ignore[override]

@@ -8,15 +8,8 @@ TRY_AGAIN = (429, 503)
 RETRY_AFTER = "1"  # seconds: a batch takes about that
 
 
-class Refusal(MttlError):
-    """A request that is not answered.
-
-    Args:
-        status: Of HTTP.
-        message: What is wrong, what is allowed, what to do.
-        param: The parameter to blame.
-        code: A word for programs.
-    """
+class ApiError(MttlError):
+    """A refused request, with an HTTP status, the wrong parameter and an error code."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None

@@ -1,4 +1,4 @@
-"""The web application: routes, limits, and what clients are told when something is wrong."""
+"""The web application: routes, limits, and error replies."""
 
 import asyncio
 import hmac
@@ -18,14 +18,13 @@ from starlette.requests import ClientDisconnect
 
 from mttl.errors import MttlError, nearest
 from mttl.io.reading import parse_json
-from mttl.serving.api_errors import Refusal
-from mttl.serving.chat_question import chat_question
-from mttl.serving.generation_request import Piece, WantedAnswer
-from mttl.serving.metrics import Measures
+from mttl.serving.api_errors import ApiError
+from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.metrics import ServerMetrics
 from mttl.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from mttl.serving.replies import Reply
 from mttl.serving.request_queue import RequestQueue
-from mttl.serving.served_task import ServedTask
+from mttl.serving.served_task import ServedTask, chat_question
 
 CLIENT_GONE = 499  # what proxies call it
 TRUNCATED = "X-Truncated-Tokens"
@@ -37,12 +36,7 @@ class _ClientGoneError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask of a server.
-
-    Attributes:
-        body: Bytes of a request.
-        seconds: That a request may take.
-    """
+    """Limits of a request: the bytes of its body, and the seconds that it may take."""
 
     body: int
     seconds: float
@@ -52,11 +46,11 @@ class Service:
     """Answers requests of the two protocols.
 
     Args:
-        tasks: By name.
-        queue: Where answers wait for their model.
-        limits: Of a request.
-        measures: Counts what happens.
-        key: That every request has to name; None lets everybody in.
+        tasks: Tasks by name.
+        queue: The queue of answers.
+        limits: Limits of a request.
+        server_metrics: Counters of the server.
+        key: API key that every request has to name; None accepts all requests.
     """
 
     def __init__(
@@ -64,10 +58,15 @@ class Service:
         tasks: Mapping[str, ServedTask],
         queue: RequestQueue,
         limits: Limits,
-        measures: Measures,
+        server_metrics: ServerMetrics,
         key: str | None = None,
     ) -> None:
-        self.tasks, self.queue, self.limits, self.measures = tasks, queue, limits, measures
+        self.tasks, self.queue, self.limits, self.server_metrics = (
+            tasks,
+            queue,
+            limits,
+            server_metrics,
+        )
         self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 
@@ -86,12 +85,12 @@ class Service:
         return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request, name: str) -> Response:
-        """Tell of one task."""
+        """Describe one task."""
         self._check_key(request)
         return JSONResponse(self._model(self.task(name).name))
 
     async def health(self) -> Response:
-        """Tell whether requests are taken; no key is needed."""
+        """Report whether requests are accepted; no key is needed."""
         status = "ok" if self.queue.is_open else "closing"
         return JSONResponse({"status": status}, 200 if self.queue.is_open else 503)
 
@@ -99,20 +98,16 @@ class Service:
         """Return the counters as Prometheus reads them."""
         self._check_key(request)
         return PlainTextResponse(
-            self.measures.text(len(self.queue)), media_type="text/plain; version=0.0.4"
+            self.server_metrics.text(len(self.queue)), media_type="text/plain; version=0.0.4"
         )
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
     def task(self, name: str) -> ServedTask:
-        """Return a task by its name.
-
-        Raises:
-            Refusal: If there is none.
-        """
+        """Return a task by its name."""
         if name not in self.tasks:
-            raise Refusal(
+            raise ApiError(
                 404,
                 f"there is no model '{name}'.{nearest(name, self.tasks)} Here a model is a task: "
                 f"{', '.join(self.tasks)}",
@@ -127,7 +122,7 @@ class Service:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
         if kind.lower() != "bearer" or not right:
-            raise Refusal(
+            raise ApiError(
                 401,
                 "the API key is missing or wrong; send 'Authorization: Bearer KEY' with the "
                 "server's",
@@ -148,15 +143,15 @@ class Service:
             if isinstance(response, StreamingResponse):
                 response.body_iterator = self._counted(response.body_iterator, call, began)
             return response
-        except Refusal as refusal:
-            status = refusal.status
+        except ApiError as api_error:
+            status = api_error.status
             raise
         except (_ClientGoneError, ClientDisconnect):
             status = CLIENT_GONE
             return Response(status_code=CLIENT_GONE)
         finally:
             if not call.streams:
-                self.measures.add_request(call.model, status, time.perf_counter() - began)
+                self.server_metrics.add_request(call.model, status, time.perf_counter() - began)
 
     async def _counted(self, parts: Any, call: "Call", began: float) -> AsyncIterator[str]:
         """Pass the parts of a stream on, and count it."""
@@ -170,7 +165,7 @@ class Service:
             raise
         finally:
             await parts.aclose()
-            self.measures.add_request(call.model, status, time.perf_counter() - began)
+            self.server_metrics.add_request(call.model, status, time.perf_counter() - began)
 
     async def _answer(
         self, request: Request, call: "Call", kind: type[CompletionRequest] | type[ChatRequest]
@@ -195,7 +190,7 @@ class Service:
             scored=asked.n_logprobs is not None,
             n_prompt_tokens=sum(map(len, prompts)),
         )
-        self.measures.add_tokens(prompt=reply.n_prompt_tokens)
+        self.server_metrics.add_tokens(prompt=reply.n_prompt_tokens)
         headers = {TRUNCATED: str(n_lost)} if n_lost else {}
         if asked.stream:
             call.streams = True
@@ -219,16 +214,16 @@ class Service:
         n_tokens = 0
         try:
             for index in range(n_answers if reply.chat else 0):
-                yield _event(reply.opening(index))
+                yield _event(reply.first_event(index))
             async for place, piece in arriving:
                 n_tokens += piece.n_tokens
                 yield _event(reply.part(place, piece))
             if usage:
                 yield _event(reply.counts(n_tokens))
             yield "data: [DONE]\n\n"
-        except Refusal as refusal:  # too late for a status
-            call.status = refusal.status
-            yield _event(refusal.body)
+        except ApiError as api_error:  # too late for a status
+            call.status = api_error.status
+            yield _event(api_error.body)
         except _ClientGoneError:
             call.status = CLIENT_GONE
         finally:
@@ -238,14 +233,10 @@ class Service:
         self,
         request: Request,
         pieces: "asyncio.Queue[tuple[int, Piece]]",
-        wanted: Sequence[WantedAnswer],
+        wanted: Sequence[GenerationRequest],
         ends: float,
     ) -> AsyncIterator[tuple[int, Piece]]:
-        """Return the pieces of answers until all have ended; drop them where nobody waits.
-
-        Raises:
-            Refusal: If it takes too long, or the model fails.
-        """
+        """Return the pieces of answers until all have ended; drop them where nobody waits."""
         gone = asyncio.ensure_future(_disconnected(request))
         arrives = asyncio.ensure_future(pieces.get())
         n_open = len(wanted)
@@ -258,7 +249,7 @@ class Service:
                 if not arrives.done():
                     if gone.done():
                         raise _ClientGoneError
-                    raise Refusal(
+                    raise ApiError(
                         504,
                         f"the answer took more than {self.limits.seconds:g} seconds; ask for fewer "
                         "tokens, or try again when the server has less to do",
@@ -266,9 +257,9 @@ class Service:
                     )
                 place, piece = arrives.result()
                 if piece.failed:
-                    raise Refusal(500, "the model failed; the log of the server tells why")
+                    raise ApiError(500, "the model failed; see the log of the server")
                 n_open -= piece.finish is not None
-                self.measures.add_tokens(answer=piece.n_tokens)
+                self.server_metrics.add_tokens(answer=piece.n_tokens)
                 yield place, piece
                 arrives = asyncio.ensure_future(pieces.get())
         finally:
@@ -278,14 +269,10 @@ class Service:
                 row.dropped = True
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """Return the parameters of a request.
-
-        Raises:
-            Refusal: If its body is too large, too slow, or no JSON object.
-        """
+        """Return the parameters of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refusal(
+            raise ApiError(
                 415, f"the content type is '{kind}'; it must be application/json: set the header"
             )
         body = bytearray()
@@ -294,17 +281,17 @@ class Service:
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > self.limits.body:
-                        raise Refusal(
+                        raise ApiError(
                             413,
                             f"the request has more than {self.limits.body:,} bytes, the most that "
                             "are allowed; send less at a time",
                         )
         except TimeoutError as error:
-            raise Refusal(408, "the request did not arrive in time; send it again") from error
+            raise ApiError(408, "the request did not arrive in time; send it again") from error
         try:
             return parse_json(bytes(body), "the request", MttlError, dict)
         except MttlError as error:
-            raise Refusal(400, str(error)) from error
+            raise ApiError(400, str(error)) from error
 
 
 @dataclass
@@ -341,22 +328,22 @@ def make_application(
     application.get("/metrics")(service.metrics)
     add_routes(application)
 
-    @application.exception_handler(Refusal)
-    async def refuse(request: Request, refusal: Refusal) -> Response:
-        return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
+    @application.exception_handler(ApiError)
+    async def refuse(request: Request, api_error: ApiError) -> Response:
+        return JSONResponse(api_error.body, api_error.status, headers=api_error.headers)
 
     @application.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         paths = [getattr(route, "path", "") for route in application.routes]
         routes = ", ".join(path for path in paths if "{" not in path)
         message = f"{request.method} {request.url.path}: {error.detail}. There are {routes}"
-        refusal = Refusal(error.status_code, message)
-        return JSONResponse(refusal.body, refusal.status, headers=error.headers)
+        api_error = ApiError(error.status_code, message)
+        return JSONResponse(api_error.body, api_error.status, headers=error.headers)
 
     @application.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        refusal = Refusal(500, "a fault of the server; its log tells more")
-        return JSONResponse(refusal.body, refusal.status)
+        api_error = ApiError(500, "internal error; see the log of the server")
+        return JSONResponse(api_error.body, api_error.status)
 
     return application
 

@@ -41,24 +41,24 @@ class Piece:
 
 
 @dataclass(eq=False, kw_only=True)
-class WantedAnswer:
+class GenerationRequest:
     """One answer that a request wants: a row of some batch.
 
     Attributes:
-        task_id: Of the task in its model.
+        task_id: Id of the task in its model.
         prompt: Ids of the question, as the model reads it.
-        most_tokens: Of the answer, the end included.
-        n_beams: Of the search; with several, the answer comes as a whole.
-        n_positions: What the model has for prompt and answer together; None sets no limit.
-        temperature: 0 takes the likeliest token.
-        top_p: Tokens are drawn from the likeliest ones that have this share together.
-        seed: Of the draws; None draws anew.
+        most_tokens: Largest number of tokens of the answer, the end included.
+        n_beams: Number of beams; with several, the answer is sent as a whole.
+        n_positions: Positions of the model for prompt and answer together; None sets no limit.
+        temperature: Temperature of sampling; 0 takes the likeliest token.
+        top_p: Total probability of the likeliest tokens, from which is drawn.
+        seed: Seed of the draws; None for a random one.
         stop: Texts before which the answer ends.
-        n_logprobs: How many alternatives to name beside each token; None scores no token.
-        stream: Send what there is rather than the whole.
+        n_logprobs: Number of alternatives to name with each token; None scores no token.
+        stream: Whether parts of the answer are sent.
         send: Gets the pieces; called by the thread that runs the model.
-        alone: Computes the answer in another way, in a batch of its own; `send` then tells the end.
-        dropped: Nobody waits for the answer any more.
+        alone: Computes the answer in another way, in a separate batch; `send` reports its end.
+        dropped: Whether the client is gone.
     """
 
     task_id: int
@@ -77,7 +77,7 @@ class WantedAnswer:
     dropped: bool = False
 
 
-def fit_together(wanted: Sequence[WantedAnswer]) -> bool:
+def fit_together(wanted: Sequence[GenerationRequest]) -> bool:
     """Return whether a model has positions for a batch: its longest prompt and longest answer."""
     n_positions = wanted[0].n_positions
     longest = max(len(row.prompt) for row in wanted) + max(row.most_tokens for row in wanted)

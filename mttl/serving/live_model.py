@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mttl.inference.predictor import Predictor
 from mttl.routing.task.given_rows import GivenRows
-from mttl.serving.api_errors import Refusal
+from mttl.serving.api_errors import ApiError
 from mttl.serving.protocol import Part, Text
 from mttl.serving.served_task import ServedTask
 from mttl.serving.token_experts import token_experts
@@ -27,11 +27,11 @@ class LiveRequest(Part):
     """A question of the page.
 
     Attributes:
-        task: In whose form it is asked, and whose row answers unless a mixture is given.
+        task: The task whose prompt form, and by default whose routing weights, are used.
         text: The question.
-        tasks: A mixture of the rows of tasks, in shares.
+        tasks: Shares of tasks in a mixture of routing weights.
         skills: A weight for every skill.
-        start: The task whose rows these weights change; without it they are the row of every group.
+        start: The task whose routing weights `skills` changes; by default all are replaced.
     """
 
     task: Text
@@ -42,12 +42,7 @@ class LiveRequest(Part):
 
 
 class LiveModel:
-    """Answers the page.
-
-    Args:
-        tasks: By name.
-        pairs: The skills of every group of layers in the page's order, heads being groups.
-    """
+    """Answers the page; ``pairs`` are the skills of every group of layers in the page's order."""
 
     def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
         self.tasks = tasks
@@ -82,7 +77,7 @@ class LiveModel:
         own = None if rows is None else self._row(task, name)
         return {
             "name": name,
-            "opening": task.form.opening(name).text,
+            "prompt_prefix": task.form.prompt_prefix(name).text,
             "options": task.form.task_options.get(name, []),
             "unmixed": self._unmixed(predictor),
             "row": [] if own is None else self._shown(own).tolist(),
@@ -91,26 +86,22 @@ class LiveModel:
         }
 
     def row(self, request: LiveRequest) -> Float[Tensor, "G H K"] | None:
-        """Return the mixture that a request wants, None for the task's own row.
-
-        Raises:
-            Refusal: If there is none, or it does not fit the model.
-        """
+        """Return the mixture that a request wants, None for the task's own row."""
         task = self.tasks[request.task]
         if request.tasks is None and request.skills is None:
             return None
         if reason := self._unmixed(task.predictor):
-            raise Refusal(400, f"{reason} Let the task's own skills answer")
+            raise ApiError(400, f"{reason} Let the task's own skills answer")
         if request.tasks is not None:
             total = sum(request.tasks.values())
             if not total:
-                raise Refusal(400, "all shares of tasks are 0; one of them must be above it")
+                raise ApiError(400, "all shares of tasks are 0; one of them must be above it")
             rows = [share / total * self._row(task, x) for x, share in request.tasks.items()]
             return torch.stack(rows).sum(0)
         weights = request.skills or []
         n_skills = self._pairs.shape[1]
         if len(weights) != n_skills:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
             )
@@ -125,7 +116,7 @@ class LiveModel:
     def _row(self, task: ServedTask, other: str) -> Float[Tensor, "G H K"]:
         predictor = task.predictor
         if other not in predictor.tasks:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"'{other}' cannot be mixed into '{task.name}': rows of one model can be, and this "
                 f"one has {', '.join(predictor.tasks)}",
@@ -139,13 +130,7 @@ class LiveModel:
     def answer(
         self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
     ) -> dict[str, Any]:
-        """Answer a question; call it where the model runs.
-
-        Args:
-            task: In whose form it is asked.
-            text: The question.
-            row: A mixture; by default the task's own row.
-        """
+        """Answer a question with a mixture or the task's routing weights, in the model's thread."""
         predictor = task.predictor if row is None else self._mixed(task, row)
         answer = predictor.predict(task.name, [text])[0]
         found: dict[str, Any] = {"answer": answer, "read": task.form.text(task.name, text)}

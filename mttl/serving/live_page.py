@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from mttl.assembly.load_tasks import load_tasks
 from mttl.errors import MttlError
 from mttl.serving.application import Call, Limits, Service, arrivals
-from mttl.serving.generation_request import WantedAnswer
+from mttl.serving.generation_request import GenerationRequest
 from mttl.serving.live_model import LiveModel, LiveRequest
 from mttl.serving.protocol import parse_part
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
@@ -26,12 +26,7 @@ HEADERS = {
 
 
 class LivePage:
-    """Sends a page, and answers what it asks.
-
-    Args:
-        page: The page.
-        model: Answers; None where it could not be loaded, which the page tells.
-    """
+    """Sends a page, and answers its requests; without a model, the page reports the problem."""
 
     def __init__(self, page: str, model: LiveModel | None) -> None:
         self.page, self.model = page, model
@@ -58,7 +53,7 @@ class LivePage:
         answer = partial(self.model.answer, task, asked.text, row)
         found: dict[str, Any] = {}
         pieces, send = arrivals()
-        wanted = WantedAnswer(
+        wanted = GenerationRequest(
             task_id=0,
             prompt=(),
             most_tokens=0,
@@ -84,13 +79,13 @@ def serve_page(
     """Serve the page of a run until Ctrl-C or SIGTERM; its tasks are served as by `serve`, too.
 
     Args:
-        run: Its folder.
+        run: Folder of the run.
         adapted: Folders of tasks that were adapted from it.
         backbone: Where a pretrained backbone is now.
-        host: The address to listen at.
-        port: The port; 0 takes a free one.
+        host: Address to listen at.
+        port: Port; 0 takes a free one.
         pairs: The skills of every group of layers, in the page's order.
-        make_page: Returns the page, given what it has to know of what it can ask.
+        make_page: Returns the page, given the facts of the model.
 
     Raises:
         ConfigError: If the address is not this machine's, or taken.

@@ -1,4 +1,4 @@
-"""What a server did, as the text that Prometheus reads."""
+"""Counters of a server, in the text format of Prometheus."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -10,11 +10,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Histogram:
-    """Counts values by upper bounds.
-
-    Args:
-        bounds: In ascending order; a last one without limit is added.
-    """
+    """Counts values by ascending upper bounds, to which infinity is added."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -36,7 +32,7 @@ class Histogram:
         yield f"{name}_count {below}"
 
 
-class Measures:
+class ServerMetrics:
     """Counters of a server; any thread may add to them."""
 
     def __init__(self) -> None:
@@ -47,13 +43,7 @@ class Measures:
         self._batches = Histogram(ROWS)
 
     def add_request(self, model: str, status: int, seconds: float) -> None:
-        """Count a request that has ended.
-
-        Args:
-            model: Its task; empty where it named none that there is.
-            status: Of HTTP.
-            seconds: From its arrival to its last byte.
-        """
+        """Count a request that has ended; the model is empty if the request named no task."""
         with self._lock:
             self._requests[model, status] += 1
             self._seconds.add(seconds)
@@ -69,11 +59,7 @@ class Measures:
             self._batches.add(size)
 
     def text(self, waiting: int) -> str:
-        """Return all of them.
-
-        Args:
-            waiting: How many answers wait.
-        """
+        """Return all counters; ``waiting`` is the number of answers in the queue."""
         with self._lock:
             requests = {
                 f'{{model="{_escaped(model)}",status="{status}"}}': count

@@ -19,7 +19,7 @@ from pydantic import (
 
 from mttl.errors import nearest
 from mttl.io.reading import shown
-from mttl.serving.api_errors import Refusal
+from mttl.serving.api_errors import ApiError
 
 MOST_ANSWERS = 128  # of one request
 
@@ -111,7 +111,7 @@ class CompletionRequest(_Request):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Alternatives to name beside each token; None where tokens are not scored."""
+        """Number of alternatives to name with each token; None if tokens are not scored."""
         return self.logprobs
 
 
@@ -147,7 +147,7 @@ class ChatRequest(_Request):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Alternatives to name beside each token; None where tokens are not scored."""
+        """Number of alternatives to name with each token; None if tokens are not scored."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -156,35 +156,31 @@ Kind = TypeVar("Kind", bound=_Request)
 
 
 def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
-    """Return what JSON says, as a model.
-
-    Raises:
-        Refusal: If a parameter is unknown, not supported, missing or wrong.
-    """
+    """Return what JSON says, as a model."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         problems = [_problem(kind, problem) for problem in error.errors(include_url=False)]
         first = ".".join(map(str, error.errors()[0]["loc"])) or None
-        raise Refusal(400, "; ".join(problems), param=first) from error
+        raise ApiError(400, "; ".join(problems), param=first) from error
 
 
 def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
     """Return a request of a protocol; arguments and errors are those of `parse_part`."""
     request = parse_part(kind, values)
     if request.stream_options is not None and not request.stream:
-        raise Refusal(
+        raise ApiError(
             400,
             "stream_options is for streams: set stream, or leave it out",
             param="stream_options",
         )
     if isinstance(request, ChatRequest):
         if request.max_tokens not in (None, request.max_completion_tokens or request.max_tokens):
-            raise Refusal(
+            raise ApiError(
                 400, "max_completion_tokens is another name of max_tokens: give one of them"
             )
         if request.top_logprobs and not request.logprobs:
-            raise Refusal(
+            raise ApiError(
                 400, "top_logprobs needs logprobs: set it, or leave both out", param="top_logprobs"
             )
     return request
@@ -193,11 +189,11 @@ def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
 def _problem(kind: type[BaseModel], problem: Any) -> str:
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        told = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
+        text = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
         known = sorted(kind.model_fields)
         if len(problem["loc"]) > 1 or place in NEUTRAL:
-            return told
-        return f"{told}.{nearest(place, known)} Supported are {', '.join(known)}"
+            return text
+        return f"{text}.{nearest(place, known)} Supported are {', '.join(known)}"
     if problem["type"] == "missing":
         return f"'{place}' is missing"
     return f"'{place}' ({shown(problem['input'])}): {problem['msg']}"

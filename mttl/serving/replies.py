@@ -11,14 +11,7 @@ from mttl.serving.generation_request import Piece, ScoredToken
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One request's reply: what all its parts have in common.
-
-    Attributes:
-        model: The task that was asked.
-        chat: The protocol: chat, or completions.
-        scored: Whether tokens have log-probabilities.
-        n_prompt_tokens: Of all questions.
-    """
+    """The common parts of one request's reply, in the protocol of chats or of completions."""
 
     model: str
     chat: bool
@@ -39,7 +32,7 @@ class Reply:
         usage = self.usage(sum(answer.n_tokens for answer in answers))
         return self._object(choices, stream=False) | {"usage": usage}
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def first_event(self, index: int) -> dict[str, Any]:
         """Return the first part of an answer in a stream of a chat."""
         delta = {"delta": {"role": "assistant", "content": ""}}
         return self._object([self._choice(index, delta, Piece(), None)], stream=True)

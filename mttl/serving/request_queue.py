@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 from mttl.inference.predictor import Predictor
 from mttl.serving.answer_batch import answer_batch
-from mttl.serving.api_errors import Refusal
-from mttl.serving.generation_request import Piece, WantedAnswer, fit_together
+from mttl.serving.api_errors import ApiError
+from mttl.serving.generation_request import GenerationRequest, Piece, fit_together
 
 logger = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
     predictor: Predictor
-    wanted: WantedAnswer
+    wanted: GenerationRequest
     since: float
 
     @property
@@ -36,9 +36,9 @@ class RequestQueue:
     """Collects answers into batches and hands these to the model, in a thread of its own.
 
     Args:
-        batch_size: The most answers of a batch.
-        wait: Seconds that an answer waits for others while the model is idle.
-        most: The most answers that wait.
+        batch_size: Largest number of answers of a batch.
+        wait: Seconds that an idle model waits to form a batch.
+        most: Largest number of waiting answers.
         on_batch: Called with every batch.
         answer: Answers a batch.
     """
@@ -49,14 +49,14 @@ class RequestQueue:
         batch_size: int,
         wait: float,
         most: int,
-        on_batch: Callable[[Sequence[WantedAnswer]], object] = lambda batch: None,
-        answer: Callable[[Predictor, Sequence[WantedAnswer]], None] = answer_batch,
+        on_batch: Callable[[Sequence[GenerationRequest]], object] = lambda batch: None,
+        answer: Callable[[Predictor, Sequence[GenerationRequest]], None] = answer_batch,
     ) -> None:
         self.most = most
         self._batch_size, self._wait = batch_size, wait
         self._on_batch, self._answer = on_batch, answer
         self._waiting: list[_Waiting] = []
-        self._running: Sequence[WantedAnswer] = ()
+        self._running: Sequence[GenerationRequest] = ()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
@@ -71,24 +71,20 @@ class RequestQueue:
         """Whether requests are taken."""
         return not self._closed and self._thread.is_alive()
 
-    def put(self, predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
-        """Let the answers of a request wait for the model: all of them, or none.
-
-        Raises:
-            Refusal: If the queue has no room for them, now or ever, or takes no more.
-        """
+    def put(self, predictor: Predictor, wanted: Sequence[GenerationRequest]) -> None:
+        """Let the answers of a request wait for the model: all of them, or none."""
         with self._changed:
             if not self.is_open:
-                raise Refusal(503, "the server is shutting down; try again, or elsewhere")
+                raise ApiError(503, "the server is shutting down; try again, or elsewhere")
             if len(wanted) > self.most:
-                raise Refusal(
+                raise ApiError(
                     400,
                     f"the request wants {len(wanted)} answers, at most {self.most} can wait; ask "
                     "for fewer at a time",
                 )
             self._waiting = [w for w in self._waiting if not w.wanted.dropped]
             if len(self._waiting) + len(wanted) > self.most:
-                raise Refusal(
+                raise ApiError(
                     429,
                     f"{len(self._waiting)} answers are waiting, at most {self.most} can; try again "
                     "in a moment",
@@ -99,11 +95,7 @@ class RequestQueue:
             self._changed.notify()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Take no more; what waits is answered.
-
-        Args:
-            at_once: Drop what waits and what runs.
-        """
+        """Accept no more answers; ``at_once`` drops those that wait or run."""
         with self._changed:
             self._closed = True
             if at_once:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,69 +17,42 @@ from mttl.inference.predictor import Predictor
 from mttl.runtime.command import make_console
 from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.serving.application import Limits, Service, allow_origins, make_application
-from mttl.serving.metrics import Measures
+from mttl.serving.metrics import ServerMetrics
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.served_task import ServedTask
-from mttl.serving.shared_backbone import join_rows
+from mttl.serving.shared_backbone import share_backbone
 
 KEY_VARIABLE = "MTTL_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(
-    *,
-    source: str | None,
-    adapted: Sequence[str],
-    backbone: str | None,
-    host: str,
-    port: int,
-    key: str | None,
-    limits: Limits,
-    batch_size: int,
-    wait: float,
-    most_waiting: int,
-    most_tokens: int,
-    truncate: bool,
-    cors: Sequence[str] = (),
-) -> None:
-    """Serve until Ctrl-C or SIGTERM; what was accepted is answered first.
+def serve(options: Namespace) -> None:
+    """Serve until Ctrl-C or SIGTERM; accepted requests are answered first.
 
-    Args:
-        source: The folder of a run.
-        adapted: Folders of tasks that were adapted from it.
-        backbone: Where a pretrained backbone is now.
-        host: The address to listen at.
-        port: The port; 0 takes a free one.
-        key: That requests have to name; else the one in the environment, if any.
-        limits: Of a request.
-        batch_size: The most answers of a batch.
-        wait: Seconds that an answer waits for others while the model is idle.
-        most_waiting: The most answers that wait.
-        most_tokens: Of an answer that a request asks for.
-        truncate: Cut questions that are too long as in training; else they are refused.
-        cors: Origins whose pages may ask; ``*`` allows all.
+    The options are those of `mttl serve`.
 
     Raises:
         ConfigError: If nothing can be served, or not there.
         KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
     """
-    key = os.environ.get(KEY_VARIABLE) if key is None else key
+    key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
         raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty: leave them out")
-    with listen(host, port) as listener:
-        models, _ = load_tasks(source, adapted, backbone)
-        tasks = served_tasks(models, most_tokens=most_tokens, truncate=truncate)
-        warn = host not in LOCAL and key is None
+    with listen(options.host, options.port) as listener:
+        models, _ = load_tasks(options.source, options.adapted, options.backbone)
+        tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
+        warn = options.host not in LOCAL and key is None
+        cors = options.cors
         warning = "warning: anybody who reaches this address may ask; see --api-key"
         answer_requests(
             listener,
             tasks,
             lambda place: [f"serving {len(tasks)} tasks at {place}v1", *[warning] * warn],
             key=key,
-            limits=limits,
-            batch_size=batch_size,
-            wait=wait,
-            most_waiting=most_waiting,
+            limits=Limits(body=options.most_bytes, seconds=options.timeout),
+            batch_size=options.batch_size,
+            wait=options.wait / 1000,
+            most_waiting=options.most_waiting,
             add_routes=lambda _, application: allow_origins(cors, application) if cors else None,
         )
 
@@ -95,30 +69,21 @@ def answer_requests(
     key: str | None = None,
     add_routes: Callable[[Service, FastAPI], object] = lambda service, application: None,
 ) -> None:
-    """Answer until Ctrl-C or SIGTERM; what was accepted is answered first.
+    """Answer until Ctrl-C or SIGTERM; accepted requests are answered first.
 
-    Args:
-        listener: Where requests arrive.
-        tasks: By name.
-        notices: What is printed before, given the address.
-        limits: Of a request.
-        batch_size: The most answers of a batch.
-        wait: Seconds that an answer waits for others while the model is idle.
-        most_waiting: The most answers that wait.
-        key: That requests have to name.
-        add_routes: Adds to the application what else it answers.
+    ``notices`` returns the lines to print at the start, given the address.
 
     Raises:
         KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
     """
-    measures = Measures()
+    server_metrics = ServerMetrics()
     queue = RequestQueue(
         batch_size=batch_size,
         wait=wait,
         most=most_waiting,
-        on_batch=lambda batch: measures.add_batch(len(batch)),
+        on_batch=lambda batch: server_metrics.add_batch(len(batch)),
     )
-    service = Service(tasks, queue, limits, measures, key)
+    service = Service(tasks, queue, limits, server_metrics, key)
     server = Server(uvicorn_settings(service, partial(add_routes, service)), queue)
     host, port = listener.getsockname()[:2]
     first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
@@ -137,14 +102,8 @@ def answer_requests(
 def served_tasks(
     models: Mapping[str, Predictor], *, most_tokens: int, truncate: bool
 ) -> dict[str, ServedTask]:
-    """Return the tasks of models; those that differ in rows only share one.
-
-    Args:
-        models: The model of every task.
-        most_tokens: Of an answer.
-        truncate: Cut questions that are too long.
-    """
-    models = join_rows(models)
+    """Return the tasks of models; models that differ only in routing weights become one."""
+    models = share_backbone(models)
     encoders = {
         id(predictor): predictor.form.encoder(
             predictor.tokenizer, decoder_only=predictor.decoder_only
@@ -152,7 +111,7 @@ def served_tasks(
         for predictor in models.values()
     }
     for name, predictor in models.items():
-        predictor.form.opening(name)  # raises where a description is missing
+        predictor.form.prompt_prefix(name)  # raises where a description is missing
     return {
         name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
         for name, predictor in models.items()
@@ -162,12 +121,7 @@ def served_tasks(
 def uvicorn_settings(
     service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
 ) -> uvicorn.Config:
-    """Return how uvicorn serves; when it ends, clients that do not read are not waited for.
-
-    Args:
-        service: Its limits say how long a request may take.
-        add_routes: As for `make_application`.
-    """
+    """Return uvicorn's settings; when it ends, clients that do not read are not waited for."""
     return uvicorn.Config(
         make_application(service, add_routes),
         log_config=None,
@@ -179,11 +133,7 @@ def uvicorn_settings(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        ConfigError: If the address is not this machine's, or taken.
-    """
+    """Return a socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -195,12 +145,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, which ends as the commands here do.
-
-    Args:
-        config: Of uvicorn.
-        queue: Takes no more once the server ends.
-    """
+    """Uvicorn's server, which ends as the other commands do and closes the queue."""
 
     def __init__(self, config: uvicorn.Config, queue: RequestQueue) -> None:
         super().__init__(config)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
-from mttl.serving.api_errors import Refusal
-from mttl.serving.generation_request import Piece, WantedAnswer
-from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest
+from mttl.serving.api_errors import ApiError
+from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest, Message
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class ServedTask:
     """A task and the model that answers it.
 
     Attributes:
-        name: Of the task.
-        predictor: The model; other tasks may be its, too.
-        encoder: Of the model.
-        most_tokens: Of an answer that a request asks for; the run's own length is always allowed.
-        truncate: Cut questions that are too long as in training; else they are refused.
+        name: Name of the task.
+        predictor: The model, which may answer other tasks, too.
+        encoder: Encoder of the model.
+        most_tokens: Largest ``max_tokens``; the length of answers in training is always allowed.
+        truncate: Whether long questions are cut as in training; else they are refused.
     """
 
     name: str
@@ -35,22 +35,18 @@ class ServedTask:
         return self.predictor.form
 
     def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the ids of questions, and how many were cut off.
-
-        Raises:
-            Refusal: If a question is empty, or too long and not to be cut.
-        """
+        """Return the ids of questions, and how many were cut off."""
         empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
         if empty:
             places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
-            raise Refusal(400, f"a question is empty ({places}); every one must hold text")
+            raise ApiError(400, f"a question is empty ({places}); every one must hold text")
         texts = [self.form.text(self.name, question) for question in questions]
         lost: list[int] = []
-        openings = [self.form.opening(self.name)] * len(texts)
-        prompts = self.encoder.prompts(texts, openings, lost)
+        prompt_prefixes = [self.form.prompt_prefix(self.name)] * len(texts)
+        prompts = self.encoder.prompts(texts, prompt_prefixes, lost)
         if lost and not self.truncate:
             most = self.form.max_input_length
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"a question has {most + max(lost)} tokens with what the model reads around it; at "
                 f"most {most} are allowed, as in training. Shorten it (mttl serve --truncate "
@@ -64,20 +60,13 @@ class ServedTask:
         request: CompletionRequest | ChatRequest,
         prompts: Sequence[Sequence[int]],
         send: Callable[[int, Piece], object],
-    ) -> list[WantedAnswer]:
+    ) -> list[GenerationRequest]:
         """Return the answers that a request wants, ``n`` for each question.
 
-        Args:
-            request: With its settings.
-            prompts: Ids of its questions.
-            send: Gets the pieces of each answer, with its place.
-
-        Raises:
-            Refusal: If there are too many, they are longer than allowed, or tokens are to be scored
-                where answers are not found token by token.
+        ``send`` gets the pieces of each answer, with its place.
         """
         if len(prompts) * request.n > MOST_ANSWERS:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"{len(prompts)} questions with n={request.n} want {len(prompts) * request.n} "
                 f"answers; a request may want at most {MOST_ANSWERS}",
@@ -93,7 +82,7 @@ class ServedTask:
             temperature = 0.0 if request.top_p is None else 1.0
         n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
         if n_beams > 1 and request.n_logprobs is not None:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"the run searches with {n_beams} beams, where tokens have no log-probabilities of "
                 "their own; leave logprobs out, or draw with a temperature above 0",
@@ -106,7 +95,7 @@ class ServedTask:
                 place = len(wanted)
                 seed = None if request.seed is None else f"{request.seed}/{place}"
                 wanted.append(
-                    WantedAnswer(
+                    GenerationRequest(
                         task_id=task_id,
                         prompt=prompt,
                         most_tokens=most_tokens,
@@ -134,9 +123,26 @@ class ServedTask:
             before = n_prompt if self.predictor.decoder_only else 0
             allowed = min(allowed, self._n_positions - before)
         if most_tokens > allowed:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+
+
+def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:
+    """Return the input of a task that the messages of a chat hold."""
+    system = form.prompt_prefix(task).system
+    if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
+        messages = messages[1:]  # empty, or stands there anyway
+    roles = [message.role for message in messages]
+    if roles != ["user"]:
+        found = f"the messages are of {', '.join(roles)}" if roles else "no message is of the user"
+        raise ApiError(
+            400,
+            f"{found}; the task was trained on single questions, so "
+            "there must be one message, of the user. Put what it needs to know into that one",
+            param="messages",
+        )
+    return messages[0].text

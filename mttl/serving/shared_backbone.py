@@ -1,7 +1,4 @@
-"""Models that differ in the rows of their routers only become one: their tasks share batches.
-
-So an adapted task of which only the row was trained costs its row, and no model of its own.
-"""
+"""Joins models that differ only in routing weights: their tasks share batches and memory."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +11,10 @@ from mttl.routing.task.given_rows import GivenRows
 from mttl.skills.skilled_model import SkilledModel
 
 
-def join_rows(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
-    """Return the model of every task, with as few different models as can be.
+def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
+    """Return the model of every task, with as few different models as possible.
 
-    Args:
-        predictors: The model of every task; what is alike in them has one place in memory already
-            (`mttl.assembly.share_weights`).
+    Equal tensors of the models share memory already (`mttl.assembly.share_weights`).
     """
     groups: dict[Any, dict[str, Predictor]] = {}
     for name, predictor in predictors.items():

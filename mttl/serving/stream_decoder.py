@@ -11,28 +11,19 @@ from collections.abc import Sequence, Set
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.serving.generation_request import Piece, ScoredToken, WantedAnswer
+from mttl.serving.generation_request import GenerationRequest, Piece, ScoredToken
 
 # A token's log-probability, and ids with theirs that might have stood in its place.
-Score = tuple[float, Sequence[tuple[int, float]]]
+TokenScore = tuple[float, Sequence[tuple[int, float]]]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of some bytes of a character
 BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # what byte fallback splits characters into
 
 
-class GrowingAnswer:
-    """Collects the tokens of an answer, and sends what is settled.
-
-    Args:
-        wanted: The answer.
-        tokenizer: Turns ids into text.
-        ends: Tokens that end an answer.
-
-    Attributes:
-        ended: Nothing is added any more.
-    """
+class StreamDecoder:
+    """Collects the tokens of an answer, of which ``ends`` end it, and sends its settled text."""
 
     def __init__(
-        self, wanted: WantedAnswer, tokenizer: PreTrainedTokenizerBase, ends: Set[int]
+        self, wanted: GenerationRequest, tokenizer: PreTrainedTokenizerBase, ends: Set[int]
     ) -> None:
         self.wanted = wanted
         self.ended = False
@@ -40,14 +31,14 @@ class GrowingAnswer:
         self._ends = ends
         self._ids: list[int] = []
         self._n_whole = 0  # tokens whose text no further byte changes
-        self._scores: list[Score] = []
+        self._scores: list[TokenScore] = []
         self._offsets = [0]  # where the text of each token begins, and the next one's
         self._sent = 0
         self._n_sent_tokens = 0
         self._streams = wanted.stream
         self._reads = wanted.stream or bool(wanted.stop) or wanted.n_logprobs is not None
 
-    def add(self, token: int, score: Score | None = None) -> None:
+    def add(self, token: int, score: TokenScore | None = None) -> None:
         """Take the next token; send what is settled, or the rest if it is the last."""
         if token in self._ends:
             self._end("stop", self._text())
@@ -89,13 +80,7 @@ class GrowingAnswer:
         self._send(text, text.strip(), reason)
 
     def _send(self, text: str, answer: str, finish: str | None = None) -> None:
-        """Send what is new of an answer.
-
-        Args:
-            text: With the blanks before and behind it.
-            answer: As far as it is settled.
-            finish: Why it has ended.
-        """
+        """Send the new part of an answer; ``text`` is the answer with surrounding blanks."""
         blanks = len(text) - len(text.lstrip())
         tokens = []
         for place in range(self._n_sent_tokens, len(self._scores)):
@@ -133,12 +118,10 @@ def cut_at(text: str, stops: Sequence[str]) -> str | None:
 
 
 def settled(text: str, stops: Sequence[str], *, eager: bool = True) -> str:
-    """Return the beginning of a text that stays whatever follows, without blanks around it.
+    """Return the beginning of a text that cannot change any more, without blanks around it.
 
-    Args:
-        text: What there is.
-        stops: Texts before which it would end; none of them stands in it.
-        eager: Do not wait for the end of a word; else blanks within words may go with what follows.
+    The text contains no stop text. Unless ``eager``, it ends with a whole word, since blanks within
+    words may depend on what follows.
     """
     text = text.rstrip(UNFINISHED)
     held = max(

@@ -14,25 +14,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from mttl.serving.generation_request import WantedAnswer
-from mttl.serving.stream_decoder import Score
+from mttl.serving.generation_request import GenerationRequest
+from mttl.serving.stream_decoder import TokenScore
 
 
 class TokenChoice(LogitsProcessor):
-    """Replaces the logits of rows that draw by ones that leave what they drew, and scores tokens.
+    """Replaces the logits of rows that draw by the token that they drew, and scores tokens.
 
-    Args:
-        wanted: The rows of a batch.
-        device: Where the logits are.
-        forced: Tokens one of which must be the last that a row may have; none forces nothing.
-
-    Attributes:
-        scores: Of the tokens that were chosen last, by row, where they are asked for.
+    If ``forced`` holds tokens, one of them is the last token of a row of full length. ``scores``
+    are those of the tokens chosen last, by row, if they are requested.
     """
 
     def __init__(
         self,
-        wanted: Sequence[WantedAnswer],
+        wanted: Sequence[GenerationRequest],
         device: torch.device,
         forced: Collection[int] = (),
     ) -> None:
@@ -48,7 +43,7 @@ class TokenChoice(LogitsProcessor):
         self._n_logprobs = {
             place: row.n_logprobs for place, row in enumerate(wanted) if row.n_logprobs is not None
         }
-        self.scores: dict[int, Score] = {}
+        self.scores: dict[int, TokenScore] = {}
         self._own: Tensor | None = None
 
     def read(self, model: Any, given: Any, output: Any) -> None:
@@ -101,13 +96,10 @@ def draw(
     top_ps: Float[Tensor, "D"],
     uniform: Float[Tensor, "D"],
 ) -> Int[Tensor, "D"]:
-    """Draw a token for each row by inverting its distribution function.
+    """Draw a token for each row: invert its distribution function at a uniform number in [0, 1).
 
-    Args:
-        logits: Of every token.
-        temperatures: Logits are divided by them; above 0.
-        top_ps: Only the likeliest tokens that together have this share are drawn.
-        uniform: A number in [0, 1) for each row, which decides.
+    Logits are divided by temperatures above 0; only the likeliest tokens up to the share ``top_ps``
+    are drawn.
     """
     logits = logits.double()
     # The largest logit becomes 0 before the division, so that no temperature overflows.

@@ -18,14 +18,7 @@ def token_experts(
     """Return the tokens of a question and of its answer, and the experts that took each.
 
     The model reads the answer once more, as it reads right answers in training; the token that ends
-    it is read by nothing.
-
-    Args:
-        predictor: A model that routes tokens.
-        encoder: Of its questions.
-        task: The question's.
-        text: The question.
-        answer: What the model answered.
+    it is not read.
 
     Returns:
         ``prompt`` and ``answer``, texts of tokens; and ``layers``, each with its ``name``, its
@@ -33,7 +26,7 @@ def token_experts(
         where the router has one, for every token of the prompt and then of the answer.
     """
     form, model = predictor.form, predictor.model
-    (prompt,) = encoder.prompts([form.text(task, text)], [form.opening(task)])
+    (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
     read = encoder.answers([answer])[0][:-1]
     tokenizer: Any = predictor.tokenizer
     if predictor.decoder_only:

@@ -9,8 +9,8 @@ from torch import nn
 from mttl.aggregation.packed_weights import is_foreign
 from mttl.errors import require_one_of
 from mttl.routing.context import RoutingSlot
+from mttl.skills.attachment_points import ATTACHMENT_POINTS
 from mttl.skills.inventory import Inventory
-from mttl.skills.sites import SITES
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import (
@@ -29,14 +29,14 @@ class Placement:
 
     Attributes:
         make_inventory: Makes the skills of a place from its ``in_features`` and ``out_features``,
-            and what else the site tells.
+            and what else the attachment point gives.
         targets: Which places; see `attach_skills`.
-        site: What the inventories are made for: their class's ``site``.
+        attachment_point: What the inventories are made for: their class's ``attachment_point``.
     """
 
     make_inventory: Callable[..., Inventory]
     targets: Sequence[str]
-    site: str = "linear"
+    attachment_point: str = "linear"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def attach_skills(
     targets: Sequence[str],
     slot: RoutingSlot,
     granularity: str = "linear",
-    site: str = "linear",
+    attachment_point: str = "linear",
 ) -> Attachment:
     """Replace the targeted layers by skilled ones, in place; base weights are not touched.
 
@@ -90,7 +90,7 @@ def attach_skills(
     Args:
         backbone: Any model.
         make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
-            and what else the site tells.
+            and what else the attachment point gives.
         targets: Which layers: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
             ``"mlp"`` (by position; see `mttl.skills.roles.roles`), ``"all"`` (every one inside a
             block of the stack), or patterns with ``*`` and ``?`` that match the end of a layer's
@@ -99,7 +99,7 @@ def attach_skills(
         granularity: Which layers share a routing row: all of the ``"model"``, of a ``"stack"``
             (encoder, decoder), of a ``"block"``, of a ``"layer"`` (attention, feed-forward), or
             none: each ``"linear"`` has its own.
-        site: What the inventories are made for: their class's ``site``.
+        attachment_point: What the inventories are made for: their class's ``attachment_point``.
 
     Returns:
         The layers and the groups.
@@ -109,7 +109,7 @@ def attach_skills(
             message lists near names. If a layer cannot hold the inventory, the message names it.
             If the backbone has skills already. It is then left as it was.
     """
-    placement = Placement(make_inventory, targets, site)
+    placement = Placement(make_inventory, targets, attachment_point)
     return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)
 
 
@@ -140,15 +140,16 @@ def attach_kinds(
     groups: dict[str, int] = {}
     layers: list[Attached] = []
     counted: set[nn.Parameter] = set()
-    skilled: dict[str, dict[str, SkilledLayer]] = {site: {} for site in SITES}
+    skilled: dict[str, dict[str, SkilledLayer]] = {point: {} for point in ATTACHMENT_POINTS}
     for placement in placements:
-        where, found = SITES[placement.site], skilled[placement.site]
+        point = placement.attachment_point
+        where, found = ATTACHMENT_POINTS[point], skilled[point]
         first = None
         for path, sizes in _chosen(backbone, placement, blocks).items():
-            same = [site for site in SITES if SITES[site].layer is where.layer]
-            if any(path in skilled[site] for site in same):
+            same = [name for name, kind in ATTACHMENT_POINTS.items() if kind.layer is where.layer]
+            if any(path in skilled[name] for name in same):
                 # Where output projections meet linear layers, the former's advice fits.
-                apart = SITES[same[-1] if path in skilled[same[-1]] else placement.site].apart
+                apart = ATTACHMENT_POINTS[same[-1] if path in skilled[same[-1]] else point].apart
                 advice = f"give every kind targets of its own, such as {apart}"
                 raise ValueError(
                     f"'{path}' would get two kinds of skills, and there "
@@ -162,38 +163,38 @@ def attach_kinds(
                 name = group_name(path, granularity, blocks)
             try:
                 inventory = placement.make_inventory(*sizes)
-                inventory.place(path)
+                inventory.set_path(path)
                 if fresh:
-                    inventory.begin(base)
+                    inventory.init_from_base(base)
                 group = groups.setdefault(name, len(groups))
                 found[path] = where.layer(base, inventory, slot, group)
             except ValueError as error:
                 raise ValueError(f"'{path}': {error}") from error
             first = first or inventory
-            inventory.share(first)
+            inventory.tie_to(first)
             inventory.to(next(chain(base.parameters(), base.buffers())).device)
             own = [value for value in inventory.parameters() if value not in counted]
             counted.update(own)
             n_parameters = sum(parameter.numel() for parameter in own)
             layers.append(Attached(path, sizes[0], sizes[1], name, n_parameters))
     chosen = skilled["linear"] | skilled["head"]
-    places = SITES["linear"].find(backbone)
+    places = ATTACHMENT_POINTS["linear"].find(backbone)
     coverage = {
         word: (len(chosen.keys() & paths), len(paths))
-        for word, paths in SITES["linear"].words(backbone, places).items()
+        for word, paths in ATTACHMENT_POINTS["linear"].words(backbone, places).items()
         if chosen and word in ("attention", "mlp")
     }
     # Only now is the backbone touched: an error above leaves it as it was.
-    for site, found in skilled.items():
+    for point, found in skilled.items():
         replaced = {}
         for path, layer in found.items():
-            layer.base = SITES[site].take(backbone, path)
+            layer.base = ATTACHMENT_POINTS[point].take(backbone, path)
             replaced[layer.base] = layer
         for parent in list(backbone.modules()):
             for child, module in list(parent._modules.items()):
                 if module in replaced:
                     setattr(parent, child, replaced[module])
-        prepare = SITES[site].prepare
+        prepare = ATTACHMENT_POINTS[point].prepare
         if found and prepare is not None:
             prepare(backbone)
     return Attachment(tuple(layers), tuple(groups), coverage)
@@ -202,8 +203,8 @@ def attach_kinds(
 def _chosen(
     backbone: nn.Module, placement: Placement, blocks: list[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return what the site tells of the places that a kind goes to, by path."""
-    where = SITES[placement.site]
+    """Return the site's description of each place that a kind goes to, by path."""
+    where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
     places = where.find(backbone)
     unknown = {

@@ -63,7 +63,7 @@ class AttendedInventory(Inventory):
         )
 
     def reset_parameters(self) -> None:
-        """Draw skills and attention anew."""
+        """Re-initialise skills and attention."""
         self.skills.reset_parameters()
         self.attention.reset_parameters()
 

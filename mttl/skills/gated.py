@@ -48,7 +48,9 @@ class GatedInventory(Inventory):
                 "gate must be false for a prefix with gated: false, which shares the softmax of "
                 "the text: no part of an output is its own. Set gated: true, or leave gate out"
             )
-        if (not prefix and skills.site not in ("linear", "block")) or skills.reads_weight:
+        if (
+            not prefix and skills.attachment_point not in ("linear", "block")
+        ) or skills.reads_weight:
             raise ValueError(
                 f"gate must be false for {type(skills).__name__}, which changes more than an "
                 "output; kinds that add to one (lora, adapter, krona, prefix …) take a gate"
@@ -67,22 +69,22 @@ class GatedInventory(Inventory):
         nn.init.zeros_(self.bias)
 
     def reset_parameters(self) -> None:
-        """Draw the skills anew, and open the gates half."""
+        """Re-initialise the skills, and open the gates half."""
         self.skills.reset_parameters()
         self._open_half()
 
-    def place(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         """Tell the skills where they sit."""
-        self.skills.place(path)
+        self.skills.set_path(path)
 
-    def begin(self, base: nn.Module) -> None:
+    def init_from_base(self, base: nn.Module) -> None:
         """Let the skills start from the layer."""
-        self.skills.begin(base)
+        self.skills.init_from_base(base)
 
-    def share(self, first: Inventory) -> None:
+    def tie_to(self, first: Inventory) -> None:
         """Take over what layers of the kind have in common."""
         assert isinstance(first, GatedInventory)
-        self.skills.share(first.skills)
+        self.skills.tie_to(first.skills)
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
         """Return each example's merged skills, and its gate."""
@@ -103,7 +105,7 @@ class GatedInventory(Inventory):
         return self.skills.penalties()
 
     def facts(self) -> dict[str, Tensor]:
-        """Return what the skills tell of themselves."""
+        """Return the facts of the skills."""
         return self.skills.facts()
 
     def changes(self) -> Float[Tensor, "K O *rest"]:

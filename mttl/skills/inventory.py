@@ -42,12 +42,12 @@ class Inventory(nn.Module, ABC):
 
     Attributes:
         uses: The uses that the kind has.
-        site: The sort of place that it sits on, one of `mttl.skills.sites`.
+        attachment_point: The kind of place that it sits on, one of `mttl.skills.attachment_points`.
         gate_features: Features that a gate around the skills reads at a token: by default I.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         changes_input: Whether `combine_linear` gives the base layer another input.
-        alike: Whether all skills begin as the first one: see `begin_alike`.
+        identical_init: Whether all skills begin as the first one: see `make_identical`.
         neutral: Whether new skills of a shipped kind change nothing.
         second_factors: Names of its parameters that LoRA+ has a rate of their own for.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
@@ -59,11 +59,11 @@ class Inventory(nn.Module, ABC):
 
     role = "skills"
     uses: tuple[str, ...] = ("task",)
-    site: ClassVar[str] = "linear"
+    attachment_point: ClassVar[str] = "linear"
     reads = "input"
     reads_weight = False
     changes_input = False
-    alike = False
+    identical_init = False
     neutral = True
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
@@ -107,36 +107,36 @@ class Inventory(nn.Module, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the skills anew, as they began."""
+        """Re-initialise the skills."""
 
-    def draw_anew(self) -> None:
-        """Draw all skills anew, alike where they began so."""
+    def reset_all_skills(self) -> None:
+        """Re-initialise all skills, identically if they were identical at the start."""
         self.reset_parameters()
-        if self.alike:
-            self.begin_alike()
+        if self.identical_init:
+            self.make_identical()
 
     @torch.no_grad()
-    def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay."""
+    def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
+        """Re-initialise some skills; the others stay."""
         before = [(value, value.clone()) for value in self.parameters()]
-        self.draw_anew()
+        self.reset_all_skills()
         for value, kept in before:
             if value.shape[:1] == (self.n_skills,):  # else it is common to all skills
                 kept[skills] = value[skills]
             value.copy_(kept)
 
     @torch.no_grad()
-    def begin_alike(self) -> None:
+    def make_identical(self) -> None:
         """Let all skills begin as the first one; places that a skill draws stay its own."""
-        self.alike = True
+        self.identical_init = True
         for value in self.parameters():
             if value.shape[:1] == (self.n_skills,):  # else it is common to all skills
                 value.copy_(value[:1].clone().expand_as(value))
 
-    def place(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         """Learn the path of the layer that the skills sit on; by default nothing."""
 
-    def begin(self, base: nn.Module) -> None:
+    def init_from_base(self, base: nn.Module) -> None:
         """Start from the layer that the skills sit on, where they do; by default nothing.
 
         Only fresh skills are asked, not those whose values are going to be loaded.
@@ -145,7 +145,7 @@ class Inventory(nn.Module, ABC):
             ValueError: If the layer does not allow it.
         """
 
-    def share(self, first: "Inventory") -> None:
+    def tie_to(self, first: "Inventory") -> None:
         """Take over what all layers of a model have in common; by default nothing.
 
         Args:
@@ -363,10 +363,6 @@ class Inventory(nn.Module, ABC):
 
 def require_divisible(n_heads: int, **features: int) -> None:
     """Refuse a number of heads that does not divide a number of features.
-
-    Args:
-        n_heads: Heads H.
-        **features: Names and sizes of the axes that are cut into H blocks.
 
     Raises:
         ValueError: If one of them is not a multiple of ``n_heads``.

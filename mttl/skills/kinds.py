@@ -68,10 +68,6 @@ KINDS: dict[str, type[Inventory]] = {
 def kind_for(use: str, kind: str) -> type[Inventory]:
     """Return the class of a kind of skill that has a use.
 
-    Args:
-        use: ``"task"``, ``"token"`` or ``"composed"``.
-        kind: Its name.
-
     Raises:
         ValueError: If the kind is unknown or does not have the use.
     """

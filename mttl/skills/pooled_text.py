@@ -14,13 +14,7 @@ from mttl.shapes import IGNORED
 def pooled_text(
     backbone: nn.Module, ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None
 ) -> Float[Tensor, "B D"]:
-    """Return the mean of the input embeddings of each row.
-
-    Args:
-        backbone: A model with ``get_input_embeddings``, as those of transformers have.
-        ids: Of tokens.
-        mask: Which of them count; all by default.
-    """
+    """Return the mean of the input embeddings of each row."""
     embedded = backbone.get_input_embeddings()(ids)  # type: ignore[operator]
     if mask is None:
         return embedded.mean(1)

@@ -38,7 +38,7 @@ def roles(backbone: nn.Module) -> dict[str, str]:
         if role is None and above and path not in blocks and not isinstance(parent, nn.ModuleList):
             beside = {_own_role(*child) for child in parent.named_children()}
             role = "mlp" if "attention" in beside and "mlp" not in beside else None
-        # The gates of experts are linear layers beside them.
+        # The gates of experts are linear layers next to them.
         is_gate = role == "mlp" and linear_features(module) is not None
         if inherited == "neither" or (is_gate and any("expert" in n for n in parent._modules)):
             role = "neither"
@@ -48,12 +48,7 @@ def roles(backbone: nn.Module) -> dict[str, str]:
 
 
 def members(backbone: nn.Module, paths: Collection[str]) -> dict[str, list[str]]:
-    """Return what each word for targets stands for.
-
-    Args:
-        backbone: Any model.
-        paths: Of those of its modules that can be meant.
-    """
+    """Return what each word for targets stands for."""
     found: dict[str, list[str]] = {}
     known = roles(backbone)
     for path in paths:

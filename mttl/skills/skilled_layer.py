@@ -12,8 +12,8 @@ from mttl.skills.inventory import Inventory, Merged
 class SkilledLayer(nn.Module):
     """A module of the backbone, its inventory, and its place in the routing.
 
-    It takes the module's place; a class per site says in ``forward`` what the skills read and
-    where they act.
+    It takes the module's place; a class per attachment point says in ``forward`` what the
+    skills read and where they act.
 
     Args:
         base: The module of the backbone.
@@ -51,7 +51,7 @@ class SkilledLayer(nn.Module):
         """Return the output of the base with the skills of a routing.
 
         Args:
-            x: What skills read beside it: shape (R, …, I), rows of one example side by side.
+            x: Input of the skills: shape (R, …, I), rows of one example side by side.
             y: What the base made, shape (R, …, O).
             routing: As from `merge`.
             merged: As from `merge`.
@@ -72,10 +72,5 @@ class SkilledLayer(nn.Module):
 
 
 def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
-    """Return what a part of the backbone reads: its first argument, or the one of that name.
-
-    Args:
-        given: What it was called with.
-        named: The same by name.
-    """
+    """Return what a part of the backbone reads: its first argument, or the one of that name."""
     return given[0] if given else named["hidden_states"]

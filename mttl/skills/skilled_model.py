@@ -69,7 +69,7 @@ class SkilledModel(nn.Module):
         }
 
     def skill_facts(self) -> dict[str, Tensor]:
-        """Return what inventories tell of themselves (`Inventory.facts`), in means over layers."""
+        """Return the facts of the inventories (`Inventory.facts`), means over layers."""
         found: dict[str, list[Tensor]] = {}
         for layer in self.skilled_layers().values():
             for name, value in layer.inventory.facts().items():
@@ -131,10 +131,10 @@ class SkilledModel(nn.Module):
         readable = reuse_merged or task_ids.device.type == "cpu"
         drawn = self.router.draws and self.router.training
         # Routers of tokens may look at what belongs to one example, and some of tasks at prompts.
-        # It would be compiled anew for one example.
+        # It would be recompiled for one example.
         compiled = self.backbone._compiled_call_impl is not None
-        alike = not (drawn or self.routes_tokens or prompts is not None or compiled)
-        if readable and alike and _same(task_ids):
+        equal = not (drawn or self.routes_tokens or prompts is not None or compiled)
+        if readable and equal and _same(task_ids):
             n_rows = len(inputs["input_ids"]) if segments and inputs else len(task_ids)
             task_ids, segments = task_ids[:1], ()
         return Routing(

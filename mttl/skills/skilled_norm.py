@@ -42,12 +42,7 @@ def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def normalised(norm: nn.Module, x: Float[Tensor, "*rest D"]) -> Float[Tensor, "*rest D"]:
-    """Return what a norm multiplies by its gain, in single precision at least.
-
-    Args:
-        norm: One of those that `norm_places` finds.
-        x: Its input.
-    """
+    """Return what a norm multiplies by its gain, in single precision at least."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if isinstance(norm, nn.LayerNorm):
         return nn.functional.layer_norm(x, x.shape[-1:], eps=norm.eps)

@@ -1,4 +1,4 @@
-"""The stack of the backbone whose output becomes logits, together with ladders beside it."""
+"""The stack of the backbone whose output becomes logits, with ladders parallel to it."""
 
 from typing import Any
 
@@ -26,10 +26,6 @@ class SkilledStack(SkilledLayer):
 
     def forward(self, *args: Any, **settings: Any) -> Any:
         """Return what the stack returns, its last states with the skills of the current routing.
-
-        Args:
-            *args: What the stack takes.
-            **settings: What the stack takes.
 
         Raises:
             RuntimeError: If no routing is in use.
@@ -70,11 +66,7 @@ class SkilledStack(SkilledLayer):
 
 
 def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features of all states of a token and of the output, and states, of the last stack.
-
-    Args:
-        backbone: A language model of transformers: of its decoder, or its only stack, by path.
-    """
+    """Return features of all states of a token and of the output, and states, of the last stack."""
     stack = last_stack(backbone)
     if stack is None:
         return {}

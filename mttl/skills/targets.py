@@ -138,11 +138,7 @@ def group_name(path: str, granularity: str, blocks: list[str]) -> str:
 
 
 def summarise(layers: Iterable[tuple[str, int, int, int]]) -> list[tuple[str, int, str, int]]:
-    """Return one row per kind of layer: pattern of paths, count, shape, parameters.
-
-    Args:
-        layers: Path, features in and out, and parameters of each.
-    """
+    """Return one row per kind of layer: pattern of paths, count, shape, parameters."""
     rows: dict[tuple[str, str], list[int]] = {}
     for path, in_features, out_features, n_parameters in layers:
         pattern = re.sub(r"\.\d+(?=\.|$)", ".*", path)

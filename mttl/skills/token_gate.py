@@ -10,13 +10,7 @@ from mttl.aggregation.products import active_dtype
 def open_gates(
     x: Float[Tensor, "B L I"], weight: Float[Tensor, "B I"], bias: Float[Tensor, "B 1"]
 ) -> Float[Tensor, "B L 1"]:
-    """Return how far the gate of each example is open at its tokens, from 0 to 1.
-
-    Args:
-        x: What the gates read.
-        weight: What each example weighs features by.
-        bias: How far its gate is open without them, as a logit.
-    """
+    """Return how far the gate of each example is open at its tokens, from 0 to 1."""
     dtype = active_dtype(x)
     weight, bias = weight.to(dtype).unsqueeze(2), bias.to(dtype).unsqueeze(1)
     return torch.baddbmm(bias, x.to(dtype), weight).sigmoid()

@@ -10,12 +10,7 @@ from torch import nn
 
 
 def decays(model: nn.Module, name: str) -> bool:
-    """Return whether weight decay is for a parameter.
-
-    Args:
-        model: What holds it.
-        name: Its name in the model.
-    """
+    """Return whether weight decay is for a parameter."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     undecayed = getattr(module, "undecayed", None)

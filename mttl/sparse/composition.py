@@ -2,9 +2,9 @@ r"""Sparse skills are added to a network and removed again, bit for bit.
 
 :math:`\theta = \theta_0 + \sum_j w_j \phi_j`. To subtract what was added would leave rounding
 errors behind; so the weights that skills touch are remembered as they were (as many as there are
-entries in the skills, not in the network), every composition is computed anew from these, and where
-no skill is left they are put back. The sum is made in double precision and in the order of the
-skills' names: it does not matter in which order they came.
+entries in the skills, not in the network), every composition is computed from these, and where no
+skill is left they are put back. The sum is in double precision and in the order of the skills'
+names, so that the order of application does not matter.
 """
 
 import math
@@ -54,13 +54,8 @@ class SparseComposition:
     def apply(self, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
         """Put a skill on the network.
 
-        Args:
-            name: What to call it.
-            skill: The skill.
-            weight: Factor on its changes.
-
         Raises:
-            ConfigError: If a skill of that name is on the network, or the weight is no number.
+            ConfigError: If a skill of that name is on the network, or the weight is not finite.
             CheckpointError: If the skill was made for another network; the message lists what
                 differs, and nothing is changed.
         """
@@ -82,12 +77,6 @@ class SparseComposition:
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
         """Put a skill in the place of another.
 
-        Args:
-            old: The one to take off.
-            name: What to call the new one.
-            skill: The new one.
-            weight: Factor on its changes.
-
         Raises:
             ValueError: If there is no ``old``.
             ConfigError: As for `apply`; the old skill then stays.
@@ -105,13 +94,7 @@ class SparseComposition:
             self.remove(name)
 
     def originals(self, name: str, indices: Tensor, values: Tensor) -> Tensor:
-        """Return weights of a tensor as they are without skills.
-
-        Args:
-            name: Of the tensor.
-            indices: Places in it.
-            values: What stands there with the present skills on it.
-        """
+        """Return weights of a tensor as they are without skills."""
         known = self._remembered.get(name)
         if known is None or not len(known.indices):
             return values

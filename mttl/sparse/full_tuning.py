@@ -12,7 +12,7 @@ from mttl.sparse.scores import FisherScores, MovementScores, magnitude_of_change
 
 
 class FullTuning:
-    """Trains whole tensors to find out which of their entries matter, and puts them back.
+    """Trains whole tensors to score their entries, and restores them.
 
     Args:
         parameters: The tensors that may be in the support, at their start.
@@ -70,7 +70,7 @@ class FullTuning:
                 value.grad.add_((value - self._starts[name]).sign(), alpha=coefficient)
 
     @torch.no_grad()
-    def drop_outside(self) -> None:
+    def mask_gradients(self) -> None:
         """Drop the gradients of what an earlier turn left out."""
         for name, value in self._parameters.items():
             if self._support is not None and value.grad is not None:
@@ -82,29 +82,20 @@ class FullTuning:
             self._movement.add(lr)
 
     @torch.no_grad()
-    def thin(self, settings: LotterySettings, step: int) -> None:
-        """Set all but the best entries to 0 for a pass of gradual pruning; `thicken` ends it.
-
-        Args:
-            settings: How many entries, and what is chosen as a whole.
-            step: Of the first phase.
-        """
+    def apply_mask(self, settings: LotterySettings, step: int) -> None:
+        """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` ends it."""
         self._kept = {name: x.detach().clone() for name, x in self._parameters.items()}
         self._support = self._best(settings, settings.density_at(step))
         for name, value in self._parameters.items():
             value.mul_(self._inside(name))
 
     @torch.no_grad()
-    def thicken(self, lr: float) -> None:
-        """Put back what `thin` set to 0, score all gradients, and drop those of what it left out.
-
-        Args:
-            lr: The learning rate.
-        """
+    def unmask(self, lr: float) -> None:
+        """Undo `apply_mask`, score all gradients, and drop those outside the mask."""
         for name, value in self._parameters.items():
             value.copy_(self._kept[name])
         self.before_step(lr)
-        self.drop_outside()
+        self.mask_gradients()
         self._support, self._kept = None, {}
 
     def add_example(self) -> None:
@@ -121,15 +112,7 @@ class FullTuning:
 
     @torch.no_grad()
     def rewind(self, settings: LotterySettings, turn: int = 1) -> dict[str, Tensor]:
-        """Narrow the support, and put the tensors back.
-
-        Args:
-            settings: How many entries, and what is chosen as a whole.
-            turn: How many turns were taken.
-
-        Returns:
-            Sorted int64 places by name.
-        """
+        """Narrow the support, and put the tensors back."""
         if settings.schedule == "cubic":
             self.mark()
         self._support = support = self._best(settings, settings.density ** (turn / settings.rounds))

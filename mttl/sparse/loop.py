@@ -53,13 +53,6 @@ def run_steps(
 ) -> None:
     """Take all steps that are left, with a progress bar; the state is kept at the end, too.
 
-    Args:
-        work: The steps.
-        state: File of the state.
-        settings: What the state belongs to; JSON.
-        console: Where progress is shown.
-        save_every: Steps between two states.
-
     Raises:
         StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
         DivergedError: If the loss is not finite where the state would be kept.
@@ -93,7 +86,7 @@ def run_steps(
 
 
 def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Write a state, whole or not at all; it is no file to exchange."""
+    """Write a state, whole or not at all; only this program reads it."""
     content = {"settings": settings, "state": state}
     write_atomic(path, lambda temporary: torch.save(content, temporary))
 
@@ -110,9 +103,9 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
     if not resume:
         raise ConfigError(
             f"'{path}' is the state of a run that was stopped: continue it with --resume, or "
-            "delete the file to begin anew"
+            "delete the file to start again"
         )
-    content = load_torch(path, "Delete it to begin anew")
+    content = load_torch(path, "Delete it to start again")
     earlier, state = content["settings"], content["state"]
     differing = [key for key in settings if earlier.get(key) != settings[key]]
     if differing:

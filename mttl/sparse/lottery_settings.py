@@ -109,11 +109,7 @@ class LotterySettings:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be {allowed}")
 
     def density_at(self, step: int) -> float:
-        """Return the fraction of entries that take part in a step of gradual pruning.
-
-        Args:
-            step: Of the first phase.
-        """
+        """Return the fraction of entries that take part in a step of gradual pruning."""
         over = max(0, step - self.dense_steps) / (self.full_steps - self.dense_steps)
         return self.density + (1 - self.density) * (1 - over) ** 3
 

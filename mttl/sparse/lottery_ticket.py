@@ -18,7 +18,7 @@ Movement pruning chooses before every step of the first phase (``schedule``): th
 come back. The second phase is the paper's last steps at the final density, in which its masks may
 still change.
 
-Optimizer and learning rate begin anew in the second phase. Both add the pull to the start,
+Optimizer and learning rate restart in the second phase. Both phases add the pull to the start,
 :math:`\lambda \lVert\theta - \theta_0\rVert_1 / N`, to the loss, N the maskable parameters. By
 random draw there is no first phase; for Fisher information its steps only read gradients, one per
 example.
@@ -39,11 +39,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from mttl.io.exact_fraction import share_of
+from mttl.errors import require_at_least
+from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
-from mttl.sparse.row_order import RowOrder
 from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entries
 from mttl.sparse.tuning import SparseTuning
 from mttl.training.optim import learning_rate_factor
@@ -60,6 +60,33 @@ class Objective(Protocol):
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Tensor:
         """Return the mean loss of some rows; the seed decides on all that is drawn."""
         ...
+
+
+class RowOrder:
+    """An endless stream of rows: epoch after epoch, each in an order of its own.
+
+    A place in the stream always holds the same row, so that whoever resumes needs only the place.
+
+    Raises:
+        ValueError: If there is no row.
+    """
+
+    def __init__(self, n_rows: int, seed: int) -> None:
+        require_at_least(1, n_rows=n_rows)
+        self.n_rows = n_rows
+        self.seed = seed
+        self._epoch: tuple[int, Tensor] | None = None
+
+    def rows(self, start: int, n: int) -> list[int]:
+        """Return the rows at ``n`` places of the stream."""
+        return [self._at(place) for place in range(start, start + n)]
+
+    def _at(self, place: int) -> int:
+        epoch, place = divmod(place, self.n_rows)
+        if self._epoch is None or self._epoch[0] != epoch:
+            generator = torch.Generator().manual_seed(1000 * self.seed + epoch)
+            self._epoch = epoch, torch.randperm(self.n_rows, generator=generator)
+        return int(self._epoch[1][place])
 
 
 class LotteryTicket:
@@ -174,10 +201,6 @@ class LotteryTicket:
     ) -> SparseSkill:
         """Return the skill as trained so far.
 
-        Args:
-            about: How it was made; JSON.
-            originals: See `SparseTuning.skill`.
-
         Raises:
             RuntimeError: In the first phase.
         """
@@ -257,7 +280,7 @@ class LotteryTicket:
         n_steps = self.settings.steps[self.phase]
         self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
         factor = learning_rate_factor(
-            "linear", int(share_of(self.settings.warmup, n_steps)), n_steps
+            "linear", int(exact_fraction(self.settings.warmup, n_steps)), n_steps
         )
         self._schedule = LambdaLR(self._optimizer, factor)
 
@@ -265,15 +288,15 @@ class LotteryTicket:
         rate = self._optimizer.param_groups[0]["lr"]
         gradual = self.settings.schedule == "cubic"
         if isinstance(tuning, FullTuning) and gradual:
-            tuning.thin(self.settings, self.step)
+            tuning.apply_mask(self.settings, self.step)
         loss = self.objective.loss(self.model, self._rows(), self._seed())
         loss.backward()
         if isinstance(tuning, FullTuning) and gradual:
-            tuning.thicken(rate)
+            tuning.unmask(rate)
         if self.settings.l1:
             tuning.add_l1(self.settings.l1 / self.n_maskable)
         if isinstance(tuning, FullTuning):
-            tuning.drop_outside()
+            tuning.mask_gradients()
         if self.settings.gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
         if isinstance(tuning, FullTuning) and not gradual:

@@ -16,24 +16,47 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import pad_id_of
+from mttl.data.collate import pad, pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder, special_ids
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
+from mttl.models.teacher_forcing import forced_logits
 from mttl.shapes import IGNORED
-from mttl.sparse.language_loss import language_loss
+from mttl.training.loss import answer_losses, global_mean, token_losses
 
 # Of the tokens that a masked language model predicts: these show a mask, those another token.
 SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
 
 
-class TaskObjective:
-    """The answer to an input: the negative log-likelihood per token.
+def language_loss(
+    model: nn.Module,
+    inputs: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int]],
+    pad_id: int,
+    *,
+    masked: bool = False,
+) -> Float[Tensor, ""]:
+    """Return the mean loss of the labelled tokens.
 
     Args:
-        encoder: Encodes inputs and answers for the model.
-        rows: Inputs and answers.
+        model: A language model of transformers.
+        inputs: Ids of each example.
+        labels: Ids to predict: of the answer for an encoder–decoder, else as many as inputs, -100
+            where nothing is predicted.
+        pad_id: Fills up.
+        masked: Labels are those of their own positions, not of the next ones.
     """
+    device = next(model.parameters()).device
+    batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
+    wanted = pad(labels, IGNORED).to(device)
+    if masked:
+        return global_mean(token_losses(model(**batch).logits, wanted), wanted)
+    logits, wanted, places = forced_logits(model, {**batch, "labels": wanted})
+    return global_mean(answer_losses(logits, wanted, places), wanted)
+
+
+class TaskObjective:
+    """The answer to an input: the negative log-likelihood per token."""
 
     def __init__(self, encoder: TextEncoder, rows: Sequence[tuple[str, str]]) -> None:
         self._prompts = encoder.prompts([row[0] for row in rows])
@@ -89,13 +112,8 @@ class _Text:
 class CausalText(_Text):
     """Raw text from left to right, the end token included where the tokenizer has one.
 
-    Args:
-        tokenizer: The model's.
-        texts: Lines.
-        max_length: Most tokens of a line, special ones included.
-
     Raises:
-        ConfigError: If there is no text, or the length leaves no room for it.
+        ConfigError: If the text is empty, or the length leaves no room for it.
     """
 
     def __init__(
@@ -118,14 +136,8 @@ class MaskedText(_Text):
 
     Of the chosen tokens 80 % show the mask, 10 % another token, and 10 % themselves.
 
-    Args:
-        tokenizer: The model's; must have a mask token.
-        texts: Lines.
-        max_length: Most tokens of a line, special ones included.
-        share: Fraction of the tokens to guess; at least one of each line.
-
     Raises:
-        ConfigError: If there is no text, no room for it, or no mask token.
+        ConfigError: If the text is empty, or there is no room for it, or no mask token.
 
     References:
         Devlin et al., *BERT*, NAACL 2019, arXiv:1810.04805, section 3.1.
@@ -178,7 +190,7 @@ class RestoredText(_Text):
         share: Fraction of the tokens that are replaced.
 
     Raises:
-        ConfigError: If there is no text, no room for it, or no mask.
+        ConfigError: If the text is empty, or there is no room for it, or no mask.
 
     References:
         Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).
@@ -207,7 +219,7 @@ class RestoredText(_Text):
         return language_loss(model, inputs, labels, self.pad_id)
 
     def corrupt(self, line: Sequence[int], generator: random.Random) -> list[int]:
-        """Return a line with spans replaced; a mask may stand for masks, too."""
+        """Return a line with spans replaced; a span may include masks."""
         ids = list(line)
         left = round(self._share * len(ids))
         while left > 0:
@@ -219,7 +231,7 @@ class RestoredText(_Text):
 
 
 def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None) -> int:
-    """Return the id that stands for what is to be guessed.
+    """Return the id of the mask.
 
     Args:
         tokenizer: The model's.

@@ -24,21 +24,12 @@ from torch import Tensor, nn
 def magnitude_of_change(
     start: Mapping[str, Tensor], end: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return how far every entry moved.
-
-    Args:
-        start: Tensors before training, θ0.
-        end: The same after training, θ1.
-    """
+    """Return how far every entry moved."""
     return {name: (end[name].detach() - value.detach()).abs() for name, value in start.items()}
 
 
 class MovementScores:
-    """Sums up, over the steps of a training, how much each entry is pushed away from zero.
-
-    Args:
-        parameters: The tensors by name.
-    """
+    """Sums up, over the steps of a training, how much each entry is pushed away from zero."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = dict(parameters)
@@ -66,10 +57,7 @@ class FisherScores:
     """Sums up squared gradients: the diagonal of the empirical Fisher information.
 
     It is exact where every gradient is that of one example; the square of a batch's mean gradient
-    is smaller, but orders entries much alike.
-
-    Args:
-        parameters: The tensors by name.
+    is smaller, but gives a similar order of entries.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -71,14 +71,7 @@ class SparseSkill:
         support: Mapping[str, Int[Tensor, "n"]],
         about: Mapping[str, Any] | None = None,
     ) -> "SparseSkill":
-        """Return the difference of two sets of tensors at a support.
-
-        Args:
-            start: Tensors θ0 by name.
-            end: The same after training.
-            support: Sorted places by name.
-            about: How it was made.
-        """
+        """Return the difference of two sets of tensors at a support."""
         changes = {}
         for name, indices in support.items():
             before = start[name].detach().reshape(-1)[indices]
@@ -174,13 +167,7 @@ def digest(values: Tensor) -> str:
 
 
 def put_entries(tensor: Tensor, indices: Int[Tensor, "n"], values: Tensor) -> None:
-    """Write values into a tensor in place.
-
-    Args:
-        tensor: The tensor; it need not be contiguous.
-        indices: Places in the flattened tensor.
-        values: What to write there.
-    """
+    """Write values into a tensor in place."""
     data = tensor.detach()
     if data.is_contiguous():
         data.view(-1).index_copy_(0, indices, values.detach())

@@ -87,11 +87,7 @@ class SparseTuning:
 
     @torch.no_grad()
     def add_l1(self, coefficient: float) -> None:
-        r"""Add the gradient of :math:`\lambda \sum \lvert\theta - \theta_0\rvert`.
-
-        Args:
-            coefficient: λ.
-        """
+        r"""Add the gradient of :math:`\lambda \sum \lvert\theta - \theta_0\rvert`."""
         for name, entry in self.entries.items():
             pull = coefficient * (entry - self._starts[name]).sign()
             entry.grad = pull if entry.grad is None else entry.grad + pull
@@ -124,11 +120,7 @@ class SparseTuning:
 
     @torch.no_grad()
     def close(self, *, rewind: bool = False) -> None:
-        """Give the model back: it can be trained as before.
-
-        Args:
-            rewind: Put the weights back that were there before the training.
-        """
+        """Give the model back: it can be trained as before."""
         for hook in self._hooks:
             hook.remove()
         for name, start in self._starts.items():

@@ -46,7 +46,7 @@ def each_alone(task: Task) -> bool:
 
 
 def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[int, Line]]:
-    """Tell which rows are kept, and how they are labelled, without writing their inputs.
+    """Yield the rows that are kept, and their labels, without writing their inputs.
 
     Yields:
         The number of a row that is kept (from 1), and its right answers; of a task whose samples do

@@ -12,7 +12,7 @@ _BREAKS = str.maketrans("\n\t\r", "   ")
 
 
 class RecordError(Exception):
-    """A value that cannot be written: the message tells the value and what is allowed."""
+    """A value that cannot be written: the message has the value and what is allowed."""
 
 
 class FieldError(RecordError):

@@ -125,7 +125,7 @@ class Gym:
         return read_rows(self.file(task, split, sample), max_rows)
 
     def digest(self, task: str, sample: int) -> str:
-        """Return what tells scores on one sample from those on other rows, or by another metric.
+        """Return a hash of a sample's rows and of the metric: equal hashes have comparable scores.
 
         Raises:
             TaskError: If a file is empty or cannot be read.
@@ -142,11 +142,11 @@ class Gym:
         """
         given = self.metrics.get(task)
         name = given or self._table.get(task, {}).get("metric") or metric_of(task)
-        if name not in METRIC_NAMES and not METRICS.is_own(name):
+        if name not in METRIC_NAMES and not METRICS.is_plugin(name):
             place = "data.metrics" if given else f"'{self.directory / 'TASKS.csv'}'"
             raise TaskError(
                 f"{place} gives the task '{task}' the metric '{name}'; there are "
-                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} One of your own is "
+                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} A custom one is "
                 "module:Class"
             )
         published = task in published_sums()

@@ -12,7 +12,6 @@ malformed line is an error that names the file, the line and the reason.
 
 import hashlib
 import io
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from mttl.errors import TaskError
-from mttl.io.reading import MOST_LINE, parse_json, read_bytes, require_file, shown
+from mttl.io.reading import parse_json, read_bytes, require_file, shown
 
 TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
@@ -50,13 +49,7 @@ class _Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file whose rows are read one by one, so that its size does not matter.
-
-    Attributes:
-        path: Where it is.
-        n_lines: Its lines that are not blank.
-        digest: SHA-256 of its content.
-    """
+    """A file whose rows are read one by one, so that its size does not matter."""
 
     path: Path
     n_lines: int
@@ -121,7 +114,7 @@ def _scan(file: BinaryIO, path: Path) -> _Lines:
     """Count the lines of a file and sum it up, piece by piece."""
     digest = hashlib.sha256()
     count, returns, ends, mark = 0, False, False, _MARK
-    while piece := file.read(_PIECE) + file.readline(MOST_LINE):
+    while piece := file.read(_PIECE) + file.readline():
         digest.update(piece)
         lines = piece.removeprefix(mark).split(b"\n")
         count += sum(1 for line in lines if line.strip(_BLANK))
@@ -146,16 +139,11 @@ def _rows(file: BinaryIO, path: Path, n_lines: int, max_rows: int | None) -> Ite
     number = next(wanted)
     file.seek(0)
     n = 0
-    for line_number in itertools.count(1):
-        line = file.readline(MOST_LINE + len(_MARK) + 1)
-        if not line:
-            return
+    for line_number, line in enumerate(file, 1):
         line = line.removeprefix(_MARK if line_number == 1 else b"").removesuffix(b"\n")
-        place = f"{path}, line {line_number}"
-        if len(line) > MOST_LINE:
-            raise TaskError(f"{place}: more than {MOST_LINE:,} bytes; a line has at most so many.")
         if line.strip(_BLANK):
             if n == number:
+                place = f"{path}, line {line_number}"
                 yield parse(_text_of(line, place), place)
                 number = next(wanted, -1)
             n += 1
@@ -199,7 +187,7 @@ def _parse_json_line(text: str, place: str) -> Row:
     source, outputs = row["input"], row["outputs"]
     for value in (source, *outputs):
         if not isinstance(value, str):
-            raise TaskError(f"{place}: {shown(value)} is no text; put it in quotes.")
+            raise TaskError(f"{place}: {shown(value)} is not a text; put it in quotes.")
     return _row(source, outputs, place)
 
 

@@ -60,11 +60,6 @@ def shuffled(n: int, seed: int) -> Indices:
 def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
     """Separate the lines that samples are drawn from, and those of the test file.
 
-    Args:
-        task: Says how.
-        n_train: Lines of the train split.
-        n_test: Lines of the test split; None where the task has none.
-
     Returns:
         The pool, as indices of the train split, and the test lines, as indices of the test split,
         or of the train split where there is no other.
@@ -147,17 +142,7 @@ def _no_dev(task: Task, n: int, what: str) -> TaskError:
 def draw(
     task: Task, train: Sequence[Line], test: Sequence[Line] | None, sample: int
 ) -> dict[str, list[Line]]:
-    """Draw one sample from lines in memory.
-
-    Args:
-        task: Says how.
-        train: All lines of the train split.
-        test: All lines of the test split; None where the task has none.
-        sample: Its seed.
-
-    Returns:
-        The lines of ``train``, ``dev`` and ``test``, in the order of the files.
-    """
+    """Draw one sample from lines in memory."""
     pool, test_indices = cut(task, len(train), None if test is None else len(test))
     train_indices, dev_indices = few_shot(task, _InMemory(task, train), pool, sample)
     return {
@@ -168,11 +153,7 @@ def draw(
 
 
 class LabelNumbers:
-    """Numbers of outputs: those of the task's label names, then others as they come.
-
-    Args:
-        task: Names its labels.
-    """
+    """Numbers of outputs: those of the task's label names, then others as they come."""
 
     def __init__(self, task: Task):
         self._published = task.name in published_sums()

@@ -27,19 +27,6 @@ def crossfit() -> Mapping[str, Task]:
     return MappingProxyType(dict(sorted(tasks.items())))
 
 
-def find_task(name: str) -> Task:
-    """Return a task of CrossFit by its name.
-
-    Raises:
-        TaskError: If it is none of the 160.
-    """
-    if name not in crossfit():
-        raise TaskError(
-            f"the task '{name}' is unknown: it is none of CrossFit's.{nearest(name, crossfit())}"
-        )
-    return crossfit()[name]
-
-
 def metric_of(name: str) -> MetricName:
     """Return the name of a CrossFit task's metric.
 
@@ -53,12 +40,3 @@ def metric_of(name: str) -> MetricName:
             "task,metric)"
         )
     return crossfit()[name].metric
-
-
-def ontology(tasks: Mapping[str, Task]) -> dict[str, dict[str, list[str]]]:
-    """Return the names of tasks by the two levels of their categories, in alphabetical order."""
-    tree: dict[str, dict[str, list[str]]] = {}
-    for name, task in sorted(tasks.items(), key=lambda item: (item[1].category, item[0])):
-        first, second = task.category.split("/")
-        tree.setdefault(first, {}).setdefault(second, []).append(name)
-    return tree

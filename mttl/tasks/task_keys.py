@@ -64,11 +64,6 @@ def check_keys(keys: Mapping[Any, Any], known: Mapping[str, Any], where: str) ->
 def check(value: Any, expected: Any, what: str) -> None:
     """Refuse a value that is not what was expected.
 
-    Args:
-        value: What a file says.
-        expected: `TEXT`, `TEXTS`, `NUMBER`, `COUNT`, `MAPPING`, or the names to choose from.
-        what: Its name, for messages.
-
     Raises:
         TaskError: If it is another.
     """

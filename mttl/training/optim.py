@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
 from mttl.errors import ConfigError
-from mttl.io.exact_fraction import share_of
+from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weight_decay import decays
 
 ROLES = ("skills", "router", "token_router", "backbone")
@@ -52,7 +52,7 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
 
 def build_schedule(optim: Optim, optimizer: Optimizer, total_steps: int) -> LambdaLR:
     """Return the schedule of an optimizer over ``total_steps`` steps."""
-    warmup = optim.warmup if optim.warmup >= 1 else share_of(optim.warmup, total_steps)
+    warmup = optim.warmup if optim.warmup >= 1 else exact_fraction(optim.warmup, total_steps)
     return LambdaLR(optimizer, learning_rate_factor(optim.schedule, int(warmup), total_steps))
 
 

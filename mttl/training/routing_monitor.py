@@ -12,7 +12,7 @@ from mttl.analysis.statistics import active_cells, discreteness, usage
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.routing.task.task_router import TaskRouter
 from mttl.training.history_monitor import HistoryMonitor
-from mttl.training.loggers.experiment_logger import Board
+from mttl.training.loggers.experiment_logger import ExperimentLogger
 
 
 class RoutingMonitor(HistoryMonitor):
@@ -72,7 +72,7 @@ class RoutingMonitor(HistoryMonitor):
             weights = routing_weights(router)
         self.record(trainer, weights.astype(np.float16), statistics)
         for logger in trainer.loggers:
-            if isinstance(logger, Board):
+            if isinstance(logger, ExperimentLogger):
                 logger.log_image("routing", routing_image(weights), trainer.global_step)
 
 

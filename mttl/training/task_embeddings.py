@@ -14,7 +14,7 @@ from mttl.skills.skilled_model import SkilledModel
 N_EXAMPLES = 16
 
 
-def show_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
+def embed_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
     """Give the router of a model what it asks for about its tasks, if it does.
 
     Raises:

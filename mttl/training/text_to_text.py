@@ -15,18 +15,18 @@ from transformers import PreTrainedTokenizerBase
 from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.checkpoints.whole_tensors import whole
 from mttl.config.optim_schema import AdamW, Optim
-from mttl.config.plugin_section import OwnPart
+from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
-from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_training import OptionTraining
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.moe.expert_parallel import shared_parameters
-from mttl.plugins.classes import calling
+from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.distributed.shard_model import shard_model
@@ -74,7 +74,7 @@ class TextToTextModule(SharesExperts):
         generation: Generation | None = None,
         *,
         max_output_length: int = 64,
-        loss: OwnPart | None = None,
+        loss: PluginSection | None = None,
     ) -> None:
         super().__init__(model, optim or AdamW(kind="adamw"))
         self.tokenizer = tokenizer
@@ -82,8 +82,8 @@ class TextToTextModule(SharesExperts):
         self.metric_names = tuple(metrics.values())
         own: Any = getattr(model.backbone, "generation_config", None)
         self.generation = search_settings(generation or Generation(), max_output_length, own)
-        self.own_loss = None if loss is None else build_loss(loss)
-        self.ranker: Ranker | None = None
+        self.plugin_loss = None if loss is None else build_loss(loss)
+        self.option_scorer: OptionScorer | None = None
         self.option_training: OptionTraining | None = None
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
@@ -151,16 +151,16 @@ class TextToTextModule(SharesExperts):
         labels: Int[Tensor, "B L"],
         places: Int[Tensor, "N"],
     ) -> Float[Tensor, "B L"]:
-        if self.own_loss is None:
+        if self.plugin_loss is None:
             return answer_losses(logits, labels, places, self.optim.label_smoothing)
-        with calling(self.own_loss):
-            losses = self.own_loss(logits, labels.flatten()[places])
+        with plugin_call(self.plugin_loss):
+            losses = self.plugin_loss(logits, labels.flatten()[places])
         if not isinstance(losses, Tensor) or losses.shape != places.shape:
             given = getattr(losses, "shape", None)
             shape = type(losses).__name__ if given is None else f"losses of shape {tuple(given)}"
             raise TrainingError(
-                f"{type(self.own_loss).__name__} gives {shape}, and must give one for every token, "
-                f"{tuple(places.shape)}"
+                f"{type(self.plugin_loss).__name__} gives {shape}, and must give one for every "
+                f"token, {tuple(places.shape)}"
             )
         return at_places(losses, places, labels)
 
@@ -240,7 +240,7 @@ class TextToTextModule(SharesExperts):
             texts.append(row.prediction)
             references.append(row.references)
         for task_id, (texts, references) in by_task.items():
-            with calling(self._metrics[task_id]):
+            with plugin_call(self._metrics[task_id]):
                 self._metrics[task_id].update(texts, references)
 
     def on_validation_epoch_end(self) -> None:
@@ -292,7 +292,7 @@ class TextToTextModule(SharesExperts):
             for task_id, sample, row, text, references, answer in rows
         ]
 
-    def offer(
+    def set_options(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, *, per_token: bool
     ) -> None:
         """Choose answers of some tasks among options rather than generate them.
@@ -303,19 +303,19 @@ class TextToTextModule(SharesExperts):
             per_token: Whether likelihoods are means over tokens.
         """
         if options:
-            self.ranker = self._ranker(options, form, per_token)
+            self.option_scorer = self._option_scorer(options, form, per_token)
 
     def contrast(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, **weights: float
     ) -> None:
         """Train with losses over options too."""
-        self.option_training = OptionTraining(self._ranker(options, form, True), **weights)
+        self.option_training = OptionTraining(self._option_scorer(options, form, True), **weights)
 
-    def _ranker(
+    def _option_scorer(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, per_token: bool
-    ) -> Ranker:
+    ) -> OptionScorer:
         encoder = form.encoder(self.tokenizer, decoder_only=is_decoder_only(self.model.backbone))
-        return Ranker.of(options, self.tasks, encoder, per_token=per_token)
+        return OptionScorer.of(options, self.tasks, encoder, per_token=per_token)
 
     def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
         """Find an answer to every prompt: the likeliest option of its task, or a generated one.
@@ -324,9 +324,9 @@ class TextToTextModule(SharesExperts):
             task_ids: The task of each.
             inputs: ``input_ids`` and ``attention_mask``.
         """
-        if self.ranker is None:
+        if self.option_scorer is None:
             return self._generated(task_ids, inputs)
-        found = self.ranker.answers(self.model, task_ids, inputs)
+        found = self.option_scorer.answers(self.model, task_ids, inputs)
         rest = [row for row in range(len(task_ids)) if row not in found]
         if rest:
             others = {name: value[rest] for name, value in inputs.items()}
@@ -346,7 +346,7 @@ class TextToTextModule(SharesExperts):
         )
 
 
-def build_loss(section: OwnPart) -> nn.Module:
+def build_loss(section: PluginSection) -> nn.Module:
     """Build a loss of one's own.
 
     Raises:

@@ -135,8 +135,8 @@ def run(
         One row per variant: ``name``; ``median``, ``min`` and ``max`` of the milliseconds of a
         step; ``ratio``, ``ratio_min`` and ``ratio_max`` to the first variant; ``peak_mib``, the
         rise of the process's (or the GPU's) memory over that before its first step, and
-        ``resident_mib``, all of it (of a process, with the libraries); and what ``build`` tells. A
-        variant that fails has no figures but an ``error``.
+        ``resident_mib``, all of it (of a process, with the libraries); and what ``build`` reports.
+        A variant that fails has no figures but an ``error``.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when a variant imports it
     if settings.malloc == "keep":
@@ -250,7 +250,7 @@ def _row(worker: "_Worker", times: list[float], floor: list[float]) -> dict[str,
 
 
 class _Worker:
-    """A variant in its process: steps when told to."""
+    """A variant in its process: steps on request."""
 
     def __init__(
         self, build: Build, name: str, settings: argparse.Namespace, clock: Callable[[], float]

@@ -40,7 +40,7 @@ LIBRARIES = ("torch", "pytorch-lightning", "transformers", "bitsandbytes", "torc
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """One row of the table.
 
     Attributes:
@@ -81,7 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     return run_rows(chosen, settings, machine)
 
 
-def run_rows(rows: Iterable[Row], settings: argparse.Namespace, machine: dict[str, str]) -> int:
+def run_rows(
+    rows: Iterable[BenchmarkRow], settings: argparse.Namespace, machine: dict[str, str]
+) -> int:
     """Run the rows that are not done, write the table after each, and return the exit code."""
     folder = settings.out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ def run_rows(rows: Iterable[Row], settings: argparse.Namespace, machine: dict[st
     return 0 if all(row["state"] != "failed" for row in state["rows"].values()) else 1
 
 
-def run_row(row: Row, folder: Path, limit: float, *, toy: bool) -> dict[str, Any]:
+def run_row(row: BenchmarkRow, folder: Path, limit: float, *, toy: bool) -> dict[str, Any]:
     """Run the command of a row and say what came out."""
     log = folder / f"{row.name.replace(' ', '_')}.log"
     figures = log.with_suffix(".json")
@@ -203,7 +205,7 @@ def _earlier(path: Path, machine: dict[str, str]) -> dict[str, Any]:
         state = json.loads(path.read_text(encoding="utf-8"))
         if state["machine"] == machine:
             return state
-        print(f"'{path}' is of another machine or other versions: all rows run anew")
+        print(f"'{path}' is of another machine or other versions: all rows run again")
     return {"machine": machine, "rows": {}}
 
 
@@ -234,11 +236,11 @@ def _parameters(found: dict[str, Any]) -> str:
     return f"{found['parameters'] / 1e6:,.1f} million parameters"
 
 
-def _training(name: str, config: str, *overrides: str, toy: tuple[str, ...] = ()) -> Row:
+def _training(name: str, config: str, *overrides: str, toy: tuple[str, ...] = ()) -> BenchmarkRow:
     """Return a row that trains for a moment."""
     clock = f"trainer.callbacks=[{{kind: ./{HERE}/step_clock.py:StepClock, path: '{{out}}'}}]"
     shared = ("run.dir={runs}", f"run.name={name}", clock, *overrides)
-    return Row(
+    return BenchmarkRow(
         name,
         ("pl_train.py", "-c", f"{config}+trainer/gpu.yaml", "-k", "trainer.devices=1", *shared),
         ("pl_train.py", "-c", config, "-k", *shared, *ON_CPU, *toy),
@@ -249,10 +251,12 @@ def _training(name: str, config: str, *overrides: str, toy: tuple[str, ...] = ()
 
 def _benchmark(
     name: str, script: str, arguments: str, toy: str, limit: int, read: Callable[..., str]
-) -> Row:
+) -> BenchmarkRow:
     """Return a row that is a benchmark with a ``--json`` of its own."""
     start = (f"{HERE}/{script}.py", "--json", "{out}")
-    return Row(name, (*start, *shlex.split(arguments)), (*start, *shlex.split(toy)), limit, read)
+    return BenchmarkRow(
+        name, (*start, *shlex.split(arguments)), (*start, *shlex.split(toy)), limit, read
+    )
 
 
 ON_CPU = ("trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32-true")

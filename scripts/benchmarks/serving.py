@@ -167,7 +167,7 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
 
 def queue(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
     """Answer by the server's queue, without the server."""
-    from mttl.serving.generation_request import Piece, WantedAnswer
+    from mttl.serving.generation_request import GenerationRequest, Piece
     from mttl.serving.request_queue import RequestQueue
     from mttl.serving.run_server import served_tasks
 
@@ -183,7 +183,7 @@ def queue(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
             arrived.release()
 
         for place, (task, text) in enumerate(zip(tasks, texts, strict=True)):
-            wanted = WantedAnswer(
+            wanted = GenerationRequest(
                 task_id=TASKS.index(task),
                 prompt=served[task].encode([text])[0][0],
                 most_tokens=settings.tokens,
@@ -205,13 +205,13 @@ def server(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
     import uvicorn
 
     from mttl.serving.application import Limits, Service, make_application
-    from mttl.serving.metrics import Measures
+    from mttl.serving.metrics import ServerMetrics
     from mttl.serving.request_queue import RequestQueue
     from mttl.serving.run_server import listen, served_tasks
 
     tasks = served_tasks(dict.fromkeys(TASKS, predictor), most_tokens=1, truncate=False)
     waiting = RequestQueue(batch_size=BATCH, wait=0.005, most=10_000)
-    service = Service(tasks, waiting, Limits(body=1 << 20, seconds=600.0), Measures())
+    service = Service(tasks, waiting, Limits(body=1 << 20, seconds=600.0), ServerMetrics())
     config = uvicorn.Config(make_application(service), log_config=None, log_level="warning")
     listener = listen("127.0.0.1", 0)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -76,7 +76,7 @@ def build_step(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[s
 
 
 def build_answers(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, float]]:
-    """Make the call that generates; the variant with skills tells what they change."""
+    """Make the call that generates; the variant with skills reports what they change."""
     from mttl.merging.fold import strip
 
     built = _load(settings)

@@ -1,7 +1,7 @@
 """Run the tutorials as a reader does, and keep what they print in the notebooks.
 
 python scripts/docs/write_tutorials.py
-python scripts/docs/write_tutorials.py --only 3_own_tasks
+python scripts/docs/write_tutorials.py --only 3_custom_tasks
 
 They run one after the other in an empty folder, with `mttl` as it is installed; twenty minutes
 on two idle cores. Progress bars and what libraries say are left out of what is kept. It needs
@@ -62,7 +62,7 @@ def cleaned(book: dict) -> dict:
 
 
 def printed(text: str) -> str:
-    """Return what stays on a terminal: no colours, and of lines written anew the last form.
+    """Return the text that stays on a terminal: no colours, and lines as they were last written.
 
     Paths are those within the project, not of the machine.
     """

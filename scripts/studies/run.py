@@ -8,19 +8,27 @@ Next to NAME.yaml stand NAME.csv, NAME.md and NAME.svg, written again whenever a
 """
 
 import argparse
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from methods import ALL
 from pydantic import Field, PositiveInt, ValidationError
+from searched_rates import SearchedRates
 
-from mttl.comparison.comparison_folder import Comparison, carry_out
-from mttl.comparison.folds import chosen
-from mttl.comparison.methods import ALL, MODE_WAYS, Method, Plan, check_modes, plan
+from mttl.comparison.comparison_folder import MethodComparison, carry_out
+from mttl.comparison.methods import (
+    MODE_VARIANTS,
+    AdaptationVariant,
+    Method,
+    Plan,
+    check_modes,
+    plan,
+)
 from mttl.comparison.result_tables import write_tables
 from mttl.config.section import Section, Seeds
 from mttl.errors import ConfigError
+from mttl.io.files import write_text
 from mttl.io.yaml12 import read_yaml
 from mttl.runtime.command import exit_with, make_console
 
@@ -45,7 +53,7 @@ class StudyMethod(Section):
             raise ConfigError(
                 f"methods.{name}.file must name a configuration: no method ships with this name"
             )
-        base = ALL[name] if self.file is None else Method(self.file, ways=MODE_WAYS)
+        base = ALL[name] if self.file is None else Method(self.file, variants=MODE_VARIANTS)
         return replace(
             base,
             settings=(*base.settings, *self.training),
@@ -66,9 +74,9 @@ class Study(Section):
     reference: str
     """The method that the others are compared with."""
     modes: list[str] = []
-    """Further ways to adapt."""
+    """Further adaptation variants."""
     curve: list[int] = []
-    """Numbers of training rows: every way to adapt is repeated with each."""
+    """Numbers of training rows: every adaptation variant is repeated with each."""
     seeds: Seeds = [13, 14, 15]
     """Seeds of training and adaptation."""
     folds: PositiveInt | None = None
@@ -108,18 +116,25 @@ def read_study(path: Path) -> Study:
     return study
 
 
-def prepare(study: Study, out: Path, only_folds: list[int] | None) -> tuple[Comparison, list[Plan]]:
+def prepare(
+    study: Study, out: Path, only_folds: list[int] | None
+) -> tuple[MethodComparison, list[Plan]]:
     """Return the comparison of a study, and its trainings."""
     methods = {name: given.method(name) for name, given in study.methods.items()}
     if study.curve:
         for name, method in methods.items():
-            kept = [way for way in method.ways if way.name in ("all", *study.modes)]
-            ways = tuple(way.with_examples(n) for way in kept for n in study.curve)
-            methods[name] = replace(method, ways=ways)
+            kept = [variant for variant in method.variants if variant.name in ("all", *study.modes)]
+            variants = tuple(
+                AdaptationVariant(f"{variant.name}-{n}", (*variant.settings, f"adapt.examples={n}"))
+                for variant in kept
+                for n in study.curve
+            )
+            methods[name] = replace(method, variants=variants)
         study = study.model_copy(
             update={"modes": [f"{m}-{n}" for m in ("all", *study.modes) for n in study.curve]}
         )
-    comparison = Comparison(
+    kind = SearchedRates if study.rates == "search" else MethodComparison
+    comparison = kind(
         out=out,
         config=study.config,
         steps=study.steps,
@@ -129,14 +144,16 @@ def prepare(study: Study, out: Path, only_folds: list[int] | None) -> tuple[Comp
         overrides=tuple(study.settings),
         examples=study.examples,
         n_folds=study.folds,
-        search_rates=study.rates == "search",
         unseen_only=not study.score_seen,
         methods=methods,
         reference=study.reference,
     )
-    folds = chosen(study.folds, only_folds)
+    folds = (0,) if study.folds is None else range(1, study.folds + 1)
+    if only_folds and (wrong := sorted(set(only_folds) - set(folds))):
+        raise ConfigError(f"--only-folds {wrong[0]} must be one of the study's {study.folds} folds")
+    folds = only_folds or folds
     plans = plan(list(methods), study.modes, study.seeds, folds, methods)
-    check_modes(study.modes, plans)
+    check_modes(study.modes, plans, methods)
     return comparison, plans
 
 
@@ -160,7 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
             ("comparison.svg", ".svg"),
         ):
             if (comparison.out / made).is_file():
-                shutil.copy(comparison.out / made, options.study.with_suffix(suffix))
+                text_of = (comparison.out / made).read_text(encoding="utf-8")
+                write_text(options.study.with_suffix(suffix), text_of)
         return text
 
     text = carry_out(comparison, plans, options.workers, write)

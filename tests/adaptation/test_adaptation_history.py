@@ -8,7 +8,7 @@ import pytest
 
 from helpers.new_tasks import train_source
 from mttl.adaptation.new_tasks import adapt_to
-from mttl.analysis.routing_record import read_arrays, read_course, read_record
+from mttl.analysis.routing_record import read_adaptation_history, read_arrays, read_record
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
 from mttl.training.routing_monitor import routing_weights
@@ -26,17 +26,17 @@ def test_the_row_is_kept_from_its_start_to_its_end(
     adapted.save(tmp_path / "twice")
 
     record = read_record(run)
-    course = read_course(tmp_path / "twice")
-    assert course is not None
+    history = read_adaptation_history(tmp_path / "twice")
+    assert history is not None
     # Twenty records and one at each score; the last step is scored too.
-    assert course.steps.tolist() == sorted({*range(0, 45, 2), 10, 20, 30, 40, 45})
+    assert history.steps.tolist() == sorted({*range(0, 45, 2), 10, 20, 30, 40, 45})
     mean_logits = load_run(run).model.router.task_logits().mean(1, keepdim=True)
     start = (mean_logits.sigmoid() / mean_logits.sigmoid().sum(-1, keepdim=True)).detach()
     half = {"rtol": 1e-3}  # rows are written in half precision
-    np.testing.assert_allclose(course.weights[0][:, 0], start[:, 0, 0].numpy(), **half)
-    kept = course.weights[course.steps.tolist().index(adapted.result.step)]
+    np.testing.assert_allclose(history.weights[0][:, 0], start[:, 0, 0].numpy(), **half)
+    kept = history.weights[history.steps.tolist().index(adapted.result.step)]
     np.testing.assert_allclose(kept, routing_weights(adapted.model.router), **half)
-    assert np.abs(course.weights[-1] - course.weights[0]).max() > 0.01
+    assert np.abs(history.weights[-1] - history.weights[0]).max() > 0.01
     names = ("score_steps", "scores")
     arrays = read_arrays(tmp_path / "twice" / "plots" / "routing_history.npz", names)
     assert arrays["score_steps"].tolist() == [0, 10, 20, 30, 40, 45]
@@ -44,7 +44,7 @@ def test_the_row_is_kept_from_its_start_to_its_end(
 
     # The map shows the way, which ends near the point of the kept row.
     view = READING.read_view(run, [str(tmp_path / "twice")])
-    assert view.trails["twice"].shape == (len(course.steps), *record.weights.shape[::2])
+    assert view.trails["twice"].shape == (len(history.steps), *record.weights.shape[::2])
     assert SCRIPT.main([str(run), "--adapted", str(tmp_path / "twice")]) == 0
     assert "lines: adapted tasks" in (run / "plots" / "task_map_pca.svg").read_text()
     capsys.readouterr()
@@ -54,7 +54,7 @@ def test_without_steps_there_is_the_first_row_alone(tmp_path: Path) -> None:
     run = train_source(tmp_path)
     adapted = adapt_to(run, [("ab", "abab"), ("b", "bb")], task="twice", mode="zero_shot")
     adapted.save(tmp_path / "twice")
-    course = read_course(tmp_path / "twice")
-    assert course is not None
-    assert course.steps.tolist() == [0]
-    assert read_course(tmp_path / "nowhere") is None
+    history = read_adaptation_history(tmp_path / "twice")
+    assert history is not None
+    assert history.steps.tolist() == [0]
+    assert read_adaptation_history(tmp_path / "nowhere") is None

@@ -100,7 +100,7 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
     [
         (["router.kind=task_moe"], {}),
         (["router.kind=shared", "skills.n_skills=1"], {}),
-        (["router.kind=private", "skills.n_skills=per_task"], {"init": "own"}),
+        (["router.kind=private", "skills.n_skills=per_task"], {"init": "private_skill"}),
         (["router.kind=c_poly", "router.n_private=2"], {}),
         (["router.kind=score_function"], {}),
     ],
@@ -200,7 +200,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     assert "adaptation trained its backbone too" in refused(run, out, full)
     average = adapt(run, tmp_path / "average", "average")
     message = "its router is of the kind 'average', the run's 'polytropon'"
-    assert f"{message}. Adapt with adapt.mode=router_only adapt.init=best_row" in refused(
+    assert f"{message}. Adapt with adapt.mode=router_only adapt.init=nearest_task" in refused(
         run, out, average
     )
     assert "is there already: name each task once" in refused(run, out, row, row)
@@ -219,7 +219,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["router.shared_skill=true"], "all", "more skills change every task"),
         (["skills.shared_down=true"], "all", "share a factor with those of the run"),
         (["router.normalise=average_correction"], "all", "more skills change every task"),
-        (["skills.kind=adapter", "skills.stacked=[5, 3]"], "all", "a stack have their storeys"),
+        (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "a stack have their stages"),
     ],
 )
 def test_what_these_routers_cannot(

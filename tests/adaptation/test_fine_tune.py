@@ -78,7 +78,7 @@ def test_a_last_step_to_huge_weights_diverges(monkeypatch: pytest.MonkeyPatch) -
 def test_the_mode_average_trains_what_one_averaged_skill_would_learn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Skills that are weighed alike move alike: their average moves as a single skill does.
+    """Skills with equal weights get equal updates: their average is trained like a single skill.
 
     Adam divides the third that reaches each skill away, but for its epsilon, which weighs where
     gradients are small. In four steps an entry moves by up to 4e-2: the tolerance is a 400th of it.
@@ -109,7 +109,7 @@ def test_the_mode_average_trains_what_one_averaged_skill_would_learn(
 def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Compared with single precision from the same start: alike, and not the same."""
+    """Compared with single precision from the same start: close, and not equal."""
     monkeypatch.setattr(few_shot, "score_batches", lambda *given: (0.0, []))
     ends, losses = {}, {}
     for kind in ("32-true", name):

@@ -24,10 +24,12 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("skills_only", "own")])
+@pytest.mark.parametrize(
+    ("mode", "init"), [("from_scratch", "mean"), ("skills_only", "private_skill")]
+)
 def test_members_are_not_drawn_anew(mode: AdaptMode, init: RowInit) -> None:
     model = token_model(tiny_t5(), router=lambda place: ArrowRouter(place.in_features, N_EXPERTS))
-    with pytest.raises(ConfigError, match="would draw anew the members by whose weights tokens"):
+    with pytest.raises(ConfigError, match="would re-initialise the members by whose weights"):
         apply_mode(model, mode, init=init)
     with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
         apply_mode(model, "router_only")
@@ -37,7 +39,7 @@ def test_fresh_skills_that_begin_alike_do_so_again() -> None:
     model = skilled(tiny_t5())
     inventories: list[Any] = [layer.inventory for layer in model.skilled_layers().values()]
     for inventory in inventories:
-        inventory.begin_alike()
+        inventory.make_identical()
     before = [inventory.down.clone() for inventory in inventories]
     apply_mode(model, "from_scratch")
     for inventory, down in zip(inventories, before, strict=True):
@@ -50,7 +52,10 @@ def test_fresh_skills_are_not_left_untrained() -> None:
     model = skilled(tiny_t5())
     before = snapshot(model)
     message = "a fresh skill, which mode 'zero_shot' does not train; use 'skills_only', or 'full'"
-    with pytest.raises(ConfigError, match=message), adapted(model, "zero_shot", init="own"):
+    with (
+        pytest.raises(ConfigError, match=message),
+        adapted(model, "zero_shot", init="private_skill"),
+    ):
         pass
     assert changed(model, before) == set()
 
@@ -61,17 +66,17 @@ def test_routers_of_tokens_are_brought_back_where_experts_were_drawn_anew(mode: 
     before = snapshot(model)
     routers = tuple(f"{name}.router." for name in model.token_layers())
     assert routers
-    with adapted(model, mode, init="own"):
-        drawn_anew = [name for name in changed(model, before) if any(r in name for r in routers)]
-        assert bool(drawn_anew) == (mode != "skills_only")  # which leaves them as they are
+    with adapted(model, mode, init="private_skill"):
+        reinitialised = [name for name in changed(model, before) if any(r in name for r in routers)]
+        assert bool(reinitialised) == (mode != "skills_only")  # which leaves them as they are
     assert changed(model, before) == set()
 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])
 def test_rows_that_are_fixed_do_not_begin_fresh(mode: AdaptMode) -> None:
-    """They would mix the skills of all tasks alike for ever."""
+    """They would keep equal weights of all skills."""
     model = skilled(tiny_t5(), router="expert")
-    with pytest.raises(ConfigError, match=r"rows of this run are fixed.* Use 'own'"):
+    with pytest.raises(ConfigError, match=r"rows of this run are fixed.* Use 'private_skill'"):
         apply_mode(model, mode, init="fresh")
     apply_mode(model, "from_scratch", init="fresh")
 
@@ -171,7 +176,7 @@ def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode)
     model = skilled(tiny_t5(), router="expert").eval()
     given = torch.eye(model.router.n_skills)[1:2] * 3
     expected = mixed_by(model, given / 3, INPUTS)
-    apply_mode(model, mode, init="matrix", rows=given)
+    apply_mode(model, mode, init="expert_row", rows=given)
     # Rounding: gradients of the backbone choose another kernel.
     torch.testing.assert_close(model(FIRST, **INPUTS).logits, expected)
     if mode != "zero_shot":
@@ -191,12 +196,12 @@ def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode)
 def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
     mode: AdaptMode,
 ) -> None:
-    """Against a model of a single skill on the same backbone, drawn alike."""
+    """Against a model of a single skill on the same backbone, with identical initialisation."""
     many, one = (skilled(tiny_t5(), router="expert", n_skills=k) for k in (3, 1))
     before = snapshot(many)
     losses, counts = [], []
     for model in (many, one):
-        with adapted(model, mode, init="own") as own:
+        with adapted(model, mode, init="private_skill") as own:
             stacks = [
                 value
                 for layer in own.skilled_layers().values()
@@ -282,14 +287,18 @@ def test_a_new_task_begins_as_a_trained_one(router: str) -> None:
     model = skilled(tiny_t5(), router=router).eval()
     known, digest = model.router, snapshot(model)
     for task in range(known.n_tasks):
-        with adapted(model, "zero_shot", 2, init="best_row", rows=torch.tensor([[float(task)]])):
+        with adapted(
+            model, "zero_shot", 2, init="nearest_task", rows=torch.tensor([[float(task)]])
+        ):
             found, expected = model.router.matrix(), known.matrix()[:, [task, task]]
             # Rounding: one row alone may be normalised by another kernel.
             torch.testing.assert_close(found, expected)
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in digest.items())
-    with pytest.raises(ValueError, match="init 'best_row' needs rows, the id of the trained task"):
-        apply_mode(model, "all", init="best_row")
+    with pytest.raises(
+        ValueError, match="init 'nearest_task' needs rows, the id of the trained task"
+    ):
+        apply_mode(model, "all", init="nearest_task")
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -305,5 +314,7 @@ def test_free_coefficients_begin_as_the_weights_of_a_trained_task(router: str) -
 
 
 def test_a_given_row_must_be_given() -> None:
-    with pytest.raises(ValueError, match="init 'matrix' needs rows, the weights of the new tasks"):
-        apply_mode(skilled(tiny_t5(), router="expert"), "all", init="matrix")
+    with pytest.raises(
+        ValueError, match="init 'expert_row' needs rows, the weights of the new tasks"
+    ):
+        apply_mode(skilled(tiny_t5(), router="expert"), "all", init="expert_row")

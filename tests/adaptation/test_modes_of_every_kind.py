@@ -1,4 +1,4 @@
-"""Every shipped kind of skill is adapted alike: a mode trains what it names, and is undone."""
+"""Every shipped kind of skill is adapted: a mode trains what it names, and is undone."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -91,7 +91,7 @@ def test_a_new_task_mixes_by_the_row_that_the_mode_gives(mode: AdaptMode, built:
 
 # Every layer sees a prompt, so that no fresh one changes nothing.
 @pytest.mark.parametrize("run", [kind for kind in KINDS if "prompt" not in kind], indirect=True)
-@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "own")])
+@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "private_skill")])
 @torch.no_grad()
 def test_fresh_skills_are_the_bare_backbone_at_first(
     mode: AdaptMode, init: RowInit, built: Built, run: tuple[Built, Tensor]

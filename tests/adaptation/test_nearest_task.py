@@ -10,7 +10,7 @@ import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import best_row, run_job, task_module
+from mttl.adaptation.job import nearest_task, run_job, task_module
 from mttl.adaptation.modes import adapted, row_starts
 from mttl.adaptation.nearest_task import best_task
 from mttl.adaptation.settings import job_config
@@ -31,7 +31,7 @@ SETTINGS = job_config(
         "crossfit.yaml",
         [
             *("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=5"),
-            *("adapt.init=best_row", "adapt.mode=zero_shot", "data.eval_batch_size=8"),
+            *("adapt.init=nearest_task", "adapt.mode=zero_shot", "data.eval_batch_size=8"),
         ],
     ),
     {"prefix": "name", "descriptions": False, "max_input_length": 24, "max_output_length": 4},
@@ -100,11 +100,11 @@ def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("mode", "init"),
-    [("zero_shot", "best_row"), ("all", "best_row"), ("router_only", "best_coefficients")],
+    [("zero_shot", "nearest_task"), ("all", "nearest_task"), ("router_only", "best_coefficients")],
 )
-def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
+def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> None:
     model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    best = best_row(model, tokenizer, JOB, gym, SETTINGS)
+    best = nearest_task(model, tokenizer, JOB, gym, SETTINGS)
     settings = SETTINGS.model_copy(
         update={"adapt": SETTINGS.adapt.model_copy(update={"mode": mode, "init": init})}
     )
@@ -112,7 +112,7 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
     whole = run_job(
         *(model, tokenizer, JOB, gym, settings),
         tasks=["red", "green", "blue"],
-        keep=lambda result, answers, course: rows.append(course.rows[0]),
+        keep=lambda result, answers, history: rows.append(history.rows[0]),
     )
     known = model.router.matrix()[:, [int(best)]]
     assert whole.task == "copy"
@@ -120,14 +120,14 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
     assert type(whole).from_row(whole.row()) == whole
     assert (whole.n_trained == 0) == (mode == "zero_shot")
     torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
-    with adapted(model, "zero_shot", init="best_row", rows=best):
+    with adapted(model, "zero_shot", init="nearest_task", rows=best):
         assert torch.equal(model.router.matrix(), known)
 
 
 @pytest.mark.parametrize(
     ("asked", "given", "router", "start"),
     [
-        ("auto", {}, None, "best_row"),
+        ("auto", {}, None, "nearest_task"),
         ("auto", {"mode": "router_only"}, None, "mean"),
         ("mean", {}, None, "mean"),
         ("fresh", {}, None, "fresh"),
@@ -135,9 +135,9 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
         ("auto", {"mode": "from_scratch"}, None, "mean"),
         ("auto", {"mode": "average"}, None, "mean"),
         ("auto", {"examples": 0}, None, "mean"),
-        ("auto", {}, shared_router(3, 3), "mean"),  # tasks are routed alike
+        ("auto", {}, shared_router(3, 3), "mean"),  # tasks have equal routing weights
         ("auto", {}, average_router(3, 3, 3), "mean"),
-        ("auto", {}, private_router(3, 3), "best_row"),
+        ("auto", {}, private_router(3, 3), "nearest_task"),
         ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows
         ("auto", {}, CPolyRouter(3, 3, 1, 5), "mean"),
         ("best_coefficients", {"mode": "router_only"}, None, "best_coefficients"),
@@ -157,14 +157,12 @@ def test_a_start_is_decided_by_what_there_is(
     router = router or PolytroponRouter(3, 3, 1, 3)
     assert row_starts(router, adapt) == (start,)
     if asked == "auto":  # a second start is for tasks that begin as a trained one alone
-        twice = adapt.model_copy(update={"init": "two_starts"})
-        assert row_starts(router, twice) == (start, "mean")[: 2 if start == "best_row" else 1]
+        twice = adapt.model_copy(update={"init": "best_of_two"})
+        assert row_starts(router, twice) == (start, "mean")[: 2 if start == "nearest_task" else 1]
 
 
-@pytest.mark.parametrize("better", ["best_row", "mean", "neither"])
-def test_of_two_starts_what_ends_better_is_kept(
-    gym: Gym, better: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("better", ["nearest_task", "mean", "neither"])
+def test_the_better_of_two_is_kept(gym: Gym, better: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores, weights and answers are those of the better start alone; of equals, the first."""
     model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -184,11 +182,11 @@ def test_of_two_starts_what_ends_better_is_kept(
         return result, rows
 
     monkeypatch.setattr(job_file, "fine_tune", tuned)
-    first, second = {"best_row": (0.8, 0.5), "mean": (0.5, 0.8), "neither": (0.5, 0.5)}[better]
+    first, second = {"nearest_task": (0.8, 0.5), "mean": (0.5, 0.8), "neither": (0.5, 0.5)}[better]
     scored = [first, second]
-    result, rows = adapt("two_starts")
+    result, rows = adapt("best_of_two")
     scored = [max(first, second)]
-    alone, own_rows = adapt("mean" if better == "mean" else "best_row")
+    alone, own_rows = adapt("mean" if better == "mean" else "nearest_task")
     assert result == alone
     assert len(rows) == 1
     assert torch.equal(rows[0], own_rows[0])

@@ -19,9 +19,9 @@ from helpers.checksums import note_again
 from helpers.command import ROOT, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
+from mttl.adaptation.custom_examples import write_examples
 from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.own_examples import write_examples
 from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
@@ -114,9 +114,9 @@ def test_results_of_another_number_of_examples_are_not_returned(run: Path, tmp_p
     assert mttl.adapt(run, examples=4, **given)[0] == four
 
 
-def test_a_call_begins_with_the_best_row(run: Path) -> None:
-    """Nothing is trained: the new task answers as the trained one whose row costs least."""
-    given = {"init": "best_row", "mode": "zero_shot"}
+def test_a_call_begins_with_the_nearest_task(run: Path) -> None:
+    """Nothing is trained: the new task answers as the nearest trained one."""
+    given = {"init": "nearest_task", "mode": "zero_shot"}
     found = mttl.adapt_to(run, PAIRS, task="twice", dev=PAIRS, **given)
     source = mttl.load(run)
     rows = source.model.router.matrix()
@@ -128,8 +128,8 @@ def test_a_call_begins_with_the_best_row(run: Path) -> None:
     assert result.begun_as == source.tasks[best]
 
 
-@pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "best_row"), ((0.2, 0.5), "mean")])
-def test_a_model_of_two_starts_is_the_better_one(
+@pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "nearest_task"), ((0.2, 0.5), "mean")])
+def test_a_model_of_best_of_two_is_the_better_one(
     run: Path, scores: tuple[float, float], better: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weight for weight that of a call from that start alone, whichever was adapted last."""
@@ -140,7 +140,7 @@ def test_a_model_of_two_starts_is_the_better_one(
 
     count = iter(range(2))
     monkeypatch.setattr(mttl.adaptation.job, "fine_tune", told)
-    found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="two_starts", **STEPS)
+    found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="best_of_two", **STEPS)
     assert next(count, None) is None  # both were adapted
     monkeypatch.undo()
     alone = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init=better, **STEPS)
@@ -160,11 +160,11 @@ def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: 
         *("trainer.max_steps=2", "trainer.val_check_interval=2", "skills.n_skills=2"),
         *("router.kind=expert", f"router.matrix={matrix}"),
     ).path
-    given = {"init": "matrix", "samples": [13], **STEPS}
+    given = {"init": "expert_row", "samples": [13], **STEPS}
     (result,) = mttl.adapt(expert, tasks="twice", **given)
     (mean,) = mttl.adapt(expert, tasks="twice", **(given | {"init": "mean"}))
     assert 2 * result.n_trained == mean.n_trained
-    assert mttl.adapt_to(expert, PAIRS, task="twice", init="matrix", **STEPS)(["ab"])
+    assert mttl.adapt_to(expert, PAIRS, task="twice", init="expert_row", **STEPS)(["ab"])
     with pytest.raises(ConfigError, match="has no row for the task 'first'"):
         mttl.adapt(expert, tasks="first", **given)
     matrix.write_text("task,a,b,c\ntwice,0,0,1\n")
@@ -261,15 +261,19 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"lr": -1}, ConfigError, "adapt.lr: '-1' must be greater than 0"),
         ({"mode": "some"}, ConfigError, "adapt.mode: 'some' must be one of zero_shot"),
         (
-            {"init": "own", "mode": "zero_shot"},
+            {"init": "private_skill", "mode": "zero_shot"},
             ConfigError,
             "which mode 'zero_shot' does not train",
         ),
-        ({"init": "best_row", "mode": "average"}, ConfigError, "mode 'average' takes no row over"),
+        (
+            {"init": "nearest_task", "mode": "average"},
+            ConfigError,
+            "mode 'average' takes no row over",
+        ),
         ({"init": "fresh", "mode": "average"}, ConfigError, "so that init 'fresh' changes nothing"),
-        ({"init": "best_row", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
-        ({"init": "matrix", "mode": "average"}, ConfigError, "takes no init 'matrix'"),
-        ({"init": "matrix"}, ConfigError, "needs a run of the Expert router"),
+        ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
+        ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
+        ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
         ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' composes"),
         ({"examples": -1}, ConfigError, "adapt.examples: '-1' must be greater than or equal to 0"),
@@ -284,7 +288,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"samples": [7]}, TaskError, "has no sample 7"),
         ({"samples": []}, TaskError, "samples is empty; name some"),
         ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
-        ({"config": "nowhere.yaml"}, ConfigError, "there is no file 'nowhere.yaml'"),
+        ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],
 )
 def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str) -> None:
@@ -353,9 +357,9 @@ def test_questions_look_as_in_training(
         written, ["new"], adapted.tokenizer, data, decoder_only=kind == "llama"
     )
     rows = loader.prepared("dev")
-    assert list(rows["input"]) == [adapted.opening + text for text, _ in PAIRS]
+    assert list(rows["input"]) == [adapted.prompt_prefix + text for text, _ in PAIRS]
     shown = {"name": "[new] ", "code": f"[{task_code('new')}] ", "none": ""}[prefix]
-    assert adapted.opening == shown + ("say b " if described else "")
+    assert adapted.prompt_prefix == shown + ("say b " if described else "")
     _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
 

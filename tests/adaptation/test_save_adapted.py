@@ -61,7 +61,7 @@ def logits(predictor: Predictor) -> torch.Tensor:
         ("router_only", {"init": "coefficients", "gradient_free": True}, []),
         ("all", {}, ["skills"]),
         ("average", {}, ["skills"]),
-        ("skills_only", {"init": "own"}, ["skills"]),
+        ("skills_only", {"init": "private_skill"}, ["skills"]),
         ("full", {}, ["backbone", "skills"]),
     ],
 )
@@ -171,7 +171,7 @@ def test_another_inventory_is_refused(run: Path, kept: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="has changed since it was loaded"):
         before.save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(CheckpointError, match="is no adapted task, and needs no run beside it"):
+    with pytest.raises(CheckpointError, match="is no adapted task, and needs no run"):
         mttl.load(run, run=other)
 
 

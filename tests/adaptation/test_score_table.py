@@ -106,4 +106,4 @@ def test_development_rows_that_nothing_was_chosen_by_have_no_score() -> None:
 
 def test_scores_that_are_all_alike_have_no_interval() -> None:
     rows = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
-    assert "No interval of the mean: every sample scored alike" in caption(rows)
+    assert "No interval of the mean: all samples have equal scores" in caption(rows)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mttl.adaptation import workers
+from mttl.adaptation import shard as workers
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.shard import Shard
 from mttl.errors import MttlError

@@ -54,7 +54,7 @@ def test_outputs_and_gradients_are_those_of_the_unpacked_weight(kind: str, bias:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_changes_nothing(kind: str) -> None:
-    """bitsandbytes repacks 4-bit weights in evaluation, unless it is told not to."""
+    """bitsandbytes repacks 4-bit weights in evaluation, unless hold_still forbids it."""
     layer = packed_linear(kind, I, O)
     x = torch.randn(N, I)
     before, mark = layer(x), fingerprint(dict(layer.named_parameters()), values=True)

@@ -13,7 +13,7 @@ from mttl.tasks.table import crossfit
 
 @pytest.fixture(scope="session")
 def crossfit_view() -> RoutingView:
-    """All 160 tasks of CrossFit; tasks of a category are routed alike, up to noise."""
+    """All 160 tasks of CrossFit; tasks of a category have the same routing, up to noise."""
     info = crossfit()
     groups = tuple(
         f"{stack}.layers.{block}.self_attn.{name}"

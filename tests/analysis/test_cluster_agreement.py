@@ -3,13 +3,13 @@ import pytest
 from sklearn.metrics import adjusted_mutual_info_score
 
 from mttl.analysis.cluster_agreement import category_agreement
-from mttl.analysis.permutation_test import against_chance
+from mttl.analysis.permutation_test import permutation_test
 
 CATEGORIES = ["a", "a", "a", "b", "b", "b", "c", "c", "c"]
 
 
 def similarity_of(labels: list[str]) -> np.ndarray:
-    """Tasks of one label are alike (0.9), others are not (0.1)."""
+    """Tasks of one label are similar (0.9), others are not (0.1)."""
     names = np.array(labels)
     return np.where(names[:, None] == names, 0.9, 0.1) + 0.1 * np.eye(len(names))
 
@@ -65,8 +65,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 
 def test_comparison_by_hand() -> None:
-    found = against_chance(3.0, np.array([1.0, 2.0, 3.0, 4.0]))
+    found = permutation_test(3.0, np.array([1.0, 2.0, 3.0, 4.0]))
     # Two of four reach 3, and the value itself is one of five.
     assert (found.value, found.mean, found.p_value) == (3, 2.5, 3 / 5)
     assert found.percentile_95 == pytest.approx(3.85)
-    assert against_chance(5.0, np.array([1.0, 2.0])).p_value == 1 / 3
+    assert permutation_test(5.0, np.array([1.0, 2.0])).p_value == 1 / 3

@@ -5,7 +5,7 @@ from scipy.spatial.distance import squareform
 
 from mttl.analysis.clustering import task_clusters, task_order, task_tree
 
-# Tasks 0 and 2 are alike, and 1 and 3.
+# Tasks 0 and 2 are similar, and 1 and 3.
 SIMILARITY = np.array(
     [[1.0, 0.1, 0.9, 0.3], [0.1, 1.0, 0.2, 0.8], [0.9, 0.2, 1.0, 0.2], [0.3, 0.8, 0.2, 1.0]]
 )
@@ -20,7 +20,7 @@ def test_merges_by_hand() -> None:
 
 
 def test_neighbouring_leaves_are_as_alike_as_the_tree_allows() -> None:
-    # 0 and 3 (0.3) are the most alike of different clusters; they meet in the middle.
+    # 0 and 3 (0.3) are the most similar of different clusters; they meet in the middle.
     assert task_order(task_tree(SIMILARITY)).tolist() in ([2, 0, 3, 1], [1, 3, 0, 2])
 
 

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_mutual_info_score, roc_auc_score
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import OneHotEncoder
 
-from mttl.analysis.factor_recovery import factor_recovery, match_factors
+from mttl.analysis.factor_recovery import _match, _ranks, factor_recovery
 
 LANGUAGES, OPERATIONS = "abcde", "vwxyz"
 TASKS = [pair for pair in product(LANGUAGES, OPERATIONS) if pair not in {("a", "v"), ("c", "z")}]
@@ -79,8 +79,8 @@ def test_values_without_a_skill_count_as_untold() -> None:
 
 
 def test_all_skills_alike_tell_nothing() -> None:
-    alike = np.full((2, len(TASKS), 10), 0.1)
-    for factor in factor_recovery(alike, FACTORS, n_permutations=10).values():
+    equal = np.full((2, len(TASKS), 10), 0.1)
+    for factor in factor_recovery(equal, FACTORS, n_permutations=10).values():
         assert [score.value for score in factor] == [0, 0.5, 0.5]
         assert {score.p_value for score in factor} == {1}
 
@@ -101,7 +101,7 @@ def test_areas_are_those_of_scikit_learn_and_the_best_in_all() -> None:
     use = generator.integers(0, 4, (12, 3)).astype(float)
     members = np.array([generator.permutation(12) < 4 for _ in range(2)])
     areas = np.array([[roc_auc_score(row, use[:, skill]) for skill in range(3)] for row in members])
-    skills, scores = match_factors(use, members)
+    skills, scores = _match(_ranks(use[None])[0], members)
     for value, (skill, score) in enumerate(zip(skills, scores, strict=True)):
         assert score == pytest.approx(areas[value, skill] if skill >= 0 else 0.5)
     best = max(
@@ -154,7 +154,7 @@ def test_without_pairs_that_differ_in_all_else_there_is_nothing_to_tell() -> Non
 def test_a_matching_by_hand() -> None:
     use = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
     members = np.array([[False, False, True], [True, True, False], [True, False, False]])
-    skills, scores = match_factors(use, members)
+    skills, scores = _match(_ranks(use[None])[0], members)
     # The last value would have liked the first skill too (area 1): 1 + 1 with any of the two.
     assert skills[0] == 1
     assert sorted(skills[1:]) == [-1, 0]

@@ -36,7 +36,6 @@ def test_a_run_is_read(write_run: Write, tmp_path: Path) -> None:
 
 def test_probabilities_are_read_where_they_are(write_run: Write, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    assert read_record(run).probabilities is None  # as runs of earlier versions
     rewrite(run / "plots" / "routing.npz", probabilities=np.full((4, 4, 3), 0.5))
     np.testing.assert_array_equal(read_record(run).probabilities, 0.5)
 

@@ -8,7 +8,7 @@ from mttl.analysis.skill_matching import (
     group_agreement,
     match_skills,
     matched,
-    skill_stability,
+    matched_correlation,
 )
 
 
@@ -32,7 +32,7 @@ def test_renumbered_skills_are_found_again(weights: np.ndarray) -> None:
 
 def test_the_pairs_are_the_best_of_all(weights: np.ndarray) -> None:
     other = np.random.default_rng(1).uniform(size=weights.shape)
-    by_group, _ = skill_stability(weights, other, n_permutations=1)
+    by_group, _ = matched_correlation(weights, other, n_permutations=1)
     for group, found in enumerate(by_group):
         table = np.corrcoef(weights[group].T, other[group].T)[:4, 4:]
         best = max(
@@ -43,21 +43,21 @@ def test_the_pairs_are_the_best_of_all(weights: np.ndarray) -> None:
 
 
 def test_the_same_skills_stand_out_from_chance_and_noise_does_not(weights: np.ndarray) -> None:
-    by_group, same = skill_stability(weights, shuffled(weights)[0], n_permutations=99)
+    by_group, same = matched_correlation(weights, shuffled(weights)[0], n_permutations=99)
     assert by_group == pytest.approx([1, 1])
     assert same.value == pytest.approx(1)
     # Matching finds correlation in noise too: that is why there is a baseline.
     assert 0.1 < same.mean < same.percentile_95 < 0.9
     assert same.p_value == 1 / 100
     noise = np.random.default_rng(2).uniform(size=weights.shape)
-    _, found = skill_stability(weights, noise, n_permutations=99)
+    _, found = matched_correlation(weights, noise, n_permutations=99)
     assert found.p_value > 0.05
-    assert found == skill_stability(weights, noise, n_permutations=99)[1]
+    assert found == matched_correlation(weights, noise, n_permutations=99)[1]
 
 
 def test_a_skill_that_all_use_alike_correlates_with_none() -> None:
     first = np.array([[[0.0, 0.5], [1.0, 0.5], [0.5, 0.5]]])
-    by_group, _ = skill_stability(first, first, n_permutations=1)
+    by_group, _ = matched_correlation(first, first, n_permutations=1)
     assert by_group == pytest.approx([0.5])
 
 

@@ -112,7 +112,10 @@ def test_a_fusion_is_not_loaded_from_plain_skills(first: Path) -> None:
     [
         ("router.kind=shared", r"router\.kind \(shared\) must be average for aggregation fusion"),
         ("skills.n_heads=2", r"skills\.n_heads \(2\) must be 1 for aggregation fusion"),
-        ("skills.alike=true", r"skills\.alike \(True\) must be False for aggregation fusion"),
+        (
+            "skills.identical_init=true",
+            r"skills\.identical_init \(True\) must be False for aggregation fusion",
+        ),
         ("backbone.train=true", r"backbone\.train \(True\) must be False for aggregation fusion"),
     ],
 )

@@ -26,8 +26,8 @@ def size(parameters: dict[str, Tensor]) -> int:
 def of_size(kind: str, n_skills: int) -> Config:
     """Return the configuration of a kind with some skills; where they are stacked, one below."""
     stacked = [1, n_skills - 1] if n_skills > 1 else "null"
-    storeys = [f"skills.stacked={stacked}"] if "stacked" in kind else []
-    return frozen_config(kind, f"skills.n_skills={n_skills}", *storeys)
+    settings = [f"skills.stages={stacked}"] if "stacked" in kind else []
+    return frozen_config(kind, f"skills.n_skills={n_skills}", *settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,5 +67,7 @@ def test_adaptation_tells_how_many_parameters_it_trains(kind: str) -> None:
         with adapted(model, mode):
             trained = (value for value in model.parameters() if value.requires_grad)
             assert count_trained(model) == sum(value.numel() for value in trained), mode
-    with adapted(model, "skills_only", init="own"):  # it has one skill, whatever there are besides
+    with adapted(
+        model, "skills_only", init="private_skill"
+    ):  # it has one skill, whatever there are besides
         assert 3 * count_trained(model) == skills

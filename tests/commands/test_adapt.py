@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from helpers.checksums import note_again
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import fine_tune as few_shot
-from mttl.adaptation import workers
+from mttl.adaptation import shard as workers
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.results import Results

@@ -154,7 +154,7 @@ def test_mistakes(build, mine, tmp_path, capsys):
     ):
         build.choose(None, None, str(mine))
     assert run(build, "--tasks", "boolq", "--raw", tmp_path / "none") == 2
-    assert "--raw: there is no folder" in capsys.readouterr().err
+    assert "--raw: the folder" in capsys.readouterr().err
     for words, message in [
         (["--samples", "x"], "'x' must be a whole number from 0 to"),
         (["--samples", str(2**32)], "must be a whole number from 0 to"),

@@ -24,7 +24,6 @@ from mttl.io.files import locked
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 STAGES = importlib.import_module("mttl.comparison.stages")
-RUNNING = importlib.import_module("mttl.comparison.running")
 TABLES = importlib.import_module("mttl.comparison.tables")
 METHODS = importlib.import_module("mttl.comparison.methods")
 FOLDER = importlib.import_module("mttl.comparison.comparison_folder")
@@ -141,11 +140,7 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
         (("-k", "adapt.init=fresh"), r"adapt\.init is set by the comparison itself"),
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
-        (("--folds", "3", "--only-folds", "2", "4"), "--only-folds 4 must lie between 1 and 3"),
-        (("--only-folds", "1"), "--only-folds needs --folds"),
         (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
-        (("--search-rates",), "--search-rates needs development tasks, and .* has none"),
-        (("--modes", "learned_row"), "none of these methods is adapted so; .* private, expert"),
         (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
         (
             (
@@ -194,7 +189,7 @@ def test_files_that_changed_are_refused(
 def test_rows_that_changed_are_refused(
     config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Development rows are drawn anew: a method that is added would be compared on other rows."""
+    """Development rows have changed: a method that is added would be compared on other rows."""
     given = ("--modes", "--seeds", "13", "--methods")
     assert compare(config, tmp_path / "out", *given, "polytropon") == 0
     task = next(iter(TASKS))
@@ -205,7 +200,7 @@ def test_rows_that_changed_are_refused(
     assert run_command(lambda: compare(config, tmp_path / "out", *command)) == USER_MISTAKE
     told = " ".join(capsys.readouterr().err.split())
     assert "are of other rows, or another metric, than the gym has now: copy" in told
-    # Runs that stand beside, whose tasks would be scored by the new rows.
+    # Finished runs, whose tasks would be scored by the new rows.
     beside = ("--runs", f"old={tmp_path / 'out' / 'polytropon' / 'seed13'}", *given, "shared")
     call = (*beside, "--reference", "shared")
     assert run_command(lambda: compare(config, tmp_path / "new", *call)) == USER_MISTAKE
@@ -214,19 +209,13 @@ def test_rows_that_changed_are_refused(
     assert len(commands) == known
 
 
-def test_a_training_that_has_begun_goes_on(tmp_path: Path) -> None:
-    assert STAGES.start_again(tmp_path / "seed13") == []
-    (tmp_path / "seed13").mkdir()
-    assert STAGES.start_again(tmp_path / "seed13") == ["--resume"]
-
-
-@pytest.mark.parametrize("name", METHODS.ALL)
+@pytest.mark.parametrize("name", METHODS.METHODS)
 def test_every_method_is_a_configuration(name: str) -> None:
-    method = METHODS.ALL[name]
+    method = METHODS.METHODS[name]
     config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
-    assert method.ways[0].name == "all"
-    for way in method.ways:
-        adapting = load_config("crossfit.yaml", [*way.settings, *method.adaptation(0.5)])
+    assert method.variants[0].name == "all"
+    for variant in method.variants:
+        adapting = load_config("crossfit.yaml", [*variant.settings, *method.adaptation(0.5)])
         if method.one_speed:
             assert adapting.adapt.router_lr == 0.5
     assert (config.optim.router_lr is None) == method.one_speed
@@ -234,32 +223,13 @@ def test_every_method_is_a_configuration(name: str) -> None:
 
 def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
     names = ["polytropon", "private", "expert", "shared"]
-    plans = METHODS.plan(names, ["best_row", "full"], [13])
-    found = {item.name: [way.name for way in item.ways] for item in plans}
+    plans = METHODS.plan(names, ["nearest_task", "full"], [13])
+    found = {item.name: [variant.name for variant in item.variants] for item in plans}
     assert found == {
-        "polytropon": ["all", "full", "best_row"],
-        "private": ["all", "best_row"],
-        "expert": ["all", "best_row"],
+        "polytropon": ["all", "full", "nearest_task"],
+        "private": ["all", "nearest_task"],
+        "expert": ["all", "nearest_task"],
         "shared": ["all"],
-    }
-
-
-def test_every_method_has_one_start_and_one_way_has_two(
-    config: Path, tmp_path: Path, commands: list[list[str]]
-) -> None:
-    given = ("--methods", "polytropon", "shared", "--seeds", "13")
-    assert compare(config, tmp_path, *given, "--modes", "two_starts", "mean_row") == 0
-    inits = {}
-    for command in commands:
-        if command[2] == "adapt":
-            folder = Path(command[command.index("--out") + 1])
-            kept = load_config(str(folder / "config.yaml")).adapt
-            inits[folder.parents[1].name, folder.name] = kept.init
-    assert inits == {
-        ("polytropon", "adapt-all"): "auto",
-        ("polytropon", "adapt-mean_row"): "mean",
-        ("polytropon", "adapt-two_starts"): "two_starts",
-        ("shared", "adapt-all"): "auto",
     }
 
 
@@ -275,22 +245,21 @@ def test_a_method_overrules_the_files_of_all_runs(
         f"{config}+router/private.yaml",
     ]
     run = tmp_path / "out" / "private" / "seed13"
-    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "own"
+    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "private_skill"
 
 
 def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
     config: Path, tmp_path: Path, commands: list[list[str]]
 ) -> None:
-    given = ("--methods", "polytropon", "--modes", "coefficients", "full", "--seeds", "13")
+    given = ("--methods", "polytropon", "--modes", "full", "--seeds", "13")
     given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
     assert compare(config, tmp_path / "out", *given) == 0
     run = tmp_path / "out" / "polytropon" / "seed13"
     kept = {
-        way: load_config(str(run / f"adapt-{way}" / "config.yaml")).adapt
-        for way in ("all", "coefficients", "full")
+        variant: load_config(str(run / f"adapt-{variant}" / "config.yaml")).adapt
+        for variant in ("all", "full")
     }
     assert (kept["all"].lr, kept["all"].router_lr) == (0.02, 0.3)
-    assert kept["coefficients"].router_lr == 2e-2
     assert kept["full"].lr == 1e-3
 
 
@@ -303,67 +272,42 @@ def test_baselines_treat_new_tasks_as_published(
     fragment.write_text(
         f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
     )
-    monkeypatched = METHODS.Method(str(fragment), ways=METHODS.EXPERT_WAYS)
+    expert = METHODS.Method(str(fragment), variants=METHODS.METHODS["expert"].variants)
     given = (
         "--methods",
         "polytropon",
         "private",
         "expert",
         "--modes",
-        "learned_row",
-        "given_row",
-        "coefficients",
-        "best_coefficients",
+        "nearest_task",
         "--seeds",
         "13",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(METHODS.ALL, "expert", monkeypatched)
+        patch.setitem(METHODS.METHODS, "expert", expert)
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
-    free = ("coefficients", "best_coefficients")
-    assert list(lines) == [
-        *("polytropon", "private", "expert", *(f"polytropon: {way}" for way in free)),
-        *("private: learned_row", *(f"private: {way}" for way in free)),
-        *("expert: given_row", "expert: learned_row", *(f"expert: {way}" for way in free)),
-    ]
+    methods = ("polytropon", "private", "expert")
+    assert list(lines) == [*methods, *(f"{method}: nearest_task" for method in methods)]
 
-    def n_trained(run: str, way: str) -> int:
-        path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
+    def n_trained(run: str, variant: str) -> int:
+        path = tmp_path / "out" / run / "seed13" / f"adapt-{variant}" / "results.jsonl"
         return json.loads(path.read_text())["n_trained"]
 
     one_skill = int(lines["expert"]["trained"]) // 2
     assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
-    n_groups = 12  # projections of attention, each with a row
-    assert (
-        n_trained("private", "learned_row")
-        == 2 * n_groups
-        == int(lines["private: learned_row"]["trained"])
-        == int(lines["expert: learned_row"]["trained"])
-    )
-    assert n_trained("expert", "given_row") == 0
-    assert [n_trained("expert", way) for way in free] == [2 * n_groups] * 2  # of two skills
+    assert n_trained("expert", "nearest_task") == 0
 
 
-def test_every_task_is_unseen_once_and_rates_are_found_on_others(
-    config: Path,
-    tmp_path: Path,
-    commands: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_every_task_is_unseen_once(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(FOLDER, "N_DEV", 1)
     given = ("--methods", "polytropon", "--modes", "zero_shot", "--seeds", "13", "--folds", "3")
-    given += ("--search-rates", "--examples", "2")
+    given += ("--examples", "2")
     out = tmp_path / "out"
-    one_fold = ["train", "search", "adapt", "adapt"]  # nothing to find for one
-    assert compare(config, out, *given, "--only-folds", "2") == 0
-    assert [command[2] for command in commands] == one_fold
-    assert sorted(path.name for path in out.glob("fold[0-9]")) == ["fold2"]
-    assert "in 3 folds (here 2): each trains" in " ".join(capsys.readouterr().out.split())
     assert compare(config, out, *given) == 0
-    assert [command[2] for command in commands] == 3 * one_fold
+    assert [command[2] for command in commands] == 3 * ["train", "adapt", "adapt"]
     unseen = []
     for fold in (1, 2, 3):
         partition = json.loads((out / "folds" / f"fold{fold}.json").read_text())
@@ -371,42 +315,20 @@ def test_every_task_is_unseen_once_and_rates_are_found_on_others(
         unseen += partition["test"]
         run = out / f"fold{fold}" / "polytropon" / "seed13"
         assert json.loads((run / "skills" / "tasks.json").read_text()) == partition["train"]
-        with (run / "search-all" / "trials.csv").open() as file:
-            trials = list(csv.DictReader(file))
-        assert [float(row["adapt.lr"]) for row in trials] == [1e-3, 3e-4, 3e-3]
-        assert [float(row["adapt.router_lr"]) for row in trials] == [0.1, 0.03, 0.3]
-        assert f"dev/{partition['dev'][0]}" in trials[0]
-        settings = (run / "adapt-all" / "config.yaml").read_text()
-        best = max(trials, key=lambda row: float(row["score"]))
-        assert f"lr: {float(best['adapt.lr'])}" in settings
-        assert "examples: 2" in settings
+        assert "examples: 2" in (run / "adapt-all" / "config.yaml").read_text()
     assert sorted(unseen) == sorted(TASKS)
     with (out / "scores.csv").open() as file:
         scores = list(csv.DictReader(file))
     assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {
         (str(fold), task) for fold, task in zip((1, 2, 3), unseen, strict=True)
     }
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Every task is unseen once, in 3 folds" in printed
-    assert "rate of adaptation" in printed
+    assert "Every task is unseen once, in 3 folds" in " ".join(capsys.readouterr().out.split())
     assert compare(config, out, *given) == 0
-    assert len(commands) == 12
+    assert len(commands) == 9
     fold = out / "folds" / "fold1.json"
-    kept = fold.read_text()
-    fold.write_text(kept.replace("copy", "other"))
+    fold.write_text(fold.read_text().replace("copy", "other"))
     with pytest.raises(METHODS.MttlError, match="fold 1 would be of others"):
         compare(config, out, *given)
-    fold.write_text(kept)
-    with (out / "table.csv").open() as file:
-        rates = {row["method"]: row["rates"] for row in csv.DictReader(file)}
-    assert "(" in rates["polytropon"]
-    assert rates["polytropon: zero_shot"] == ""
-
-
-def test_a_damaged_search_is_named(tmp_path: Path) -> None:
-    (tmp_path / "best.yaml").write_text("adapt: {lr: fast}\n")
-    with pytest.raises(METHODS.MttlError, match=r"best\.yaml' is damaged .*Delete it"):
-        FOLDER.chosen_rates(tmp_path)
 
 
 def script(path: Path, text: str) -> Path:
@@ -537,14 +459,14 @@ def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        RUNNING.run_all(["first", "second", "third"], run, n_workers=1, name=str, ended=stop)
+        FOLDER.run_all(["first", "second", "third"], run, n_workers=1, ended=stop)
     assert STAGES.Cost.read(tmp_path / "first" / "cost.json").ended
     assert not (tmp_path / "third").exists()
 
 
 def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
     def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
-        return TABLES.Score(method, "all", seed, "unseen", task, sample, value)
+        return TABLES.TaskScore(method, "all", seed, "unseen", task, sample, value)
 
     ours = [score("m", "a", 1, 1, 10.0), score("m", "a", 2, 1, 14.0), score("m", "b", 1, 1, 5.0)]
     reference = [
@@ -564,7 +486,7 @@ def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
 
 def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:
     def score(task: str, sample: int, value: float) -> object:
-        return TABLES.Score("m", "all", 13, "unseen", task, sample, value)
+        return TABLES.TaskScore("m", "all", 13, "unseen", task, sample, value)
 
     scores = [
         score("a", 1, 10.0),
@@ -574,13 +496,12 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
     ]
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
     # A seed that has one of the tasks so far is no mean of all.
-    begun = TABLES.Score("m", "all", 14, "unseen", "a", 1, 90.0)
+    begun = TABLES.TaskScore("m", "all", 14, "unseen", "a", 1, 90.0)
     assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
     # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.
-    parts = [TABLES.Score("m", "all", 13, "unseen", "b", 1, 30.0), begun]
+    parts = [TABLES.TaskScore("m", "all", 13, "unseen", "b", 1, 30.0), begun]
     assert TABLES.by_seed(parts) == {}
-    assert TABLES.mean_score(parts) == TABLES.mean_of(parts).mean == 60.0
-    assert TABLES.mean_score([*scores, begun]) == TABLES.mean_of([*scores, begun]).mean
+    assert TABLES.mean_score(parts) == 60.0
 
 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
@@ -590,7 +511,7 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
         figures.Dots("a", (2.0, 6.0), ([1.0, 3.0], [5.0, 7.0]), (none, none)),
         figures.Dots("b", (math.nan, 2.0), ([], [2.0]), (none, apart)),
     ]
-    figure = figures.comparison_figure(dots, ["a", "a"])
+    figure = figures.comparison_figure(dots, "a")
     seen, unseen = figure.axes
     assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
     assert [text.get_text() for text in (seen.title, unseen.title)] == [

@@ -86,7 +86,9 @@ def test_policies_have_a_column_for_each_choice_of_actions(tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| task | evaluation greedy | evaluation sampled |"
     assert lines[4] == "| `GoTo` | 50.0 | 25.0 |"
-    with pytest.raises(MttlError, match=r"results\.csv' has no test scores .*summarise_runs"):
+    with pytest.raises(
+        MttlError, match=r"results\.csv' has no test scores .*mttl compare RUN shows"
+    ):
         SCRIPT.main(["--runs", f"mine={run}", "--out", str(tmp_path / "out")])
 
 

@@ -1,5 +1,8 @@
 """A GGUF file becomes a folder that holds the same model."""
 
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,9 +46,19 @@ def test_mistakes_are_told_before_anything_is_loaded(tmp_path: Path, capsys) -> 
     assert (
         run_command(lambda: CONVERT.main([nowhere, "--out", str(tmp_path / "out")])) == USER_MISTAKE
     )
-    assert "There is no file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     assert (
         run_command(lambda: CONVERT.main([nowhere, "--out", str(tmp_path / "out")])) == USER_MISTAKE
     )
     assert "exists already" in capsys.readouterr().err
+
+
+def test_the_command_needs_no_module_beside_the_package(tmp_path: Path) -> None:
+    """An editable install finds `mttl` and `envs`, and not the commands at the root."""
+    command = [sys.executable, "-m", "mttl", "train", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

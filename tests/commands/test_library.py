@@ -343,7 +343,7 @@ def test_bad_members_are_refused_with_one_list(place: Path, skills: Path, tmp_pa
     assert library("add", skills, *sources) == USER_MISTAKE
     told = " ".join(capsys.readouterr().err.split())
     for problem in (
-        "half' is no folder of PEFT",
+        "is not a folder of PEFT",
         "empty' has no adapter_model.safetensors",
         "cut' is damaged",
         "pickled' holds adapter_model.bin, a pickle",

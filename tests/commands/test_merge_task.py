@@ -94,10 +94,10 @@ def test_mistakes_end_in_a_message_and_no_folder(
     assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
     assert "holds its own backbone: name no other" in " ".join(capsys.readouterr().err.split())
     for given, message in (
-        ([str(run), "--task", "revers", "--out", "x"], "knows no task 'revers'. Did you mean"),
+        ([str(run), "--task", "revers", "--out", "x"], "has no task 'revers'. Did you mean"),
         ([str(tmp_path / "policies"), "--average", "--out", "x"], "holds policies, which have no"),
         ([str(tmp_path), "--average", "--out", "x"], "holds no trained inventory"),
-        ([str(run), "--average", "--out", "there"], "exists already; name a new folder"),
+        ([str(run), "--average", "--out", "there"], "exists already; name a new one"),
     ):
         words = [str(tmp_path / word) if word in ("x", "there") else word for word in given]
         assert run_command(lambda words=words: SCRIPT.main(words)) == USER_MISTAKE

@@ -342,13 +342,13 @@ def test_mistakes_end_in_a_message_and_no_folder(
     before = sorted(tmp_path.iterdir())
     out = ["--out", str(tmp_path / "new")]
     for script, given, message in (
-        (EXPORT, [str(run), "--task", "cop", *out], "knows no task 'cop'. Did you mean 'copy'"),
+        (EXPORT, [str(run), "--task", "cop", *out], "has no task 'cop'. Did you mean 'copy'"),
         (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
         (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
         (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
-        (IMPORT, [str(there), *out], "is no folder of PEFT"),
+        (IMPORT, [str(there), *out], "is not a folder of PEFT"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),

@@ -75,31 +75,6 @@ def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Writ
     assert view.statistics[0, 1] == np.mean(view.probabilities[0] > 0.5)
 
 
-def test_probabilities_of_heads_and_of_a_shared_skill(write_run: Write, tmp_path: Path) -> None:
-    view = READING.read_view(write_run(tmp_path / "run", n_heads=2, shared_skill=True))
-    assert view.probabilities.shape == view.record.weights.shape == (8, 4, 3)
-    assert (view.probabilities[..., 2] == 1).all()
-    normalised = view.probabilities / view.probabilities.sum(-1, keepdims=True)
-    np.testing.assert_allclose(normalised, view.record.weights, rtol=1e-5)
-
-
-def test_probabilities_of_a_router_that_rounds(write_run: Write, tmp_path: Path) -> None:
-    view = READING.read_view(write_run(tmp_path / "run", hard=True))
-    assert set(np.unique(view.probabilities)) == {0, 1}
-    np.testing.assert_array_equal(view.probabilities > 0, view.record.weights > 0)
-
-
-def test_probabilities_of_other_routers(write_run: Write, tmp_path: Path) -> None:
-    weights = np.array([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]] * 4)
-    tasks = ("past", "clock")
-    given = {"tasks": tasks, "weights": weights}
-    fixed = READING.read_view(write_run(tmp_path / "fixed", kind="expert", **given))
-    np.testing.assert_array_equal(fixed.probabilities[0], [[1, 1, 0], [0, 0, 1]])
-    negative = {"tasks": tasks, "weights": weights - 0.25}
-    generated = READING.read_view(write_run(tmp_path / "hyper", kind="hyperformer", **negative))
-    np.testing.assert_array_equal(generated.probabilities, weights - 0.25)
-
-
 @pytest.mark.parametrize(
     ("kind", "weights"),
     [
@@ -189,17 +164,6 @@ def test_folders_that_are_no_runs_are_answered(
     assert "routing.npz' does not exist" in fails(capsys, folder, "--compare", tmp_path)
     lone = write_run(tmp_path / "lone", tasks=("past",))
     assert "has one task only" in fails(capsys, lone)
-    bare = write_run(tmp_path / "bare")
-    (bare / "skills" / "meta.json").unlink()
-    assert "holds no trained inventory" in fails(capsys, bare)
-    assert not (bare / "plots" / "heat_map.png").exists()
-
-
-def test_a_router_of_another_run_is_answered(
-    write_run: Write, tmp_path: Path, capsys: Capture
-) -> None:
-    mixed = write_run(tmp_path / "mixed", weights=np.ones((4, 4, 5)))
-    assert "they are of different runs" in fails(capsys, mixed)
 
 
 def test_runs_that_cannot_be_compared_are_answered(

@@ -191,7 +191,7 @@ def test_answers_to_other_questions_are_left_alone(
     assert recipe.main([*given, str(first)]) == 0
     before = out.read_bytes()
     jsonl(first, [{"input": "c"}])
-    assert "row 1 is no answer to row 1" in fails(recipe, capsys, *given, str(first))
+    assert "row 1 does not answer row 1" in fails(recipe, capsys, *given, str(first))
     jsonl(first, [{"input": "ab"}])
     assert "holds 2 answers to 1 questions" in fails(recipe, capsys, *given, str(first))
     jsonl(first, [])
@@ -216,7 +216,7 @@ def test_answers_to_other_questions_are_left_alone(
         (
             {"input": "a"},
             ["--task", "copy", "--choices", "a" * 99 + "b", "a" * 99 + "c"],
-            "row 1: choices are alike in their first",
+            "row 1: choices are identical up to the",
         ),
         (
             {"input": "a"},

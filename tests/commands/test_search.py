@@ -203,8 +203,10 @@ def test_the_best_is_sought_among_all_grids_of_the_folder(
 def test_a_start_that_the_run_does_not_know_is_told(
     folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = arguments(folder, tmp_path, "search.grid={adapt.init: [mean, matrix]}")
-    assert "adapt.init 'matrix' needs a run of the Expert router" in fails(recipe, capsys, given)
+    given = arguments(folder, tmp_path, "search.grid={adapt.init: [mean, expert_row]}")
+    assert "adapt.init 'expert_row' needs a run of the Expert router" in fails(
+        recipe, capsys, given
+    )
 
 
 def test_trials_of_another_run_are_refused(

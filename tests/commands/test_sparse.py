@@ -244,7 +244,7 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
     t5 = ["--model", str(models["t5"])]
     assert "nothing to do" in mistake(COMPOSE.main, [*t5, *base], capsys)
     weight = ["--tokenizer", "byte", "--skills", f"{skill}=much", *out]
-    assert "'much' is no number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
+    assert "'much' is not a number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
     weight = ["--tokenizer", "byte", "--skills", f"{skill}=nan", *out]
     assert "(nan) must be a finite number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
     twice = [*base, f"{skill}=0.5", *out]
@@ -253,4 +253,4 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
     )
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
-    assert "exists; choose another --out" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)
+    assert "exists already; name a new one" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)

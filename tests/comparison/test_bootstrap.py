@@ -107,7 +107,7 @@ def test_a_fold_whose_other_seeds_have_not_ended_is_in_every_draw() -> None:
     assert means.mean() == pytest.approx(60, abs=4 * 20 / 20**0.5 / 2000**0.5)
 
 
-def test_scores_that_are_all_alike_have_no_interval() -> None:
+def test_equal_scores_have_no_interval() -> None:
     """Two seeds that agree in everything do not make a method certain."""
     scores = {(task, 0, seed, 1): 0.1 + 0.2 for task in "ab" for seed in (13, 14)}
     mean, low, high = mean_and_interval(scores)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from helpers.command import ROOT
-from mttl.comparison.folds import deal, partitions
+from mttl.comparison.folds import partitions, split_folds
 from mttl.config.load import configs_dir
 from mttl.errors import ConfigError
 from mttl.tasks.folder import Gym
@@ -20,7 +20,7 @@ CATEGORIES = {
 
 @pytest.mark.parametrize("n_folds", [2, 5, 7, 45])
 def test_every_task_is_unseen_once_and_categories_are_spread(n_folds: int) -> None:
-    folds = deal(CATEGORIES, n_folds, seed=13)
+    folds = split_folds(CATEGORIES, n_folds, seed=13)
     assert sorted(task for fold in folds for task in fold) == sorted(CATEGORIES)
     sizes = [len(fold) for fold in folds]
     assert max(sizes) - min(sizes) <= 1
@@ -32,22 +32,18 @@ def test_every_task_is_unseen_once_and_categories_are_spread(n_folds: int) -> No
 
 def test_folds_depend_on_the_seed_alone() -> None:
     backwards = dict(reversed(CATEGORIES.items()))
-    assert deal(backwards, 5, seed=13) == deal(CATEGORIES, 5, seed=13)
-    assert deal(CATEGORIES, 5, seed=14) != deal(CATEGORIES, 5, seed=13)
+    assert split_folds(backwards, 5, seed=13) == split_folds(CATEGORIES, 5, seed=13)
+    assert split_folds(CATEGORIES, 5, seed=14) != split_folds(CATEGORIES, 5, seed=13)
 
 
-@pytest.mark.parametrize("n_dev", [0, 4])
-def test_development_tasks_are_neither_trained_nor_unseen(n_dev: int) -> None:
-    folds = deal(CATEGORIES, 5, seed=13)
-    for fold, own in zip(folds, partitions(folds, n_dev, seed=13), strict=True):
+def test_a_task_is_trained_or_unseen() -> None:
+    folds = split_folds(CATEGORIES, 5, seed=13)
+    for fold, own in zip(folds, partitions(folds), strict=True):
         assert list(own.test) == fold
-        assert len(own.dev) == n_dev
-        assert sorted((*own.train, *own.dev, *own.test)) == sorted(CATEGORIES)
+        assert sorted((*own.train, *own.test)) == sorted(CATEGORIES)
 
 
 def test_mistakes_are_answered() -> None:
     for n_folds in (1, 4):
         with pytest.raises(ConfigError, match=rf"--folds {n_folds} must lie between 2 and 3"):
-            deal({"a": "x", "b": "x", "c": "y"}, n_folds, seed=1)
-    with pytest.raises(ConfigError, match="4 development tasks cannot be set aside"):
-        partitions([["a"], ["b"], ["c"]], 4, seed=1)
+            split_folds({"a": "x", "b": "x", "c": "y"}, n_folds, seed=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mttl.config.load import dump_config, load_config
-from mttl.config.plugin_section import LEAVE, OwnPart
+from mttl.config.plugin_section import LEAVE, PluginSection
 from mttl.errors import ConfigError
 
 ROUTER = """
@@ -66,7 +66,7 @@ GIVEN = "router: {kind: 'mine_parts:MyRouter', strength: 2, mode: far, granulari
 def test_settings_have_types_and_defaults() -> None:
     config = load(GIVEN)
     router = config.router
-    assert isinstance(router, OwnPart)
+    assert isinstance(router, PluginSection)
     assert router.model_dump() == {
         "granularity": "layer",
         "kind": "mine_parts:MyRouter",
@@ -143,9 +143,9 @@ def test_all_families_are_read() -> None:
 
 def test_a_file_of_a_run_is_read_without_its_code() -> None:
     with pytest.raises(ConfigError, match="is code, and code that a file names is not run"):
-        load(GIVEN, own=None)
-    config = load(GIVEN + "data: {metrics: {a: 'mine_parts:MyMetric'}}", own=LEAVE)
+        load(GIVEN, plugins=None)
+    config = load(GIVEN + "data: {metrics: {a: 'mine_parts:MyMetric'}}", plugins=LEAVE)
     assert config.router.kind == "mine_parts:MyRouter"
     assert "mine_parts" not in sys.modules
     load(GIVEN)
-    assert load(GIVEN, own=None).router.kind == "mine_parts:MyRouter"  # imported by now
+    assert load(GIVEN, plugins=None).router.kind == "mine_parts:MyRouter"  # imported by now

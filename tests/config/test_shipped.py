@@ -20,7 +20,7 @@ from mttl.config.load import (
 from mttl.config.moe_schema import TokenExperts
 from mttl.errors import ConfigError
 from mttl.skills import KINDS
-from mttl.tasks.table import crossfit, ontology
+from mttl.tasks.table import crossfit
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
 MAIN = [name for name in FILES if "/" not in name]
@@ -34,6 +34,13 @@ def test_main_files_validate_alone(name: str) -> None:
         assert name.startswith("babyai")
     else:
         assert resolve_path(config.data.partition, "data.partition").is_file()
+
+
+def test_lexical_is_another_name_of_crossfit() -> None:
+    run = ["run.name=run"]
+    assert load_config("lexical.yaml", run) == load_config("crossfit.yaml", run)
+    first = (configs_dir() / "crossfit.yaml").read_text(encoding="utf-8").split("\n")[0]
+    assert "generated tasks about words and dates" in first
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -110,9 +117,9 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
 def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
     config = load_config("crossfit_paper.yaml+router/expert.yaml")
-    assert config.adapt.init == "matrix"
+    assert config.adapt.init == "expert_row"
     rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
-    tops = list(ontology(crossfit()))
+    tops = sorted({task.category.split("/")[0] for task in crossfit().values()})
     assert list(rows[0]) == ["task", *tops]
     for row in rows:
         task = row.pop("task")
@@ -180,8 +187,8 @@ def test_the_papers_setting_adapts_as_the_paper_does() -> None:
 @pytest.mark.parametrize("files", ["crossfit.yaml", "crossfit_paper.yaml"])
 def test_baselines_adapt_as_published(files: str) -> None:
     private = load_config(f"{files}+router/private.yaml").adapt
-    assert (private.mode, private.init) == ("skills_only", "own")
-    assert load_config(f"{files}+router/expert.yaml").adapt.init == "matrix"
+    assert (private.mode, private.init) == ("skills_only", "private_skill")
+    assert load_config(f"{files}+router/expert.yaml").adapt.init == "expert_row"
     fused = load_config(f"{files}+router/private.yaml+aggregation/fusion.yaml").adapt
     assert (fused.mode, fused.init) == ("all", "auto")
 

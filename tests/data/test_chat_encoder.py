@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from helpers.chat_templates import CHATML, INSTRUCTION, THOUGHTFUL, byte_tokenizer
 from mttl.data.prompt_form import PromptForm
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.errors import ConfigError, TaskError
 
 LENGTHS = {"max_input_length": 200, "max_output_length": 40}
@@ -49,8 +49,8 @@ def test_prompt_and_answer_are_the_conversation(bpe, kind, template, system) -> 
             form.encoder(tokenizer, decoder_only=True)
         return
     encoder = form.encoder(tokenizer, decoder_only=True)
-    openings = [form.opening("any")] * len(QUESTIONS)
-    prompts, answers = encoder.prompts(QUESTIONS, openings), encoder.answers(ANSWERS)
+    prompt_prefixes = [form.prompt_prefix("any")] * len(QUESTIONS)
+    prompts, answers = encoder.prompts(QUESTIONS, prompt_prefixes), encoder.answers(ANSWERS)
     for row, (question, answer) in enumerate(zip(QUESTIONS, ANSWERS, strict=True)):
         whole = tokenizer.apply_chat_template(chat(system, question, answer))["input_ids"]
         assert [*prompts[row], *answers[row]] == whole
@@ -72,7 +72,10 @@ def test_a_template_may_require_a_system_text(given: dict) -> None:
     tokenizer = byte_tokenizer(required + CHATML)
     form = PromptForm(template="chat", prefix="none", **given, **LENGTHS)
     encoder = form.encoder(tokenizer, decoder_only=True)
-    (prompt,), (answer,) = encoder.prompts(["ab"], [form.opening("a")]), encoder.answers(["c"])
+    (prompt,), (answer,) = (
+        encoder.prompts(["ab"], [form.prompt_prefix("a")]),
+        encoder.answers(["c"]),
+    )
     whole = tokenizer.apply_chat_template(chat("Be brief.", "ab", "c"))["input_ids"]
     assert [*prompt, *answer] == whole
     with pytest.raises(ConfigError, match="the chat template cannot be used: say who"):
@@ -88,7 +91,9 @@ def test_what_is_too_long_is_cut_within_the_template() -> None:
             template="chat", truncate=side, max_input_length=around + 9, max_output_length=6
         )
         encoder, lost = form.encoder(tokenizer, decoder_only=True), []
-        prompts = encoder.prompts(["[a] one two three", "[a] four!"], [form.opening("a")] * 2, lost)
+        prompts = encoder.prompts(
+            ["[a] one two three", "[a] four!"], [form.prompt_prefix("a")] * 2, lost
+        )
         assert [tokenizer.decode(ids) for ids in prompts] == [
             before + expected + after,
             before + "[a] four!" + after,
@@ -109,11 +114,11 @@ def test_descriptions_are_system_text() -> None:
     form = PromptForm(
         template="chat", system="Be brief.", descriptions=True, task_descriptions={"a": " Do a. "}
     )
-    assert form.opening("a") == Opening("[a] ", "Be brief.\n\nDo a.")
-    assert form.model_copy(update={"system": None}).opening("a").system == "Do a."
+    assert form.prompt_prefix("a") == PromptPrefix("[a] ", "Be brief.\n\nDo a.")
+    assert form.model_copy(update={"system": None}).prompt_prefix("a").system == "Do a."
     assert form.text("a", " x ") == "[a] x"
-    with pytest.raises(TaskError, match="its folder holds none of 'b'"):
-        form.opening("b")
+    with pytest.raises(TaskError, match="has none of 'b'"):
+        form.prompt_prefix("b")
 
 
 @pytest.mark.parametrize(

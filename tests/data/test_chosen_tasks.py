@@ -1,4 +1,4 @@
-"""A configuration names tasks of one's own, and they are trained and adapted to."""
+"""A configuration names custom tasks, and they are trained and adapted to."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_partitions(tasks: Path) -> None:
     [
         ("k: 3", "k: 9", "mine.yaml'): task 'second': k is 9, and train would take all"),
         ("{answer}", "{reply}", "row 1: the field 'reply' is missing; the record has text"),
-        ("dev: dev.jsonl", "dev: none.jsonl", "mine.yaml'): task 'first': there is no file"),
+        ("dev: dev.jsonl", "dev: none.jsonl", "mine.yaml'): task 'first': the file"),
         ("  first:", "  boolq:", "defines 'boolq', which is a task of CrossFit's"),
         ("k: all", "k: none", "k is 'none'; it must be a whole number from 1 on, or 'all'"),
     ],

@@ -299,7 +299,7 @@ def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenize
 def test_training_and_development_rows_are_drawn_apart(make_gym, byte_tokenizer):
     """Files sorted by label would else give both splits the same labels."""
     gym = make_gym({"a": 4})  # and four rows of dev
-    alike = []
+    equal = []
     for seed in range(20):
         module = TextToTextDataModule(
             *(gym, ["a"], byte_tokenizer, data_of(samples=[100])),
@@ -307,8 +307,8 @@ def test_training_and_development_rows_are_drawn_apart(make_gym, byte_tokenizer)
             seed=seed,
             n_examples=2,
         )
-        alike.append(module.train_rows["row"][:] == module.prepared("dev")["row"][:])
-    assert 0 < sum(alike) < len(alike)  # one of six by chance
+        equal.append(module.train_rows["row"][:] == module.prepared("dev")["row"][:])
+    assert 0 < sum(equal) < len(equal)  # one of six by chance
 
 
 # Batches by tokens, and packed ones.

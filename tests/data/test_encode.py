@@ -8,7 +8,7 @@ from mttl.data.encode import (
     tokenizer_identity,
     wants_leading_space,
 )
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.errors import ConfigError
 
 
@@ -101,14 +101,14 @@ def test_truncation_at_the_start_keeps_what_stands_before(byte_tokenizer, decode
     last = byte_ids("\n")[0] if decoder_only else END
     lost = []
     texts = ["[task] a long input", "[b] short", "no opening"]
-    openings = [Opening("[task] "), Opening("[b] "), Opening("")]
-    assert encode.prompts(texts, openings, lost) == [
+    prompt_prefixes = [PromptPrefix("[task] "), PromptPrefix("[b] "), PromptPrefix("")]
+    assert encode.prompts(texts, prompt_prefixes, lost) == [
         [*byte_ids("[task]put"), last],
         [*byte_ids("[b] short"), last],
         [*byte_ids("o opening"), last],
     ]
     assert lost == [10, 1]
-    assert encode.prompts(["[a much longer task] x"], [Opening("[a much longer task] ")]) == [
+    assert encode.prompts(["[a much longer task] x"], [PromptPrefix("[a much longer task] ")]) == [
         [*byte_ids("[a much l"), last]
     ]
     assert encode.answers(["answer"], lost) == [[*byte_ids("an"), END]]

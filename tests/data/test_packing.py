@@ -3,14 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.data.collate import TrainCollator
-from mttl.data.packing import PackedCollator, Sequences
+from mttl.data.packing import PackedCollator, PackedSequences
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
 
 
 @given(LENGTHS)
 def test_every_row_has_a_place_and_no_sequence_is_too_long(lengths):
-    packed = Sequences.of(lengths, 10)
+    packed = PackedSequences.of(lengths, 10)
     assert sorted(row for sequence in packed for row in sequence) == list(range(len(lengths)))
     assert all(sum(lengths[row] for row in sequence) <= 10 for sequence in packed)
     # First-fit: no row would have had room in an earlier sequence when it came.
@@ -21,7 +21,7 @@ def test_every_row_has_a_place_and_no_sequence_is_too_long(lengths):
 
 
 def test_sequences_may_be_counted():
-    sequences = Sequences(10, most=2)
+    sequences = PackedSequences(10, most=2)
     assert [sequences.put(row, length) for row, length in enumerate((6, 6, 4, 5, 4))] == [
         *(True, True, True, False, True)
     ]

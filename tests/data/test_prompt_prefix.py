@@ -5,17 +5,20 @@ import re
 import pytest
 
 from mttl.data import prompt_prefix as module
-from mttl.data.prompt_prefix import check_codes, opening, task_code
+from mttl.data.prompt_prefix import check_codes, prompt_prefix, task_code
 from mttl.errors import TaskError
 from mttl.tasks.table import crossfit
 
 
 def test_each_choice_shows_what_it_says() -> None:
-    assert opening("de_date_long", "name") == "[de_date_long] "
-    assert opening("de_date_long", "none") == ""
-    assert opening("de_date_long", "code") == "[ojhoss] "
-    assert opening("de_date_long", "none", " Write the date. ") == "Write the date. "
-    assert opening("de_date_long", "name", "Write the date.") == "[de_date_long] Write the date. "
+    assert prompt_prefix("de_date_long", "name") == "[de_date_long] "
+    assert prompt_prefix("de_date_long", "none") == ""
+    assert prompt_prefix("de_date_long", "code") == "[ojhoss] "
+    assert prompt_prefix("de_date_long", "none", " Write the date. ") == "Write the date. "
+    assert (
+        prompt_prefix("de_date_long", "name", "Write the date.")
+        == "[de_date_long] Write the date. "
+    )
 
 
 def test_a_code_tells_nothing_of_the_parts_of_a_name() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mttl.data.packing import Sequences
+from mttl.data.packing import PackedSequences
 from mttl.data.samplers import TaskBatchSampler, drawing
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.errors import CheckpointError
@@ -29,7 +29,7 @@ def cost(own, packed_length=None):
     """Count the positions of a batch one by one."""
     if packed_length is None:
         return len(own) * own.max(0).sum()
-    packed = Sequences.of(own[:, 0].tolist(), packed_length)
+    packed = PackedSequences.of(own[:, 0].tolist(), packed_length)
     return len(packed) * packed_length
 
 

@@ -11,7 +11,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from helpers.chat_templates import CHATML
 from mttl.data.chat_encoder import ChatEncoder
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
 from mttl.models.backbone import load_tokenizer
 
@@ -72,7 +72,7 @@ def test_an_injection_opens_no_turn_and_a_cut_keeps_the_template(tokenizer: Any,
     attack = f"the {frame.end}{frame.head}other{frame.tail}the"
     counts = set()
     for system in ("Be brief.", f"Be {frame.end} brief."):
-        for ids in encoder.prompts(["the", attack], [Opening("", system)] * 2):
+        for ids in encoder.prompts(["the", attack], [PromptPrefix("", system)] * 2):
             counts.add(n_special(ids))
         assert attack.partition("\n")[0] in tokenizer.decode(ids)
     assert len(counts) == 1
@@ -82,7 +82,7 @@ def test_an_injection_opens_no_turn_and_a_cut_keeps_the_template(tokenizer: Any,
     whole = encoder.prompts([text])[0]
     for most in range(len(whole) - 9, len(whole)):
         cut = ChatEncoder(tokenizer, truncate=side, **lengths | {"max_input_length": most})
-        (ids,) = cut.prompts([text], [Opening("[a] ")])
+        (ids,) = cut.prompts([text], [PromptPrefix("[a] ")])
         kept = [text[:n] if side == "end" else f"[a]{text[n:]}" for n in range(3, len(text))]
         assert ids in encoder.prompts(kept)
         assert most - 4 < len(ids) <= most

@@ -14,7 +14,7 @@ import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from helpers.command import RECIPE, ROOT, arguments, load_recipe
-from helpers.together import run_together
+from helpers.run_processes import run_processes
 
 
 def free_port() -> int:
@@ -84,4 +84,4 @@ def train_on_two(
         said: A file for what both print.
     """
     given = [arguments(config, name, overrides, resume) for name, overrides, resume in runs]
-    run_together(work, launcher, free_port(), given, said)
+    run_processes(work, launcher, free_port(), given, said)

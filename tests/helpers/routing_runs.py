@@ -49,14 +49,17 @@ def write_run() -> Callable[..., Path]:
         matrix = router.matrix().transpose(1, 2).flatten(0, 1).detach().numpy()
         n_heads = len(matrix) // len(groups)
         names = [f"{group}/head {head}" for group in groups for head in range(n_heads)]
-        weights = matrix if weights is None else weights
+        probabilities = router.probabilities().transpose(1, 2).flatten(0, 1).detach().numpy()
+        if weights is not None:
+            matrix = probabilities = weights
+        weights = matrix
         arrays = {
             "tasks": np.array(tasks),
             "groups": np.array(names if n_heads > 1 else groups),
         }
         plots = folder / "plots"
         plots.mkdir(parents=True)
-        np.savez(plots / "routing.npz", weights=weights, **arrays)
+        np.savez(plots / "routing.npz", weights=weights, probabilities=probabilities, **arrays)
         if history:
             past = np.stack([np.full_like(weights, 1 / weights.shape[2]), weights])
             steps = np.array([0, 500])

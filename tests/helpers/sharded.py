@@ -68,7 +68,7 @@ def task_model(
             lambda i, o: make_kind(kind, i, o, 3),
             targets=("attention", "mlp"),
             slot=slot,
-            site="block" if kind_class(kind).site == "block" else "linear",
+            attachment_point="block" if kind_class(kind).attachment_point == "block" else "linear",
         )
     else:
         attachment = attach_kind(backbone, kind, n_skills=3, targets=["attention"], slot=slot)

@@ -70,17 +70,17 @@ class _SparseAdapter(SparseAdapterInventory):
 
 
 class _StackedAdapter(AdapterInventory):
-    """One with two storeys, whatever the number of skills."""
+    """One with two stages, whatever the number of skills."""
 
     def __init__(self, n_in: int, n_out: int, n_skills: int, **settings: Any) -> None:
-        storeys = (1, n_skills - 1)
-        super().__init__(n_in, n_out, n_skills, parallel=False, stacked=storeys, **settings)
+        stages = (1, n_skills - 1)
+        super().__init__(n_in, n_out, n_skills, parallel=False, stages=stages, **settings)
 
 
 class GatedPrefix(GatedInventory):
     """One behind a gate that reads hidden states."""
 
-    site = PrefixInventory.site
+    attachment_point = PrefixInventory.attachment_point
 
     def __init__(self, *sizes: int, n_heads: int = 1) -> None:
         super().__init__(PrefixInventory(*sizes, length=4, n_heads=n_heads))
@@ -131,7 +131,7 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
 }
 
 
-# Kinds with a site of their own: what makes them, but for the sizes of a place.
+# Kinds with an attachment point of their own: what makes them, but for the sizes of a place.
 PLACED: dict[str, Callable[..., Inventory]] = {
     "head_mask": partial(HeadMaskInventory, start=0.05),
     "head_mask, soft": partial(HeadMaskInventory, hard=False),
@@ -232,22 +232,25 @@ def attach_kind(
 ) -> Attachment:
     """Put skills on a backbone by their name in any of the lists."""
     made: Any = PLACED.get(kind)
-    site = kind_class(kind).site
+    attachment_point = kind_class(kind).attachment_point
     if made is not None:
         words = {"embedding": "input", "norm": "norms", "stack": "stack"}
-        if site in words and where["targets"] == ["attention"]:
-            where["targets"] = [words[site]]
-        if site == "attention" and hasattr(backbone, "config"):
+        if attachment_point in words and where["targets"] == ["attention"]:
+            where["targets"] = [words[attachment_point]]
+        if attachment_point == "attention" and hasattr(backbone, "config"):
             read_prefixes(backbone)  # type: ignore[arg-type]
         return attach_skills(
             backbone,
             lambda i, o, *more: made(i, o, n_skills, *more, n_heads=n_heads),
-            site=site,
+            attachment_point=attachment_point,
             **where,
         )
     if kind in OTHERS:
         return attach_skills(
-            backbone, lambda i, o: OTHERS[kind](i, o, n_skills), site=site, **where
+            backbone,
+            lambda i, o: OTHERS[kind](i, o, n_skills),
+            attachment_point=attachment_point,
+            **where,
         )
     return attach_skills(backbone, lambda i, o: INVENTORIES[kind](i, o, n_skills, n_heads), **where)
 

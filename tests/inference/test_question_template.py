@@ -31,7 +31,7 @@ def test_prompts_and_conversations_are_those_of_training(form: str, decoder_only
     shown, tokenizer = FORMS[form], byte_tokenizer()
     template = question_template(tokenizer, {"a": shown}, decoder_only=decoder_only)
     encoder = shown.encoder(tokenizer, decoder_only=decoder_only)
-    (prompt,) = encoder.prompts([shown.text("a", " x ")], [shown.opening("a")])
+    (prompt,) = encoder.prompts([shown.text("a", " x ")], [shown.prompt_prefix("a")])
     assert template.exact
     assert ask(template.tokenizer, " x ") == prompt
     assert ask(template.tokenizer, "x", "answer ") == [*prompt, *encoder.answers(["answer"])[0]]
@@ -76,7 +76,7 @@ def test_a_tokenizer_that_joins_the_line_break_has_none() -> None:
     assert found.tokenizer.chat_template is None
     before, after = found.ends
     (prompt,) = PromptForm().encoder(tokenizer, decoder_only=True).prompts(["[a] it."])
-    text = tokenizer(found.openings["a"] + "it.", add_special_tokens=False)["input_ids"]
+    text = tokenizer(found.prompt_prefixes["a"] + "it.", add_special_tokens=False)["input_ids"]
     assert [*before, *text, *after] == prompt
     assert question_template(tokenizer, {"a": PromptForm()}, decoder_only=False).exact
 

@@ -12,7 +12,7 @@ from helpers.gyms import write_config, write_gym
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TaskError
-from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.task_options import check_options, task_options, wanted_options
 from mttl.models.backbone import load_tokenizer
 from mttl.runtime.command import USER_MISTAKE, run_command
@@ -74,10 +74,10 @@ def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_p
         form = PromptForm(max_output_length=length)
         encoder = form.encoder(load_tokenizer("byte"), decoder_only=False)
         if length == 5:
-            Ranker.of(options, ["copy"], encoder, per_token=True)
+            OptionScorer.of(options, ["copy"], encoder, per_token=True)
             continue
-        with pytest.raises(TaskError, match="options of 'copy' are alike in their first tokens"):
-            Ranker.of(options, ["copy"], encoder, per_token=True)
+        with pytest.raises(TaskError, match="options of 'copy' are identical up to the length"):
+            OptionScorer.of(options, ["copy"], encoder, per_token=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Members whose weights are alike are clustered; embeddings are those of scikit-learn."""
+"""Members with similar weights are clustered; embeddings are those of scikit-learn."""
 
 import numpy as np
 import pytest

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mttl.library.general_knowledge import without_general
 from mttl.library.low_rank_change import LowRank
+from mttl.library.stacking import without_general
 
 
 def change(seed: int, rank: int = 2) -> LowRank:

@@ -4,8 +4,12 @@ import re
 from functools import cache
 
 from mttl.config.capabilities import missing_features
-from mttl.config.load import load_config
+from mttl.config.load import configs_dir, load_config
 
+BACKBONES = ("t5", "llama")
+FOLDERS = ("skills", "router", "experts", "aggregation", "optim", "adapt")
+COLUMNS = ("train", "resume", "adapt", "predict", "serve", "merge-task", "export", "inventory")
+COLUMNS += ("plot", "explore", "ablate", "add-tasks", "plan")
 FIGURE = {"plots": "a figure of routing"}
 # What a command asks of a run, in its words.
 FEATURES = {
@@ -41,6 +45,15 @@ RULES = (
         "A whole model can be written instead",
     ),
 )
+
+
+def files() -> list[str]:
+    """Return the fragments that the matrix is about."""
+    return [
+        path.relative_to(configs_dir()).as_posix()
+        for folder in FOLDERS
+        for path in sorted((configs_dir() / folder).glob("*.yaml"))
+    ]
 
 
 @cache

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from matrix.expected import MORE, reasons
-from matrix.toy import BACKBONES, COLUMNS, FOLDERS, MEMBERS, files
+from matrix.expected import BACKBONES, COLUMNS, FOLDERS, MORE, files, reasons
+from matrix.toy import MEMBERS
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 

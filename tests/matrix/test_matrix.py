@@ -2,14 +2,12 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from matrix.expected import AFTER, reasons
+from matrix.expected import AFTER, BACKBONES, COLUMNS, files, reasons
 from matrix.pairs import Combination, combinations
-from matrix.table import PAGE, page
-from matrix.toy import BACKBONES, COLUMNS, Refused, Run, World, files
+from matrix.toy import Refused, Run, World
 
 CELLS = [(file, backbone) for file in files() for backbone in BACKBONES]
 
@@ -55,7 +53,3 @@ def mistake(run: Run, column: str) -> str | None:
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return f"works, and {expected} was expected" if expected else None
-
-
-def test_the_page_is_current() -> None:
-    assert Path(PAGE).read_text(encoding="utf-8") == page(), "run python tests/matrix/table.py"

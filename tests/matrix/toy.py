@@ -21,17 +21,12 @@ from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.serving import serving
 from mttl.__main__ import ALL
 from mttl.assembly.model import Built, load_run
-from mttl.config.load import configs_dir
 from mttl.merging.fold import strip
 from mttl.models.backbone import build_random
 from mttl.runtime.command import run_command
 
 TASKS = ("copy", "reverse", "number")
 WORDS = ["ab", "bca"]
-BACKBONES = ("t5", "llama")
-FOLDERS = ("skills", "router", "experts", "aggregation", "optim", "adapt")
-COLUMNS = ("train", "resume", "adapt", "predict", "serve", "merge-task", "export", "inventory")
-COLUMNS += ("plot", "explore", "ablate", "add-tasks", "plan")
 T5 = TINY_T5["config"] | {"num_heads": 4, "feed_forward_proj": "gated-gelu"}
 LLAMA = TINY_LLAMA["config"] | {"num_attention_heads": 4}
 SIZES = {"t5": T5, "llama": LLAMA, "t5-deep": T5 | {"num_layers": 3, "num_decoder_layers": 2}}
@@ -42,15 +37,6 @@ SETTINGS = {
     "optim/maml.yaml": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"],
     "optim/reptile.yaml": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"],
 }
-
-
-def files() -> list[str]:
-    """Return the fragments that the matrix is about."""
-    return [
-        path.relative_to(configs_dir()).as_posix()
-        for folder in FOLDERS
-        for path in sorted((configs_dir() / folder).glob("*.yaml"))
-    ]
 
 
 class Refused(Exception):

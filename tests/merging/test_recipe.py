@@ -48,7 +48,7 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
         ("fisher: expert.safetensors", "weight: 1.0", "models.0.fisher is required for elastic"),
         (", fisher: base.safetensors", "", "base.fisher is required for elastic"),
         ("kind: elastic", "kind: ties", "base.fisher is not used by ties: leave it out"),
-        ("kind: elastic", "kind: cape", "cape weighs them alike: set method.weight"),
+        ("kind: elastic", "kind: cape", "cape gives both the same weight: set method.weight"),
         ("kind: elastic", "kind: fisher_average", "must all be experts for fisher_average"),
         ("role: anti_expert", "role: expert", None),
         (GOOD, PLAIN.replace("arithmetic", "cape"), "one expert and one anti_expert for cape"),

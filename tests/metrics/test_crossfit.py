@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from helpers.together import run_together
+from helpers.run_processes import run_processes
 from mttl.metrics.crossfit import METRICS, build_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 
@@ -271,4 +271,4 @@ def _score_on_one_process(rank, folder, n_rows, expected):
 )
 def test_two_processes_equal_one(tmp_path: Path, n_rows):
     expected = {name: score_answers(name, *rows()) for name in METRICS}
-    run_together(_score_on_one_process, str(tmp_path), n_rows, expected)
+    run_processes(_score_on_one_process, str(tmp_path), n_rows, expected)

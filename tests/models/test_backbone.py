@@ -201,7 +201,7 @@ BARE = "is a folder that holds no model; name one that does"
         (cut, UNREADABLE + "Error while deserializing header"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
         (lambda folder: (folder / "config.json").unlink(), UNREADABLE + "Unrecognized model"),
-        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
         (configure(model_type="t55"), UNREADABLE + ".*`t55`"),
         (configure(d_ff=7), UNREADABLE + "You set `ignore_mismatched_sizes` to `False`"),
         (
@@ -251,7 +251,7 @@ def test_what_cannot_be_reached_says_how_to_fetch_it(load: Callable[[str], Any],
     with pytest.raises(ConfigError) as caught:
         load("nobody/nothing")
     message = str(caught.value)
-    assert f"{key} ('nobody/nothing') is no folder here and could not be loaded" in message
+    assert f"{key} ('nobody/nothing') is not a folder here and could not be loaded" in message
     assert "run `hf download nobody/nothing --local-dir DIR`" in message
     assert f"pass {key}=DIR" in message
 
@@ -263,6 +263,8 @@ def test_a_path_is_not_looked_for_on_the_hub(
     monkeypatch.chdir(folder.parent)
     shutil.copy(folder / "config.json", "file")
     for name in (str(folder / "config.json"), "./nowhere", "a/folder/nowhere", "~/models"):
-        with pytest.raises(ConfigError, match="is no folder, and cannot be the name of") as caught:
+        with pytest.raises(
+            ConfigError, match="is not a folder, and cannot be the name of"
+        ) as caught:
             load(name)
         assert "hf download" not in str(caught.value)

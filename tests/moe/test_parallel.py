@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import parallel_experts as shared
-from helpers.together import run_together
+from helpers.run_processes import run_processes
 from mttl.moe import ParallelExperts, expert_slice
 from mttl.routing import Tokens
 from mttl.skills import AdapterInventory, LoRAInventory
@@ -22,7 +22,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left behind."""
     folder = tmp_path_factory.mktemp("parallel")
-    run_together(shared.work, folder, n_processes=shared.WORLD)
+    run_processes(shared.work, folder, n_processes=shared.WORLD)
     return folder
 
 

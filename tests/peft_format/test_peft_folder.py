@@ -27,7 +27,7 @@ def test_a_folder_comes_back_as_it_was_written(tmp_path):
 
 
 def test_folders_that_are_none_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="is no folder of PEFT: it has no adapter_config"):
+    with pytest.raises(CheckpointError, match="is not a folder of PEFT: it has no adapter_config"):
         read_peft(tmp_path)
     config = tmp_path / "adapter_config.json"
     config.write_text(json.dumps(CONFIG))

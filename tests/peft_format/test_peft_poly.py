@@ -138,7 +138,7 @@ def test_a_checkpoint_that_does_not_fit_itself_is_refused(tmp_path):
     name = next(name for name in good.tensors if name.endswith("poly_lora_B"))
     for config, tensors, message in (
         ({"peft_type": "LORA"}, {}, "is a LORA adapter, not POLY"),
-        ({"n_tasks": None}, {}, r"must be whole numbers above 0, not \[None, 1, 3, 2\]"),
+        ({"n_tasks": None}, {}, "do not fit its adapter_config.json: .* for None tasks"),
         ({"r": 5}, {}, "do not fit its adapter_config.json: "),
         ({}, {name: torch.zeros(3)}, "do not fit its adapter_config.json: "),
         ({}, {"extra.weight": torch.zeros(1)}, "these tensors cannot be used: extra.weight"),

@@ -124,8 +124,8 @@ def test_adapterhub_answers_as_the_task(family, kind, tmp_path, monkeypatch):
     assert relative_error(bare(**batch(3)).logits, expected) < ROUNDING
 
 
-SERVED, MERGED = r"Only mttl answers with them \(pl_predict\.py", r"A whole model .*merge_task\.py"
-STACKED = partial(AdapterInventory, parallel=False, stacked=[1, 2])
+SERVED, MERGED = r"Only mttl answers with them \(mttl predict", r"A whole model .*mttl merge-task"
+STACKED = partial(AdapterInventory, parallel=False, stages=[1, 2])
 OBLONG = partial(KronAInventory, shape=[2, 8])
 REFUSED = [
     ("t5", "prefix, joint", f"decoder-only models with rotated positions alone. {SERVED}"),

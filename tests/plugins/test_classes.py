@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mttl.commands.options import make_parser
-from mttl.plugins.classes import METRICS, ROUTERS, TRUST, OwnClassError, find_class, make, trust
+from mttl.plugins.classes import METRICS, ROUTERS, TRUST, PluginError, find_class, make, trust
 
 ROUTER = """
 from mttl.routing.task.fixed import FixedRouter
@@ -57,11 +57,9 @@ def test_a_class_is_found_in_the_working_directory(write: Write, name: str) -> N
 def test_what_a_file_names_is_not_run(write: Write) -> None:
     write("mine_b.py", "open('ran', 'w')\n" + ROUTER)
     for name in ("mine_b:MyRouter", "./mine_b.py:MyRouter"):
-        with pytest.raises(
-            OwnClassError, match=r"is code.*not run by itself.*--trust (\./)?mine_b"
-        ):
+        with pytest.raises(PluginError, match=r"is code.*not run by itself.*--trust (\./)?mine_b"):
             find_class(ROUTERS, name)
-    with pytest.raises(OwnClassError, match="is code"):
+    with pytest.raises(PluginError, match="is code"):
         find_class(ROUTERS, "mine_b_and_more:MyRouter")
     assert not Path("ran").exists()
     trust("mine_b")
@@ -76,7 +74,7 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
     trust("json")
     trust("pack_c")
     assert find_class(ROUTERS, "pack_c.inner:MyRouter")
-    with pytest.raises(OwnClassError, match="not run by itself"):
+    with pytest.raises(PluginError, match="not run by itself"):
         find_class(ROUTERS, "pack_cc:MyRouter")
 
 
@@ -89,7 +87,7 @@ def test_a_trusted_file_is_found_from_elsewhere(
     parser = make_parser("", None)
     monkeypatch.setenv(TRUST, "parts/mine_d.py")
     with pytest.raises(
-        OwnClassError, match=r"no file './parts/mine_d\.py' in .*--trust FOLDER/parts"
+        PluginError, match=r"no file './parts/mine_d\.py' in .*--trust FOLDER/parts"
     ):
         find_class(ROUTERS, "./parts/mine_d.py:MyRouter")
     assert vars(parser.parse_args(["--trust", str(path)])) == {}
@@ -99,7 +97,7 @@ def test_a_trusted_file_is_found_from_elsewhere(
 @pytest.mark.parametrize("name", ["none.py", "no_such_module", "mine_h,no_such", "", "./mine_h"])
 def test_what_does_not_exist_is_not_trusted(write: Write, name: str) -> None:
     write("mine_h.py", "raise RuntimeError('imported')")
-    with pytest.raises(OwnClassError, match=r"--trust '.*': there is no such (file|module), "):
+    with pytest.raises(PluginError, match=r"--trust '.*': there is no such (file|module), "):
         make_parser("", None).parse_args(["--trust", name])
     make_parser("", None).parse_args(["--trust", "mine_h,mttl.routing"])
 
@@ -111,11 +109,11 @@ def test_an_installed_package_offers_short_names(
     write("mine_e.py")
     write("mine_e-1.0.dist-info/METADATA", "Name: mine_e\nVersion: 1.0\n")
     write("mine_e-1.0.dist-info/entry_points.txt", "[mttl.routers]\nnearest = mine_e:MyRouter\n")
-    assert ROUTERS.is_own("nearest")
-    assert not METRICS.is_own("nearest")
+    assert ROUTERS.is_plugin("nearest")
+    assert not METRICS.is_plugin("nearest")
     # Installed is trusted, by the short name and by the long one.
     assert find_class(ROUTERS, "mine_e:MyRouter") is find_class(ROUTERS, "nearest")
-    with pytest.raises(OwnClassError, match=r"entry point of the group .*Did you mean 'nearest'"):
+    with pytest.raises(PluginError, match=r"entry point of the group .*Did you mean 'nearest'"):
         find_class(ROUTERS, "nearst")
 
 
@@ -140,14 +138,14 @@ def test_an_installed_package_offers_short_names(
 def test_mistakes_are_answered(write: Write, name: str, text: str | None, message: str) -> None:
     if text is not None:
         write("mine_f.py", text)
-    with pytest.raises(OwnClassError, match=message):
+    with pytest.raises(PluginError, match=message):
         find_class(ROUTERS, name, trusted=True)
 
 
 def test_what_goes_wrong_inside_is_told_with_its_place(write: Write) -> None:
     write("mine_g.py")
     found = find_class(ROUTERS, "mine_g:MyRouter", trusted=True)
-    with pytest.raises(OwnClassError, match=r"MyRouter cannot be made: ZeroDivision.*mine_g\.py"):
+    with pytest.raises(PluginError, match=r"MyRouter cannot be made: ZeroDivision.*mine_g\.py"):
         make(found, {"n_groups": 1, "n_tasks": 2, "n_skills": 3}, {"seed": 0})
     with pytest.raises(ValueError, match="seed must be at least 0"):
         make(found, {"n_groups": 1, "n_tasks": 2}, {"seed": -1})

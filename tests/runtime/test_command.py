@@ -1,6 +1,5 @@
 """Exit statuses and messages of commands, whatever the command does."""
 
-import argparse
 import errno
 import logging
 import signal
@@ -12,7 +11,6 @@ import pytest
 from pytorch_lightning import Callback
 
 from mttl.__main__ import ALL, listing
-from mttl.commands.options import processes
 from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
 from mttl.io.files import FolderGoneError
 from mttl.runtime.command import (
@@ -175,13 +173,6 @@ def test_the_traceback_is_printed_where_no_file_can_be_written(monkeypatch, caps
     monkeypatch.setattr("tempfile.mkstemp", full)
     assert run_command(raising(ValueError("a fault"))) == FAULT
     assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["0", "257", "999999999", "9" * 5000])
-def test_a_command_starts_a_number_of_processes(text: str) -> None:
-    assert processes("256") == 256
-    with pytest.raises(argparse.ArgumentTypeError, match=r"must be at most 256|at least 1"):
-        processes(text)
 
 
 @pytest.mark.parametrize("status", [SUCCESS, FAULT])

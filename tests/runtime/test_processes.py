@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from helpers.together import run_together
+from helpers.run_processes import run_processes
 from mttl.babyai.rollouts import RolloutDataModule
 from mttl.runtime.processes import gathered, rank
 from mttl.training.token_monitor import TokenMonitor
@@ -70,4 +70,4 @@ def _each_process_plays_on(number: int) -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    run_together(_run, str(tmp_path))
+    run_processes(_run, str(tmp_path))

@@ -10,7 +10,7 @@ import torch
 import mttl
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
-from mttl.serving.generation_request import Piece, WantedAnswer
+from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.run_server import served_tasks
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
@@ -22,7 +22,7 @@ class Batch:
     def __init__(self, run: Built) -> None:
         self.run = run
         self.served = served_tasks(dict.fromkeys(run.tasks, run), most_tokens=9, truncate=False)
-        self.rows: list[WantedAnswer] = []
+        self.rows: list[GenerationRequest] = []
         self.pieces: dict[int, list[Piece]] = defaultdict(list)
 
     def want(self, task: str, word: str, **settings: Any) -> int:
@@ -30,7 +30,7 @@ class Batch:
         place = len(self.rows)
         settings = {"most_tokens": 6, "n_beams": self.run.search["num_beams"], **settings}
         self.rows.append(
-            WantedAnswer(
+            GenerationRequest(
                 task_id=self.run.tasks.index(task),
                 prompt=prompt,
                 send=self.pieces[place].append,

@@ -2,7 +2,7 @@
 
 import re
 
-from mttl.serving.metrics import Histogram, Measures
+from mttl.serving.metrics import Histogram, ServerMetrics
 
 SAMPLE = re.compile(
     r'[a-z_]+(\{[a-z]+="(\\.|[^"\\\n])*"(,[a-z]+="(\\.|[^"\\\n])*")*\})? [0-9.e+-]+'
@@ -23,14 +23,14 @@ def test_a_histogram_is_cumulative() -> None:
 
 
 def test_the_text_has_the_format() -> None:
-    measures = Measures()
-    measures.add_request('a "b"\\\n', 200, 0.2)
-    measures.add_request("", 404, 0.001)
-    measures.add_request("", 404, 0.001)
-    measures.add_tokens(prompt=3, answer=5)
-    measures.add_tokens(answer=1)
-    measures.add_batch(7)
-    text = measures.text(4)
+    server_metrics = ServerMetrics()
+    server_metrics.add_request('a "b"\\\n', 200, 0.2)
+    server_metrics.add_request("", 404, 0.001)
+    server_metrics.add_request("", 404, 0.001)
+    server_metrics.add_tokens(prompt=3, answer=5)
+    server_metrics.add_tokens(answer=1)
+    server_metrics.add_batch(7)
+    text = server_metrics.text(4)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert all(SAMPLE.fullmatch(line) for line in lines)
     assert 'mttl_requests_total{model="a \\"b\\"\\\\\\n",status="200"} 1' in lines

@@ -1,12 +1,11 @@
-"""What the protocols allow, and what a request is told that asks for something else."""
+"""What the protocols allow, and the errors of other requests."""
 
 from typing import Any
 
 import pytest
 
 from mttl.data.prompt_form import PromptForm
-from mttl.serving.api_errors import Refusal
-from mttl.serving.chat_question import chat_question
+from mttl.serving.api_errors import ApiError
 from mttl.serving.protocol import (
     NEUTRAL,
     ChatRequest,
@@ -14,6 +13,7 @@ from mttl.serving.protocol import (
     StreamOptions,
     parse_request,
 )
+from mttl.serving.served_task import chat_question
 
 USER = {"role": "user", "content": "ab"}
 ASKED = {"model": "copy", "prompt": "ab"}
@@ -62,7 +62,7 @@ CHAT = {"model": "copy", "messages": [USER]}
 )
 def test_what_is_wrong_is_told(kind: str, values: dict[str, Any], told: str) -> None:
     expected, asked = (CompletionRequest, ASKED) if kind == "text" else (ChatRequest, CHAT)
-    with pytest.raises(Refusal, match=told) as refused:
+    with pytest.raises(ApiError, match=told) as refused:
         parse_request(expected, {**asked, **values})
     assert refused.value.status == 400
     error = refused.value.body["error"]
@@ -118,14 +118,14 @@ def test_a_chat_is_a_single_question() -> None:
     assert question({"role": "user", "content": parts}) == "a\nb"
     assert question({"role": "system", "content": " "}, USER) == "ab"
     system = {"role": "system", "content": "be short"}
-    with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
+    with pytest.raises(ApiError, match=r"the messages are of system, user; .* one message"):
         question(system, USER)
     assert question(system, USER, form=PromptForm(template="chat", system="be short")) == "ab"
-    with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
+    with pytest.raises(ApiError, match=r"the messages are of system, user; .* one message"):
         question(system, USER, form=PromptForm(template="chat", system="be kind"))
-    with pytest.raises(Refusal, match="user, assistant, user"):
+    with pytest.raises(ApiError, match="user, assistant, user"):
         question(USER, {"role": "assistant", "content": "b"}, USER)
-    with pytest.raises(Refusal, match=r"no message is of the user; .* must be one message"):
+    with pytest.raises(ApiError, match=r"no message is of the user; .* must be one message"):
         question(system, form=PromptForm(template="chat", system="be short"))
-    with pytest.raises(Refusal, match="are of assistant"):
+    with pytest.raises(ApiError, match="are of assistant"):
         question({"role": "assistant", "content": "b"})

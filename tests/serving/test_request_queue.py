@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mttl.serving.api_errors import Refusal
-from mttl.serving.generation_request import Piece, WantedAnswer
+from mttl.serving.api_errors import ApiError
+from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.request_queue import RequestQueue
 
 ONE, OTHER = "one model", "another"
@@ -21,7 +21,7 @@ class Model:
         self.may_go = threading.Event()
         self.began = threading.Event()
 
-    def __call__(self, predictor: Any, wanted: Sequence[WantedAnswer]) -> None:
+    def __call__(self, predictor: Any, wanted: Sequence[GenerationRequest]) -> None:
         self.began.set()
         assert self.may_go.wait(60)
         self.batches.append((predictor, [str(row.seed) for row in wanted]))
@@ -31,10 +31,10 @@ class Model:
             row.send(Piece(finish="stop"))
 
 
-def row(name: str, pieces: list | None = None, **settings: Any) -> WantedAnswer:
+def row(name: str, pieces: list | None = None, **settings: Any) -> GenerationRequest:
     pieces = [] if pieces is None else pieces
     settings = {"prompt": [], "most_tokens": 5, **settings}
-    return WantedAnswer(task_id=0, seed=name, send=pieces.append, **settings)
+    return GenerationRequest(task_id=0, seed=name, send=pieces.append, **settings)
 
 
 @pytest.fixture
@@ -103,11 +103,13 @@ def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
     queue = start(model, most=2)
     put: Any = queue.put
     put(ONE, [row("a")])
-    with pytest.raises(Refusal, match="1 answers are waiting, at most 2 can; try again") as refused:
+    with pytest.raises(
+        ApiError, match="1 answers are waiting, at most 2 can; try again"
+    ) as refused:
         put(ONE, [row("b"), row("c")])
     assert refused.value.status == 429
     assert refused.value.headers == {"Retry-After": "1"}
-    with pytest.raises(Refusal, match="wants 3 answers, at most 2 can wait; ask for") as refused:
+    with pytest.raises(ApiError, match="wants 3 answers, at most 2 can wait; ask for") as refused:
         put(ONE, [row("x"), row("y"), row("z")])
     assert (refused.value.status, refused.value.headers) == (400, {})
     dropped = row("d")
@@ -124,7 +126,7 @@ def test_a_closed_queue_answers_what_it_has(model: Model) -> None:
     assert queue.is_open
     queue.close()
     assert not queue.is_open
-    with pytest.raises(Refusal, match="shutting down") as refused:
+    with pytest.raises(ApiError, match="shutting down") as refused:
         put(ONE, [row("b")])
     assert refused.value.status == 503
     assert finish(queue, model) == [(ONE, ["a"])]

@@ -10,7 +10,7 @@ import mttl
 from helpers.new_tasks import train_source
 from mttl.assembly.load_tasks import load_tasks
 from mttl.routing import TaskRouter
-from mttl.serving.shared_backbone import join_rows
+from mttl.serving.shared_backbone import share_backbone
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
 
@@ -47,7 +47,7 @@ def test_rows_are_joined_and_answers_stay(run: Path, kept: list[str]) -> None:
             parameter.data = parameter + 0.1
     expected = {name: model.predict(name, WORDS) for name, model in models.items()}
     assert len(set(map(id, models.values()))) == 4
-    joined = join_rows(models)
+    joined = share_backbone(models)
     assert {name: id(model) for name, model in joined.items()}.keys() == models.keys()
     assert len(set(map(id, joined.values()))) == 2
     assert joined["skills"] is models["skills"]
@@ -78,7 +78,7 @@ def test_routers_that_see_descriptions_are_joined(run: Path, kept: list[str]) ->
         router.show("descriptions", torch.randn(old.n_tasks, 8) + place)
         model.model.router = router.eval()
     expected = {name: model.predict(name, WORDS) for name, model in models.items()}
-    joined = join_rows(models)
+    joined = share_backbone(models)
     assert len(set(map(id, joined.values()))) == 1
     assert {name: model.predict(name, WORDS) for name, model in joined.items()} == expected
 
@@ -86,4 +86,4 @@ def test_routers_that_see_descriptions_are_joined(run: Path, kept: list[str]) ->
 def test_models_without_common_weights_stay_apart(run: Path) -> None:
     one, other = mttl.load(run), mttl.load(run)
     models = {"copy": one, "reverse": other}
-    assert join_rows(models) == models
+    assert share_backbone(models) == models

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from mttl.serving.generation_request import Piece, WantedAnswer
-from mttl.serving.stream_decoder import GrowingAnswer, cut_at, settled
+from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.stream_decoder import StreamDecoder, cut_at, settled
 
 END = 1
 
@@ -55,8 +55,8 @@ EURO = [6, 7, 8]  # its three bytes
 def answered(tokenizer: Any, ids: list[int], **settings: Any) -> list[Piece]:
     pieces: list[Piece] = []
     settings = {"most_tokens": len(ids) + 1, **settings}
-    wanted = WantedAnswer(task_id=0, prompt=[], send=pieces.append, **settings)
-    growing = GrowingAnswer(wanted, tokenizer, {END})
+    wanted = GenerationRequest(task_id=0, prompt=[], send=pieces.append, **settings)
+    growing = StreamDecoder(wanted, tokenizer, {END})
     scored = settings.get("n_logprobs") is not None
     for token in [*ids, END]:
         if not growing.ended:
@@ -145,8 +145,8 @@ def test_a_stream_does_not_wait_for_more_than_it_has_to() -> None:
 
 def test_what_nobody_waits_for_is_not_sent() -> None:
     pieces: list[Piece] = []
-    wanted = WantedAnswer(task_id=0, prompt=[], most_tokens=3, send=pieces.append)
-    growing = GrowingAnswer(wanted, Words(), {END})  # type: ignore[arg-type]
+    wanted = GenerationRequest(task_id=0, prompt=[], most_tokens=3, send=pieces.append)
+    growing = StreamDecoder(wanted, Words(), {END})  # type: ignore[arg-type]
     growing.drop()
     growing.finish([3, 3, 3])
     assert pieces == []

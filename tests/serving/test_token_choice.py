@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from mttl.serving.generation_request import WantedAnswer
+from mttl.serving.generation_request import GenerationRequest
 from mttl.serving.token_choice import TokenChoice, draw
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.9, -30.0, 0.0])
 
 
-def row(most_tokens: int = 1, **settings) -> WantedAnswer:
-    return WantedAnswer(task_id=0, prompt=[], most_tokens=most_tokens, send=print, **settings)
+def row(most_tokens: int = 1, **settings) -> GenerationRequest:
+    return GenerationRequest(task_id=0, prompt=[], most_tokens=most_tokens, send=print, **settings)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 0.9), (1.7, 0.6), (1, 0.01)])

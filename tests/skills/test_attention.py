@@ -174,8 +174,10 @@ def model_of(family="t5", *, adapters=False, **settings):
         kind = AdapterInventory if adapters else LoRAInventory
         return AttendedInventory(kind(i, o, 3, **size), **settings)
 
-    site = "block" if adapters else "linear"
-    attachment = attach_skills(backbone, make, targets=["attention"], slot=slot, site=site)
+    attachment_point = "block" if adapters else "linear"
+    attachment = attach_skills(
+        backbone, make, targets=["attention"], slot=slot, attachment_point=attachment_point
+    )
     model = SkilledModel(backbone, average_router(len(attachment.groups), 2, 3), slot).eval()
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)

@@ -1,4 +1,4 @@
-"""What kinds with a site of their own promise on whole language models."""
+"""What kinds with an attachment point of their own promise on whole language models."""
 
 import copy
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ FOLDED = ("head_mask", "head_mask, soft", "norm")
 # A softmax gives every column and every position some attention, whatever is there.
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
-SITES = {kind: kind_class(kind).site for kind in PLACED}
-# The first of every site meets every family.
-FIRST = {site: kind for kind, site in reversed(SITES.items())}.values()
+ATTACHMENT_POINTS = {kind: kind_class(kind).attachment_point for kind in PLACED}
+# The first kind of every attachment point meets every family.
+FIRST = {point: kind for kind, point in reversed(ATTACHMENT_POINTS.items())}.values()
 
 
 def cases(kinds: Sequence[str], half: int | None = None) -> pytest.MarkDecorator:
     """Every family with every kind; what is rare is slow.
 
-    Rare are all but the first kind of a site with any family but one, and, where a half is given,
-    the pairs of the other half: each kind with an encoder and with a decoder alone, which are
-    others in the other half.
+    Rare are all but the first kind of an attachment point with any family but one, and, where a
+    half is given, the pairs of the other half: each kind with an encoder and with a decoder alone,
+    which are others in the other half.
     """
     marked = []
     for place, kind in enumerate(kind for kind in PLACED if kind in kinds):
@@ -49,7 +49,7 @@ every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1
 
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
-    blocks = SITES[kind] == "block"
+    blocks = ATTACHMENT_POINTS[kind] == "block"
     if blocks or kind in ("ladder", "prefix, behind a gate"):  # which have no blocks of features
         settings["n_heads"] = 1
     targets = ["attention", "mlp"] if blocks else ["attention"]
@@ -127,7 +127,7 @@ def test_generation(family: str, kind: str) -> None:
         given = {"input_ids": ids, "attention_mask": mask}
         slow = model.generate(TASK_IDS, **given, use_cache=False, **settings)
         assert torch.equal(slow, together)
-        if family == "llama":  # others answer most tasks alike
+        if family == "llama":  # others give most tasks the same answers
             other = model.generate(TASK_IDS.roll(1), **given, **settings)
             assert not torch.equal(other, together)
 

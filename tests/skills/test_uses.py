@@ -66,7 +66,7 @@ def test_skills_that_begin_alike_are_one_under_any_weights(kind):
     given = given / given.sum(-1, keepdim=True)
     expected = mixed(kind, inventory, base, x, single)
     assert not torch.allclose(mixed(kind, inventory, base, x, given), expected)
-    inventory.begin_alike()
+    inventory.make_identical()
     torch.testing.assert_close(mixed(kind, inventory, base, x, given), expected)
 
 
@@ -75,7 +75,7 @@ def test_some_skills_are_drawn_anew_and_the_others_stay(kind):
     """A new one changes nothing, as at the start; so where it stands alone it is the bare layer."""
     base, skills = layer(kind)
     before = {name: value.clone() for name, value in skills.state_dict().items()}
-    skills.renew(torch.tensor([1, 3]))
+    skills.reset_skills(torch.tensor([1, 3]))
     stacked = [name for name, value in skills.named_parameters() if len(value) == K]
     for name, value in skills.state_dict().items():
         stays = [0, 2] if name in stacked else slice(None)
@@ -144,7 +144,7 @@ def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
     for b in range(B):
         if isinstance(inventory, GatedInventory):
             expected = gated(inventory, base, x[b], weights[b])
-        elif inventory.site == "block":
+        elif inventory.attachment_point == "block":
             expected = behind_or_beside(inventory, x[b], base(x[b]), weights[b, 0])
         else:
             expected = nn.functional.linear(
@@ -213,7 +213,7 @@ def behind_or_beside(inventory, x, y, weights):
 def alone(kind, inventory, base):
     """What one expert adds to the base output of one token, as a function of what it reads."""
     one_hot = torch.eye(K).double()[:, None]
-    if inventory.site == "block":
+    if inventory.attachment_point == "block":
         return lambda row, e: adapter(inventory, row, one_hot[e, 0])
     if kind == "ia3":  # the base output is what it reads
         ones = torch.ones(O, 1).double()

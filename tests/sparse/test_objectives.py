@@ -11,13 +11,12 @@ from helpers.backbones import fill
 from mttl.data.encode import TextEncoder
 from mttl.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
-from mttl.sparse.answers import answer_inputs
-from mttl.sparse.language_loss import language_loss
 from mttl.sparse.objectives import (
     CausalText,
     MaskedText,
     RestoredText,
     TaskObjective,
+    language_loss,
     mask_id,
 )
 
@@ -154,18 +153,3 @@ def test_text_without_lines_or_room_is_refused():
             CausalText(TOKENIZER, texts, 8)
     with pytest.raises(ConfigError, match=r"--max-length \(1\) leaves no room"):
         RestoredText(TOKENIZER, TEXTS, 1)
-
-
-@pytest.mark.parametrize("make", [t5, llama])
-def test_answers_are_those_of_one_input_at_a_time(make):
-    model = make()
-    encoder = TextEncoder(
-        TOKENIZER, decoder_only=make is llama, max_input_length=32, max_output_length=8
-    )
-    inputs, counted = ["walk", "a", "something longer", "be"], []
-    found = answer_inputs(
-        model, encoder, inputs, max_new_tokens=5, batch_size=3, on_rows=counted.append
-    )
-    alone = [answer_inputs(model, encoder, [text], max_new_tokens=5)[0] for text in inputs]
-    assert found == alone
-    assert counted == [3, 1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mttl.sparse.row_order import RowOrder
+from mttl.sparse.lottery_ticket import RowOrder
 
 
 def test_an_epoch_holds_every_row_once_in_an_order_of_its_own() -> None:

@@ -327,7 +327,7 @@ def test_the_order_of_two_sentences_is_drawn(name, better, worse):
             f"sentence 1: {one} [SEP] sentence 2: {two}",
             "sentence 1" if is_first else "sentence 2",
         )
-    assert lines(name, records) == found  # seeded anew for every split
+    assert lines(name, records) == found  # seeded again for every split
 
 
 def test_answers_of_sciq_are_shuffled_where_the_row_is_kept():

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
+from helpers.run_processes import run_processes
 from helpers.skills import skilled
-from helpers.together import run_together
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
 from mttl.errors import CheckpointError, ConfigError
@@ -220,7 +220,7 @@ def test_two_processes_go_on_as_if_undisturbed(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run_together(_resume, str(tmp_path), port)
+    run_processes(_resume, str(tmp_path), port)
 
 
 @BOTH

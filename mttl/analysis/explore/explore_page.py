@@ -14,9 +14,9 @@ import numpy as np
 from mttl.analysis.ablation_record import Ablation, read_ablation
 from mttl.analysis.clustering import tree_joints
 from mttl.analysis.explore.run_facts import (
-    Adapted,
-    Answers,
-    Score,
+    AdaptedTask,
+    ShownAnswers,
+    SplitScore,
     read_adapted,
     read_answers,
     read_run_curves,
@@ -42,12 +42,7 @@ LIVE_PARTS = ("live.html", "live.js")
 
 @dataclass(frozen=True)
 class Explored:
-    """A run as the page shows it.
-
-    Attributes:
-        view: Its routing.
-        tokens: What its tokens chose, if they do.
-    """
+    """A run as the page shows it."""
 
     view: RoutingView
     tokens: TokenRoutingRecord | None = None
@@ -58,10 +53,6 @@ def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None
 
     Skills are numbered in an order that is common to all groups of layers; those of a further run
     are matched to the first one's, where both have the same tasks, layers and number of skills.
-
-    Args:
-        runs: What is shown side by side.
-        live: What a page that is served has to know of what it can ask the first run.
 
     Raises:
         CheckpointError: If a file of a run is damaged.
@@ -165,7 +156,7 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
     return means, names, places
 
 
-def _adapted_task(task: Adapted, view: RoutingView) -> dict[str, Any]:
+def _adapted_task(task: AdaptedTask, view: RoutingView) -> dict[str, Any]:
     return {
         "name": task.name,
         "category": "adapted from this run",
@@ -193,13 +184,13 @@ def _ablation(found: Ablation, pairs: np.ndarray) -> dict[str, Any] | None:
     }
 
 
-def _score(score: Score) -> dict[str, Any]:
+def _score(score: SplitScore) -> dict[str, Any]:
     baselines = {name: round(value, 4) for name, value in score.baselines.items()}
     shown = {"split": score.split, "metric": score.metric, "score": round(score.score, 4)}
     return {**shown, "baselines": baselines}
 
 
-def _answers(found: Answers | None) -> dict[str, Any] | None:
+def _answers(found: ShownAnswers | None) -> dict[str, Any] | None:
     if found is None:
         return None
     shown = {"split": found.split, "nRight": found.n_right, "nRows": found.n_rows}

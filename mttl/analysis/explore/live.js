@@ -35,7 +35,7 @@ function changeTask() {
 
 function examples(task) {
   const shown = findTask(runs[0], task.name)?.answers?.shown ?? [];
-  return shown.map((row) => row[0]).filter((input) => input.startsWith(task.opening) && !input.endsWith("…")).map((input) => input.slice(task.opening.length));
+  return shown.map((row) => row[0]).filter((input) => input.startsWith(task.prompt_prefix) && !input.endsWith("…")).map((input) => input.slice(task.prompt_prefix.length));
 }
 
 function slider(id, label, value, low, high, change, more = null) {

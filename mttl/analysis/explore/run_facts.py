@@ -1,17 +1,16 @@
 """What a run left behind besides its routing: scores, curves, answers, adapted tasks."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.routing_record import read_arrays, read_course
-from mttl.errors import CheckpointError, MttlError
-from mttl.io.reading import MOST_LINE, parse_json, read_table, require_file, to_number
+from mttl.analysis.routing_record import read_adaptation_history, read_arrays
+from mttl.errors import CheckpointError
+from mttl.io.reading import parse_json, read_table, to_number
 
 # What would make the page large is thinned out.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
@@ -23,7 +22,7 @@ Curve = tuple[list[int], list[float]]
 
 
 @dataclass(frozen=True)
-class Score:
+class SplitScore:
     """The score of a task on a split, a mean over samples, beside the baselines."""
 
     split: str
@@ -33,7 +32,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ShownAnswers:
     """Some answers to a task's rows.
 
     Attributes:
@@ -50,24 +49,15 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """A task that was adapted from a run, and how that went.
-
-    Attributes:
-        name: The task, with its sample.
-        scores: Of the adapted task.
-        steps: When its row was recorded.
-        rows: What it was.
-        curve: The score on development rows over steps.
-        answers: Some of them.
-    """
+class AdaptedTask:
+    """A task that was adapted from a run, and how that went."""
 
     name: str
-    scores: list[Score]
+    scores: list[SplitScore]
     steps: Int[np.ndarray, "S"]
     rows: Float[np.ndarray, "S G K"]
     curve: Curve
-    answers: Answers | None
+    answers: ShownAnswers | None
 
     @property
     def kept(self) -> int:
@@ -78,11 +68,11 @@ class Adapted:
         return int(np.searchsorted(self.steps, min(best, self.steps[-1])))
 
 
-def read_scores(folder: Path) -> dict[str, list[Score]]:
+def read_scores(folder: Path) -> dict[str, list[SplitScore]]:
     """Return the scores of every task, test rows before others; nothing without ``results.csv``."""
     found = _means(folder / "results.csv", ())
     baselines = _means(folder / "baselines.csv", ("baseline",))
-    scores: dict[str, list[Score]] = {}
+    scores: dict[str, list[SplitScore]] = {}
     ranked = sorted(found, key=lambda key: SPLITS.index(key[1]) if key[1] in SPLITS else -1)
     for task, split, metric in ranked:
         beside = {
@@ -91,7 +81,7 @@ def read_scores(folder: Path) -> dict[str, list[Score]]:
             if (other, part) == (task, split)
         }
         value = found[task, split, metric]
-        scores.setdefault(task, []).append(Score(split, metric, value, beside))
+        scores.setdefault(task, []).append(SplitScore(split, metric, value, beside))
     return scores
 
 
@@ -146,7 +136,7 @@ def read_run_curves(
     return whole, own
 
 
-def read_answers(folder: Path, task: str) -> Answers | None:
+def read_answers(folder: Path, task: str) -> ShownAnswers | None:
     """Return some answers to a task's rows, of the test rows if they were answered.
 
     Raises:
@@ -164,36 +154,22 @@ def read_answers(folder: Path, task: str) -> Answers | None:
         return None
     counts = {True: 0, False: 0}
     shown: list[tuple[str, str, list[str], bool]] = []
-    for row in _lines(path):
-        right = row["prediction"] in row["references"]
-        counts[right] += 1
-        if counts[right] <= MOST_ANSWERS:
-            accepted = [_short(text) for text in row["references"][:3]]
-            shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
-    return Answers(split, counts[True], sum(counts.values()), shown)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    require_file(path, CheckpointError)
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MOST_LINE):
-            number += 1
-            try:
-                row = parse_json(line, f"line {number}", CheckpointError, dict)
-            except MttlError as error:
-                raise CheckpointError(
-                    f"'{path}', line {number} is damaged ({error}). Copy the file again from where "
-                    "it was written, or remove it"
-                ) from error
-            yield row
+        for number, line in enumerate(file, 1):
+            row = parse_json(line, f"'{path}', line {number}", CheckpointError, dict)
+            right = row["prediction"] in row["references"]
+            counts[right] += 1
+            if counts[right] <= MOST_ANSWERS:
+                accepted = [_short(text) for text in row["references"][:3]]
+                shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
+    return ShownAnswers(split, counts[True], sum(counts.values()), shown)
 
 
 def _short(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
-def read_adapted(folder: Path) -> list[Adapted]:
+def read_adapted(folder: Path) -> list[AdaptedTask]:
     """Return the tasks that were adapted from a run and kept, if they say how their rows moved."""
     if not (folder / "plots" / "routing.npz").is_file():
         return []  # tokens alone are routed, and rows of tasks are none
@@ -202,21 +178,21 @@ def read_adapted(folder: Path) -> list[Adapted]:
     return [_adapted(place.parents[1], several_modes=len(modes) > 1) for place in places]
 
 
-def _adapted(place: Path, *, several_modes: bool) -> Adapted:
-    course = read_course(place)
+def _adapted(place: Path, *, several_modes: bool) -> AdaptedTask:
+    history = read_adaptation_history(place)
     path = place / "plots" / "routing_history.npz"
     arrays = read_arrays(path, ("score_steps", "scores"))
     steps, scores = arrays["score_steps"], arrays["scores"]
-    if course is None:
+    if history is None:
         raise CheckpointError(f"'{path}' has no record; adapt to the task again, or remove it")
     by_task = read_scores(place)
     task = next((name for name in by_task if name != "mean"), place.name)
     mode = f", {place.parents[1].name.removeprefix('adapt-')}" if several_modes else ""
-    return Adapted(
+    return AdaptedTask(
         name=f"{place.name}{mode}",
         scores=by_task.get(task, []),
-        steps=course.steps,
-        rows=course.weights[:, :, 0],
+        steps=history.steps,
+        rows=history.weights[:, :, 0],
         curve=(steps.tolist(), [round(float(score), 5) for score in np.nan_to_num(scores)]),
         answers=read_answers(place, task),
     )

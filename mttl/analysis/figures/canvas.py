@@ -25,13 +25,7 @@ FAINT = "#bbbbbb"
 
 
 def new_canvas(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure of a size in inches, with its title at the top left.
-
-    Args:
-        width: In inches; widened where the title needs more.
-        height: In inches.
-        title: What the figure shows.
-    """
+    """Return an empty figure of a size in inches, with its title at the top left."""
     width = max(width, text_width([title], TITLE) + 2 * MARGIN)
     figure = Figure(figsize=(width, height), facecolor="white")
     figure.text(MARGIN / width, 1 - MARGIN / height, title, fontsize=TITLE, color=INK, va="top")

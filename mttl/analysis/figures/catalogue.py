@@ -30,7 +30,7 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 
     Args:
         view: The run.
-        other: A run to draw beside it, of the same tasks and groups (see `aligned_with`).
+        other: A run to compare it with, of the same tasks and groups (see `aligned_with`).
 
     Yields:
         The name of the file, without suffix, and the figure.

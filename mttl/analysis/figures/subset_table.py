@@ -109,9 +109,6 @@ def _flow(texts: Sequence[str]) -> list[tuple[float, int]]:
 def skill_subsets(active: Bool[np.ndarray, "T K"]) -> list[tuple[tuple[int, ...], list[int]]]:
     """Group the tasks by their subset of skills.
 
-    Args:
-        active: Whether a task uses a skill: its probability lies above one half.
-
     Returns:
         Each subset that occurs and the ids of its tasks; small subsets first, as in the appendix
         of Ponti, Sordoni, Bengio and Reddy, EACL 2023.

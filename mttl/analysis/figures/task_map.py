@@ -103,11 +103,6 @@ def place_labels(
 ) -> list[Box]:
     """Choose a box for the label of every point: the nearest that is free.
 
-    Args:
-        points: In inches.
-        widths: Of the labels, in inches.
-        size: Of the square that the boxes must stay on.
-
     Returns:
         Boxes that overlap neither each other nor any point; a label for which the whole square has
         no room stays beside its point.

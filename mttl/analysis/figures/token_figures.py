@@ -67,15 +67,7 @@ def loads_over_training(
     last: int,
     title: str,
 ) -> Figure:
-    """Draw the load of every expert over training, a panel per layer.
-
-    Args:
-        load: Share of each layer's choices by expert.
-        layers: Their names.
-        first: Step of the first record.
-        last: Step of the last.
-        title: Of the figure.
-    """
+    """Draw the load of every expert over training, a panel per layer."""
     columns = min(COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
     n_experts = load.shape[2]

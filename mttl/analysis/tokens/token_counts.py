@@ -36,16 +36,7 @@ class TokenCounts:
         previous: Int[np.ndarray, "P"],
         n_dropped: int = 0,
     ) -> None:
-        """Add the choices of a layer in one forward pass.
-
-        Args:
-            layer: Its number.
-            experts: Of every pair.
-            tasks: Task of the pair's token.
-            tokens: The token.
-            previous: The token before it, or V.
-            n_dropped: Pairs that found no room.
-        """
+        """Add the choices of a layer in one forward pass."""
         np.add.at(self.tasks[layer], (tasks, experts), 1)
         self.dropped[layer] += n_dropped
         size = self.n_tokens + 1

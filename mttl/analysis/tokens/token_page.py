@@ -8,14 +8,7 @@ from mttl.analysis.tokens.token_record import TokenRoutingRecord
 
 
 def expert_tokens(record: TokenRoutingRecord, layer: int, expert: int, n: int) -> tuple[str, str]:
-    """Return the commonest tokens of an expert, and of those before them, as text.
-
-    Args:
-        record: What the run wrote down.
-        layer: Its number.
-        expert: Its number.
-        n: How many of each, at most.
-    """
+    """Return the commonest tokens of an expert, and of those before them, as text."""
     tokens = [
         f"{quoted(token)} {share:.0%} (after {quoted(before)})"
         for token, before, share, count in zip(

@@ -105,15 +105,7 @@ def write_token_record(
     tasks: tuple[str, ...],
     text_of: Callable[[int], str],
 ) -> None:
-    """Write ``token_routing.npz``.
-
-    Args:
-        path: The file.
-        counts: What was collected.
-        layers: Names of the layers.
-        tasks: Names of the tasks.
-        text_of: Gives the text of a vocabulary entry.
-    """
+    """Write ``token_routing.npz``."""
 
     def text(token: int) -> str:
         return START if token == counts.n_tokens else text_of(token)

@@ -5,11 +5,7 @@ from jaxtyping import Float, Int
 
 
 def load_entropy(loads: Float[np.ndarray, "*layers E"]) -> Float[np.ndarray, "*layers"]:
-    """Return the entropy of the loads over its maximum: 1 where experts are used alike, 0 for one.
-
-    Args:
-        loads: Counts or shares; a layer without any has the entropy 0.
-    """
+    """Return entropy over its maximum: 1 for equal loads, 0 if one expert (or none) has all."""
     totals = loads.sum(-1, keepdims=True)
     shares = np.divide(loads, totals, out=np.zeros(loads.shape), where=totals > 0)
     return _entropy(shares) / np.log(loads.shape[-1])
@@ -21,9 +17,6 @@ def mutual_information(counts: Int[np.ndarray, "A E"]) -> float:
     The plug-in estimate of a table with a rows, e columns and n entries is too large by about
     (a - 1)(e - 1) / (2 n) nats where nothing is shared (Miller and Madow); that is taken off. Rows
     and columns without an entry do not count.
-
-    Args:
-        counts: How often value a and expert e came together.
     """
     table = counts[counts.sum(1) > 0][:, counts.sum(0) > 0].astype(np.float64)
     total = table.sum()

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from mttl.assembly.planning.peak_memory import LiveBytes
+from mttl.assembly.planning.peak_memory import PeakMemory
 from mttl.config.schema import Config
 from mttl.models.backbone import is_decoder_only
 from mttl.models.cache_argument import cache_argument
@@ -118,9 +118,9 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
 
 
 @contextmanager
-def _counted(model: SkilledModel) -> Iterator[LiveBytes]:
+def _counted(model: SkilledModel) -> Iterator[PeakMemory]:
     """Count what lives, merged skills apart."""
-    counter = LiveBytes([*model.parameters(), *model.buffers()])
+    counter = PeakMemory([*model.parameters(), *model.buffers()])
     inventories = [layer.inventory for layer in model.skilled_layers().values()]
     for inventory in inventories:
 
@@ -167,7 +167,7 @@ def _autocast(config: Config) -> Any:
     return ExitStack() if dtype is None else torch.autocast("cpu", dtype)
 
 
-def _cache(counter: LiveBytes, backbone: Any) -> Any:
+def _cache(counter: PeakMemory, backbone: Any) -> Any:
     cache = DynamicCache(config=backbone.config.get_text_config(decoder=True))
     update = cache.update
 

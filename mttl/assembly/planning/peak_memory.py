@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 OTHER = "activations"
 
 
-class LiveBytes(TorchDispatchMode):
+class PeakMemory(TorchDispatchMode):
     """While it is entered, counts every tensor that an operation makes until nothing holds it.
 
     Tensors may be fake: then nothing is computed or allocated. Where a shape depends on what they

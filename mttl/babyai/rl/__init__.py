@@ -21,12 +21,12 @@ from mttl.babyai.rl.learning_curve import episodes_to, reached, smooth
 from mttl.babyai.rl.missions import distinct_missions, without_padding
 from mttl.babyai.rl.ppo import action_log_probs, ppo_loss
 from mttl.babyai.rl.rollout import Rollout, Step, stack_steps
-from mttl.babyai.rl.sequences import Sequences, cut_sequences, minibatches
+from mttl.babyai.rl.sequences import EpisodeSequences, cut_sequences, minibatches
 
 __all__ = [
     "EpisodeLog",
+    "EpisodeSequences",
     "Rollout",
-    "Sequences",
     "Step",
     "action_log_probs",
     "cut_sequences",

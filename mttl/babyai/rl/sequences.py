@@ -13,7 +13,7 @@ from mttl.babyai.rl.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class Sequences:
+class EpisodeSequences:
     """N sequences of S steps for each of T tasks; the task axis is first, for `vmap` over tasks.
 
     Attributes:
@@ -45,7 +45,7 @@ class Sequences:
         """What a policy reads, in the order of its arguments."""
         return self.images, self.missions, self.mission_index, self.memory, self.begins
 
-    def select(self, chosen: Int64[Tensor, "T n"]) -> "Sequences":
+    def select(self, chosen: Int64[Tensor, "T n"]) -> "EpisodeSequences":
         """Return some sequences of every task, copied.
 
         Args:
@@ -61,7 +61,7 @@ class Sequences:
             return field.flatten(0, 2).index_select(0, frames.flatten()).unflatten(0, frames.shape)
 
         first = (tasks * n_sequences + chosen).flatten()
-        return Sequences(
+        return EpisodeSequences(
             images=pick(self.images),
             missions=self.missions,
             mission_index=pick(self.mission_index),
@@ -77,7 +77,7 @@ class Sequences:
 
 def cut_sequences(
     rollout: Rollout, advantages: Float[Tensor, "S T N"], returns: Float[Tensor, "S T N"]
-) -> Sequences:
+) -> EpisodeSequences:
     """Return all sequences of a rollout, in order: C per slot, ``recurrence`` steps each.
 
     Sequence ``c * N + n`` of a task holds the steps from ``c * recurrence`` on of slot n, and the
@@ -98,7 +98,7 @@ def cut_sequences(
         pieces = field.unflatten(0, (-1, rollout.recurrence))  # (C, recurrence, T, N, …)
         return pieces.movedim(2, 0).transpose(1, 2).flatten(2, 3)
 
-    return Sequences(
+    return EpisodeSequences(
         images=cut(rollout.images),
         missions=missions,
         mission_index=cut(mission_index),
@@ -113,8 +113,8 @@ def cut_sequences(
 
 
 def minibatches(
-    sequences: Sequences, *, n_minibatches: int, n_epochs: int, generator: torch.Generator
-) -> Iterator[Sequences]:
+    sequences: EpisodeSequences, *, n_minibatches: int, n_epochs: int, generator: torch.Generator
+) -> Iterator[EpisodeSequences]:
     """Return ``n_epochs * n_minibatches`` minibatches; each epoch uses every frame once.
 
     The sequences of every task are shuffled anew for each epoch, each task for itself, so that
@@ -138,7 +138,7 @@ def minibatches(
             f"{', '.join(map(str, divisors))}"
         )
 
-    def shuffled() -> Iterator[Sequences]:
+    def shuffled() -> Iterator[EpisodeSequences]:
         for _ in range(n_epochs):
             order = torch.rand(n_tasks, n_sequences, generator=generator).argsort(dim=1)
             for chosen in order.to(sequences.actions.device).chunk(n_minibatches, dim=1):

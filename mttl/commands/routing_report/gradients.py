@@ -1,4 +1,4 @@
-"""How alike the gradients of tasks are: where they point apart, tasks interfere in what they share.
+"""Cosines between the gradients of tasks: negative ones show interference in shared skills.
 
 References:
     Yu, Kumar, Gupta, Levine, Hausman and Finn, *Gradient Surgery for Multi-Task Learning*, NeurIPS
@@ -27,15 +27,8 @@ MOST_PAIRS = 5
 def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
     """Return the cosines between the gradients of all tasks, with respect to the skills.
 
-    They are taken at the end of training, in evaluation mode, of the first sample's training rows.
+    They are computed after training, in evaluation mode, on ``n_rows`` training rows of each task.
     All gradients are in memory at once: 4 bytes per task and parameter of the skills.
-
-    Args:
-        run: The folder of a run that has ended.
-        n_rows: Training rows of each task, spread evenly.
-
-    Raises:
-        CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
     """
     module, data = open_rows(run, "--gradients", max_rows=n_rows)
     inventories = [layer.inventory for layer in module.model.skilled_layers().values()]
@@ -84,6 +77,6 @@ def gradient_table(
     worst = np.argsort(values, kind="stable")[:MOST_PAIRS]
     pairs = [(tasks[int(one[pair])], tasks[int(other[pair])], values[pair]) for pair in worst]
     shown = (f"{first} and {second} {value:.2f}" for first, second, value in pairs)
-    table.caption = f"Least alike: {escape(', '.join(shown))}"
+    table.caption = f"Lowest cosines: {escape(', '.join(shown))}"
     table.caption_justify = "left"
     return table

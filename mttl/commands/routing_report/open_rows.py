@@ -15,26 +15,28 @@ from mttl.runtime.gpus import device_of
 from mttl.training.text_to_text import TextToTextModule
 
 
+def text_config(run: Path, advice: str) -> Config:
+    """Return the configuration of a training on text."""
+    path = run / "config.yaml"
+    config = load_any_config([str(path)], plugins=LEAVE) if path.is_file() else None
+    if not isinstance(config, Config):
+        raise CheckpointError(
+            f"'{run}' has no config.yaml of a training on text, so its rows are not known: {advice}"
+        )
+    return config
+
+
 def open_rows(
     run: Path, option: str, **settings: Any
 ) -> tuple[TextToTextModule, TextToTextDataModule]:
     """Return the model of a run, in evaluation mode, and the rows of its tasks.
 
     Args:
-        run: The folder of a run that has ended.
-        option: What asks for them, for the message.
-        **settings: Of the section data, other than the run's.
-
-    Raises:
-        CheckpointError: If the run keeps no configuration.
+        run: The folder of a finished run.
+        option: The option that needs the rows, for the message.
+        **settings: Settings of the section data that differ from the run's.
     """
-    path = run / "config.yaml"
-    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
-    if not isinstance(config, Config):
-        raise CheckpointError(
-            f"'{run}' has no config.yaml of a training on text, which says where its rows are: "
-            f"leave {option} out"
-        )
+    config = text_config(run, f"leave {option} out")
     built = load_run(run)
     module = TextToTextModule(built.model, built.tokenizer, dict.fromkeys(built.tasks, "EM"))
     data = TextToTextDataModule(

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.routing_record import RoutingRecord, read_course, read_record
+from mttl.analysis.routing_record import RoutingRecord, read_adaptation_history, read_record
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.tokens.token_record import (
     TokenRoutingRecord,
@@ -43,16 +42,12 @@ def read_view(
 ) -> RoutingView:
     """Read the routing of a run and the categories of its tasks.
 
-    Where only tokens are routed, it is how those of each task are shared among experts.
+    If only tokens are routed, it is the share of experts among the tokens of each task.
 
     Args:
-        folder: Of the run.
+        folder: The folder of the run.
         adapted: Folders of tasks that were adapted from it; they come last.
-        backbone: Where a pretrained backbone is now, which adapted tasks are loaded with.
-
-    Raises:
-        CheckpointError: If the run has not ended, or its files are damaged or of different runs.
-        TaskError: If it has a single task, or routes no tasks and some were adapted.
+        backbone: Where a pretrained backbone is now, with which adapted tasks are loaded.
     """
     if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
         view = token_view(folder, read_token_record(folder))
@@ -69,30 +64,23 @@ def read_view(
         raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
     if view is not None:
         return view
-    probabilities = use_probabilities(record)
+    probabilities = record.weights if record.probabilities is None else record.probabilities
     trails: dict[str, np.ndarray] = {}
     if adapted:
         record, probabilities = with_adapted(record, probabilities, adapted, backbone)
         for name, place in zip(record.tasks[-len(adapted) :], adapted, strict=True):
-            if (course := read_course(Path(place))) is not None:
-                trails[name] = course.weights[:, :, 0]
+            if (history := read_adaptation_history(Path(place))) is not None:
+                trails[name] = history.weights[:, :, 0]
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
     return RoutingView(record, probabilities, categories, trails, members)
 
 
 def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
-    """Return the names of the members that are the skills of a run of a library, in their order.
-
-    Raises:
-        CheckpointError: If the file that names them is damaged.
-    """
+    """Return the names of the members that are the skills of a run of a library, in their order."""
     path = folder / MEMBERS
     if not path.is_file():
         return ()
-    try:
-        names = tuple(str(row["name"]) for row in read_json(path, CheckpointError, dict)["members"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"'{path}' is damaged ({error}): copy it again") from error
+    names = tuple(row["name"] for row in read_json(path, CheckpointError, dict)["members"])
     return names if len(set(names)) == record.weights.shape[2] else ()
 
 
@@ -130,39 +118,6 @@ def with_adapted(
     return record, np.concatenate(likely, axis=1)
 
 
-def use_probabilities(record: RoutingRecord) -> np.ndarray:
-    """Return how likely each task is to use each skill, (G, T, K).
-
-    It is what the router wrote down. Runs of earlier versions did not: Polytropon's mixing weights
-    are normalised probabilities, which cannot be undone, so the saved logits are read. Other
-    routers use what has a weight; HyperFormer's weights are all it has, and so is the attention of
-    a fusion.
-    """
-    if record.probabilities is not None:
-        return record.probabilities
-    saved = read_inventory(record.folder)
-    aggregation = saved.meta["settings"].get("aggregation", {})
-    settings = saved.meta["settings"]["router"]
-    if settings["kind"] == "hyperformer" or aggregation.get("kind") == "fusion":
-        return record.weights
-    if settings["kind"] != "polytropon":
-        return (record.weights > 0).astype(np.float64)
-    probabilities = saved.router["logits"].double().sigmoid()  # (G, T, H, K)
-    if settings["straight_through"]:  # rounded as the router does, in the precision of the logits
-        probabilities = (saved.router["logits"].sigmoid() > 0.5).double()
-    if settings["shared_skill"]:  # the last skill is always on and has no logit
-        always = torch.ones_like(probabilities[..., :1])
-        probabilities = torch.cat([probabilities, always], dim=-1)
-    found = probabilities.transpose(1, 2).flatten(0, 1).numpy()  # heads are groups
-    if found.shape != record.weights.shape:
-        raise CheckpointError(
-            f"the router in '{saved.folder}' has shape {found.shape}, the weights in "
-            f"'{record.folder / 'plots' / 'routing.npz'}' {record.weights.shape}: they are of "
-            "different runs. Copy the whole folder again from where it was written"
-        )
-    return found
-
-
 def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     """Return the category of every task.
 
@@ -184,9 +139,6 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 
     They stand in the column `factors` of the gym's TASKS.csv as ``name=value name=value``. A factor
     that a task lacks, or that has one value only, is left out.
-
-    Raises:
-        TaskError: If an entry has another form.
     """
     factors: list[dict[str, str]] = []
     column = gym_column(read_settings(folder), "factors")
@@ -206,7 +158,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 def read_settings(folder: Path) -> Section | None:
     """Return the configuration of a run, if its folder has one."""
     config = folder / "config.yaml"
-    return load_any_config([str(config)], own=LEAVE) if config.is_file() else None
+    return load_any_config([str(config)], plugins=LEAVE) if config.is_file() else None
 
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:

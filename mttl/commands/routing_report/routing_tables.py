@@ -10,9 +10,9 @@ from mttl.analysis.cluster_agreement import category_agreement
 from mttl.analysis.factor_recovery import factor_recovery
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.permutation_test import Comparison
+from mttl.analysis.permutation_test import PermutationTest
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.skill_matching import skill_stability
+from mttl.analysis.skill_matching import matched_correlation
 from mttl.analysis.tokens.token_page import expert_tokens
 from mttl.analysis.tokens.token_record import (
     TokenRoutingRecord,
@@ -33,7 +33,7 @@ def statistics_table(view: RoutingView) -> Table:
         table.add_row(name, *(f"{value:.3f}" for value in values))
     table.caption = (
         "discreteness: 1 binary, 0 undecided; active cells: their share; usage: 1 all skills "
-        f"alike; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
+        f"equally; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
     )
     table.caption_justify = "left"
     return table
@@ -43,7 +43,7 @@ def likeness_table(view: RoutingView, n_adapted: int) -> Table:
     """Return which tasks of the run the adapted ones, the last, are routed like."""
     table = Table(title="Tasks that are routed like the adapted ones", title_justify="left")
     table.add_column("adapted task", overflow="fold")
-    table.add_column("most alike, with the correlation of the rows", overflow="fold")
+    table.add_column("most similar tasks, with the correlation of routing weights", overflow="fold")
     n_known = len(view.record.tasks) - n_adapted
     for number in range(n_known, len(view.record.tasks)):
         likeness = view.similarity[number, :n_known]
@@ -72,7 +72,7 @@ def load_table(tokens: TokenRoutingRecord) -> Table:
     table.add_section()
     table.add_row("mean", *(f"{value:.3f}" for value in columns.mean(0)))
     table.caption = (
-        "load entropy: 1 all experts alike, 0 one; dropped: share of choices without room; bits: "
+        "load entropy: 1 equal loads, 0 one expert; dropped: share of choices without room; bits: "
         "entropy of the choice, and what task, preceding token and token tell about it"
     )
     table.caption_justify = "left"
@@ -80,7 +80,7 @@ def load_table(tokens: TokenRoutingRecord) -> Table:
 
 
 def expert_table(tokens: TokenRoutingRecord) -> Table:
-    """Return which tokens the experts of one layer are chosen for: the one that they tell most of.
+    """Return which tokens choose the experts of the layer whose choice depends most on tokens.
 
     After the table of Lewis et al. (BASE layers, arXiv:2103.16716), which lists the tokens before.
     """
@@ -102,13 +102,13 @@ def expert_table(tokens: TokenRoutingRecord) -> Table:
 def comparison_table(
     view: RoutingView, other: RoutingView | None, factors: Mapping[str, Sequence[str]]
 ) -> Table:
-    """Return how routing fits categories, known factors and another run, beside chance."""
+    """Return how routing fits categories, known factors and another run, compared with chance."""
     table = Table(title="Beside chance", title_justify="left")
     table.add_column("", overflow="fold")
     for name in ("value", "chance", "95 %", "p"):
         table.add_column(name, justify="right", no_wrap=True)
 
-    def add(name: str, found: Comparison) -> None:
+    def add(name: str, found: PermutationTest) -> None:
         values = (found.value, found.mean, found.percentile_95, found.p_value)
         table.add_row(name, *(f"{value:.3f}" for value in values))
 
@@ -129,13 +129,13 @@ def comparison_table(
         table.caption += " among tasks equal in the other factors" if len(factors) > 1 else ""
     for name, found in factor_recovery(view.probabilities, factors).items() if factors else ():
         if found is None:
-            table.caption += f"; {escape(name)} cannot be told from the other factors"
+            table.caption += f"; {escape(name)} cannot be separated from the other factors"
             continue
         add(f"matched skills and {escape(name)} (AMI)", found.agreement)
         add(f"matched skills tell {escape(name)} (AUC)", found.matching)
-        add(f"pairs of one {escape(name)} are routed alike (AUC)", found.pairs)
+        add(f"pairs of one {escape(name)} have similar routing (AUC)", found.pairs)
     if other is not None:
-        stability = skill_stability(view.record.weights, other.record.weights)[1]
-        add(f"matched skills of {escape(other.name)} (correlation)", stability)
+        correlation = matched_correlation(view.record.weights, other.record.weights)[1]
+        add(f"matched skills of {escape(other.name)} (correlation)", correlation)
     table.caption_justify = "left"
     return table

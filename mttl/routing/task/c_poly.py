@@ -98,10 +98,10 @@ class CPolyRouter(PolytroponRouter):
 
         Args:
             n_tasks: How many.
-            init: How rows over the common skills start. Those over own ones start afresh.
+            init: How rows over the common skills start. Those over private skills are drawn again.
             private: Whether the new tasks have skills of their own: they take the places of those
-                of known tasks, where they have to be drawn anew. Without, they have the common
-                ones alone.
+                of known tasks, and have to be re-initialised there. Without, they use the common
+                skills only.
 
         Raises:
             ValueError: If there are not as many places, or ``init`` is unknown.

@@ -60,7 +60,7 @@ class CategoricalRouter(TaskRouter):
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the weights of each example, drawn anew while training."""
+        """Return the weights of each example; training draws them in every pass."""
         logits = self.logits.index_select(1, task_ids)
         if not self.training:
             return self._evaluated(logits)

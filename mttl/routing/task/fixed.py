@@ -39,7 +39,7 @@ class FixedRouter(TaskRouter):
         return self._in_all_groups((self.weights > 0).to(self.weights.dtype))
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "FixedRouter":
-        """Return a router whose new tasks use the mean of the known rows, or all skills alike."""
+        """Return a router whose new tasks use the mean of the known rows, or all skills equally."""
         if init == "mean":
             row = self.weights.mean(dim=0, keepdim=True)
         elif init == "fresh":

@@ -9,11 +9,7 @@ from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 
 class GivenRows(TaskRouter):
-    """Mixes by given rows; it learns nothing.
-
-    Args:
-        rows: Mixing weights of every task, used as they are.
-    """
+    """Mixes by given rows; it learns nothing."""
 
     draws = False
     task_rows: ClassVar = {"rows": TaskRows(axis=1, unused=0.0)}

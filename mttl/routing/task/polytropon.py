@@ -31,7 +31,7 @@ class PolytroponRouter(TaskRouter):
         n_heads: Heads H.
         n_skills: Skills K.
         relaxed: Draw from the relaxed Bernoulli while training; otherwise use the probabilities.
-        hard: Round draws and probabilities to 0 or 1, in training and in evaluation alike;
+        hard: Round draws and probabilities to 0 or 1, both in training and in evaluation;
             gradients pass straight through.
         temperature: Of the relaxed Bernoulli. It is a buffer, so that it can be annealed.
         init_scale: Logits start in U(-init_scale, init_scale): all probabilities near one half.
@@ -101,7 +101,7 @@ class PolytroponRouter(TaskRouter):
         return self.logits if task_ids is None else self.logits.index_select(1, task_ids)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example, drawn anew while training."""
+        """Return the mixing weights of each example; training draws them in every pass."""
         return self._normalise(self.draw(task_ids))
 
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:

@@ -111,9 +111,6 @@ def mutual_information(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "
 
     Rows are normalised to distributions over skills and tasks are taken as equally likely. It is
     0 where all tasks use the same skills and ``log K`` where they split evenly into K camps.
-
-    Args:
-        probabilities: Non-negative matrices, shape (M, T, K).
     """
     rows = probabilities / (probabilities.sum(-1, keepdim=True) + SMALLEST_PROBABILITY)
     return _entropy(rows.mean(dim=1)) - _entropy(rows).mean(dim=1)
@@ -124,9 +121,6 @@ def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M
 
     It is 0 where no two skills serve the same task, 1 where all serve the same tasks, and 0 for a
     single skill.
-
-    Args:
-        probabilities: Non-negative matrices, shape (M, T, K).
     """
     n_skills = probabilities.shape[-1]
     if n_skills == 1:

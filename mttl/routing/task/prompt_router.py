@@ -13,13 +13,6 @@ class PromptRouter(TaskRouter):
 
     Where a whole task is asked about, as in figures, the vector of its examples stands for its
     prompts. Vectors are means of the backbone's input embeddings over tokens.
-
-    Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
-        n_features: Size D of the backbone's embeddings.
     """
 
     draws = False
@@ -36,13 +29,7 @@ class PromptRouter(TaskRouter):
         examples: Float[Tensor, "B D"],
         prompts: Float[Tensor, "B D"] | None = None,
     ) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example.
-
-        Args:
-            task_ids: Of the examples; nothing depends on them.
-            examples: A vector of some training rows of each example's task.
-            prompts: A vector of each prompt; none where the weights of whole tasks are asked for.
-        """
+        """Return the mixing weights of each example."""
         return self.weigh((examples if prompts is None else prompts).float())
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A random skill per step while training, all alike afterwards: AdaMix."""
+"""A random skill per training step, the mean of all skills afterwards: AdaMix."""
 
 from typing import ClassVar
 
@@ -14,18 +14,18 @@ from mttl.routing.task.fixed import FixedRouter
 class RandomRouter(FixedRouter):
     r"""Draws one skill per routed group and training step, for the whole batch.
 
-    In evaluation the K skills are mixed alike: with a mixing of parameters (``"factors"``) that is
-    the one averaged member that AdaMix keeps. Members learn to agree by the loss of `consistency`,
+    In evaluation the K skills have equal weights: with a mixing of parameters (``"factors"``) this
+    is the averaged member that AdaMix keeps. Members learn to agree by the loss of `consistency`,
     half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` of the answers p and q of two passes
     with draws of their own; the first one alone learns from the labels.
 
     AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
-    begin as copies of one, without which their average is no member: set ``skills.alike``.
+    begin as copies of one, without which their average is no member: set ``skills.identical_init``.
 
     Args:
         n_groups: Routed groups G.
         n_tasks: Tasks T; all share the skills.
-        n_heads: Heads H, which draw alike.
+        n_heads: Heads H; all have the same draw.
         n_skills: Skills K.
         consistency: Weight of that loss; 0 computes one pass.
 
@@ -50,7 +50,7 @@ class RandomRouter(FixedRouter):
         self.consistency = consistency
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the skill that each group drew while training, else all alike."""
+        """Return the skill that each group drew while training, else equal weights."""
         if not self.training:
             return super().forward(task_ids)
         rows = self.weights.index_select(0, task_ids).cumsum(-1)

@@ -39,9 +39,6 @@ def relaxed_bernoulli(
 def straight_through(soft: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Round to 0 or 1 in the forward pass and keep the gradient of the soft value.
 
-    Args:
-        soft: Probabilities, of any shape.
-
     Returns:
         ``soft > 0.5`` as numbers; the gradient with respect to ``soft`` is 1.
 

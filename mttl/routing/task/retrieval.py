@@ -26,7 +26,7 @@ class RetrievalRouter(PromptRouter):
         n_skills: Members K.
         n_features: Size D of the backbone's embeddings.
         top_k: Members that an input uses.
-        temperature: Of the softmax; large ones weigh the members alike.
+        temperature: Of the softmax; large ones make the weights equal.
         by: ``"prompts"``: of each example. ``"examples"``: of its task, known by some rows.
 
     Raises:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.errors import require_at_least, require_positive
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.load_sums import LoadSums, load_sums
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
@@ -17,7 +17,7 @@ SMALLEST = 1e-20
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return :math:`E \sum_e f_e P_e`: 1 where experts are used alike, E where one has all.
+    r"""Return :math:`E \sum_e f_e P_e`: 1 for equally used experts, E if one has all.
 
     f is the share of pairs of each expert (for one expert per token: of the tokens), P its mean
     probability. Some libraries count k pairs per token as k, which makes the loss k times this.
@@ -65,7 +65,7 @@ def z_loss(sums: LoadSums) -> Float[Tensor, ""]:
 
 
 def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 where experts are used alike."""
+    r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 for equally used experts."""
     mean = sums.probabilities / sums.tokens.clamp(min=1)
     nothing = (sums.tokens == 0).to(mean)  # no tokens: no loss
     return (1 - nothing) * mean.new_tensor(len(mean)).log() + torch.xlogy(
@@ -119,7 +119,7 @@ class Balance(nn.Module):
         self.load = load
         self.global_statistics = global_statistics
 
-    def forward(self, choice: Choice) -> dict[str, Float[Tensor, ""]]:
+    def forward(self, choice: RoutingDecision) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
         if not any(self.coefficients.values()):
             return {}

@@ -68,10 +68,6 @@ def square_scores(scores: Float[Tensor, "N E"]) -> Float[Tensor, "M M"]:
 def even_prices(scores: Float[Tensor, "N E"], n_rounds: int = 30) -> Float[Tensor, "E"]:
     """Return prices at which about as many rows want each column: Sinkhorn's, slightly blurred.
 
-    Args:
-        scores: What each row gains from each column.
-        n_rounds: Of the iteration.
-
     References:
         Cuturi, *Sinkhorn Distances: Lightspeed Computation of Optimal Transport*, NIPS 2013,
         arXiv:1306.0895.
@@ -89,10 +85,6 @@ def auction(scores: Float[Tensor, "M M"], spread: float) -> Int[Tensor, "M"]:
 
     Each free row bids for its best column: its price rises by how much better it is than the
     second best, plus a step. The step shrinks from one auction to the next, prices stay.
-
-    Args:
-        scores: What each row gains from each column.
-        spread: Their range, which the steps are shares of.
 
     Returns:
         The column of each row; its total is within M times the last step of the best.

@@ -5,7 +5,7 @@ from torch import nn
 
 from mttl.errors import require_one_of
 from mttl.routing.token.balanced_assignment import balanced_assignment
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
 
@@ -41,7 +41,7 @@ class BaseRouter(TokenRouter):
         """Draw nearly orthogonal centroids of length 0.1."""
         nn.init.orthogonal_(self.weight, gain=0.1)
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose one expert of each token.
 
         Raises:
@@ -58,4 +58,6 @@ class BaseRouter(TokenRouter):
         else:
             experts = scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
-        return Choice(tokens.numbers(), experts, gates, scores, torch.softmax(scores, dim=-1))
+        return RoutingDecision(
+            tokens.numbers(), experts, gates, scores, torch.softmax(scores, dim=-1)
+        )

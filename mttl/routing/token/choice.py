@@ -36,7 +36,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoutingDecision:
     """What a kind of router decided for the tokens that are not padding.
 
     Attributes:

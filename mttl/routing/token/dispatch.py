@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.io.exact_fraction import share_of
+from mttl.io.exact_fraction import exact_fraction
 from mttl.routing.token.choice import Assignment
 
 
@@ -33,12 +33,7 @@ def sort_by_expert(assignment: Assignment) -> Dispatch:
 
 
 def within_capacity(assignment: Assignment, capacity: int) -> Bool[Tensor, "P"]:
-    """Say for which pairs the expert has room: its first ``capacity`` ones.
-
-    Args:
-        assignment: Pairs in order of precedence.
-        capacity: The most pairs of an expert.
-    """
+    """Say for which pairs the expert has room: its first ``capacity`` ones."""
     order = assignment.experts.argsort(stable=True)
     counts = assignment.counts()
     first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=len(order))
@@ -58,7 +53,7 @@ def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
 
 def capacity_of(n_pairs: int, n_experts: int, factor: float) -> int:
     """Return the room of an expert: ``factor`` times an even share of the pairs, rounded up."""
-    return math.ceil(share_of(factor, n_pairs) / n_experts)
+    return math.ceil(exact_fraction(factor, n_pairs) / n_experts)
 
 
 def gate_matrix(assignment: Assignment) -> Float[Tensor, "N E"]:
@@ -69,12 +64,6 @@ def gate_matrix(assignment: Assignment) -> Float[Tensor, "N E"]:
 
 
 def combine(y: Float[Tensor, "P O"], work: Dispatch, n_tokens: int) -> Float[Tensor, "N O"]:
-    """Return, for each token, the sum of its pairs' outputs times their gates.
-
-    Args:
-        y: Outputs of the pairs, sorted by expert.
-        work: The pairs.
-        n_tokens: Tokens N; those without a pair get 0.
-    """
+    """Return, for each token, the sum of its pairs' outputs times their gates."""
     weighted = y * work.weights[:, None].to(y.dtype)
     return weighted.new_zeros(n_tokens, y.shape[1]).index_add(0, work.tokens, weighted)

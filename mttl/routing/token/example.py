@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import TopKRouter
 
@@ -22,7 +22,7 @@ class ExampleRouter(TopKRouter):
 
     causal = False
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the most probable experts of each example.
 
         Raises:

@@ -3,7 +3,7 @@
 import torch
 
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.dispatch import capacity_of
 from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
@@ -50,7 +50,7 @@ class ExpertChoiceRouter(LinearRouter):
             )
         self.capacity = capacity
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the most fitting tokens of each expert."""
         logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
@@ -61,4 +61,4 @@ class ExpertChoiceRouter(LinearRouter):
         if tokens.prior is not None:  # an expert takes no token that it is forbidden to
             allowed = logits[taken, experts] > -torch.inf
             taken, experts, weights = taken[allowed], experts[allowed], weights[allowed]
-        return Choice(taken, experts, weights, logits, probabilities)
+        return RoutingDecision(taken, experts, weights, logits, probabilities)

@@ -6,7 +6,7 @@ import torch
 
 from mttl.errors import require_at_least
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
@@ -49,7 +49,7 @@ class GShardRouter(LinearRouter):
         require_at_least(0, threshold=threshold)
         self.threshold = threshold
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose two experts of each token and drop second ones by chance."""
         logits = tokens.logits(self.weight)
         chosen = logits.topk(2, dim=-1).indices

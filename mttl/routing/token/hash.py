@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
 
@@ -50,7 +50,7 @@ class HashRouter(TokenRouter):
         order = torch.randperm(len(self.table), generator=generator)
         self.table.copy_(order % self.n_experts)
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Look up the expert of each token.
 
         Raises:
@@ -64,4 +64,4 @@ class HashRouter(TokenRouter):
         chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
         # As logits, minus infinity elsewhere: the softmax is the choice.
         gates = torch.ones_like(chosen[:, 0])
-        return Choice(tokens.numbers(), experts, gates, chosen.log(), chosen)
+        return RoutingDecision(tokens.numbers(), experts, gates, chosen.log(), chosen)

@@ -11,12 +11,6 @@ class LinearRouter(TokenRouter):
     """A token router with logits ``W x``.
 
     Small logits at first leave all experts a chance; the Switch Transformer starts with 0.1.
-
-    Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
-        init_scale: The weight starts with variance ``init_scale / in_features``.
-        balance: As in `TokenRouter`.
     """
 
     def __init__(
@@ -28,5 +22,5 @@ class LinearRouter(TokenRouter):
         LinearRouter.reset_parameters(self)
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
+        """Re-initialise the weight."""
         nn.init.normal_(self.weight, std=(self.init_scale / self.in_features) ** 0.5)

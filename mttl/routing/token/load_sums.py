@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LoadSums:
         )
 
 
-def load_sums(choice: Choice) -> LoadSums:
+def load_sums(choice: RoutingDecision) -> LoadSums:
     """Sum what the losses need over the tokens of a choice."""
     probabilities = choice.probabilities
     n_tokens, n_experts = probabilities.shape

@@ -66,11 +66,6 @@ class TokenMasks:
         Positions after those of the mask were generated. A decoder that keeps its keys and values
         sees nothing but them.
 
-        Args:
-            stack: Whose tokens the layer sees.
-            n_rows: Rows R of the input: the mask's, or a multiple (beams).
-            n_positions: Positions L of the input.
-
         Raises:
             ValueError: If the input does not fit the mask.
         """

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.errors import require_positive
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter, check_prior
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
@@ -24,7 +24,7 @@ class MemberRouter(TokenRouter):
         in_features: Features I of a token.
         n_experts: Members E.
         top_k: Members per token.
-        temperature: Small ones leave the best member alone, large ones weigh the kept ones alike.
+        temperature: Small ones choose the best member, large ones give kept ones equal weights.
 
     Raises:
         ValueError: If ``top_k`` is not between 1 and E, or the temperature is not positive.
@@ -45,12 +45,7 @@ class MemberRouter(TokenRouter):
 
     @abstractmethod
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Take from the members' factors what their scores depend on.
-
-        Args:
-            down: Input-side factors.
-            up: Output-side factors, scales included.
-        """
+        """Take from the members' factors what their scores depend on."""
 
     @abstractmethod
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
@@ -59,7 +54,7 @@ class MemberRouter(TokenRouter):
     def reset_parameters(self) -> None:
         """Do nothing: there are no parameters."""
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the members of the highest scores."""
         logits = self.scores(tokens.states) / self.temperature
         logits = logits.masked_fill(~self.present, -torch.inf)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.errors import require_positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
@@ -20,8 +20,8 @@ class NoisyTopKRouter(TokenRouter):
     While training, :math:`h = W_g x + \epsilon \odot \sigma` with
     :math:`\sigma = \mathrm{softplus}(W_n x) + 10^{-2}` and standard normal :math:`\epsilon`; in
     evaluation :math:`h = W_g x`. Gates are the softmax over the ``top_k`` largest entries of h. The
-    load of expert e is estimated by the probability that it is chosen if its noise alone is drawn
-    anew, :math:`\sum_x \Phi((W_g x - t_e(x)) / \sigma)_e`, where :math:`t_e` is the
+    load of expert e is estimated by the probability that it is chosen if only its noise is drawn
+    again, :math:`\sum_x \Phi((W_g x - t_e(x)) / \sigma)_e`, where :math:`t_e` is the
     ``top_k``-th largest entry of h without e.
 
     Args:
@@ -68,7 +68,7 @@ class NoisyTopKRouter(TokenRouter):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.noise_weight)
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the best experts of each token by noisy logits."""
         clean = tokens.logits(self.weight)
         noisy, load = clean, None
@@ -88,14 +88,7 @@ def expected_load(
     deviation: Float[Tensor, "N E"],
     top_k: int,
 ) -> Float[Tensor, "N E"]:
-    """Return the probability that each expert is chosen if its noise alone is drawn anew.
-
-    Args:
-        clean: Logits without noise; minus infinity where forbidden.
-        noisy: Logits with noise.
-        deviation: Standard deviations of the noise.
-        top_k: Experts per token.
-    """
+    """Return the probability that each expert is chosen if only its noise is drawn again."""
     best = noisy.topk(top_k + 1, dim=-1).values
     last, next_best = best[:, -2:-1], best[:, -1:]
     # Without a chosen expert, the one after the last chosen becomes the last.

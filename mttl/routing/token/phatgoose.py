@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.members import MemberRouter
 from mttl.routing.token.tokens import Tokens
 
@@ -55,7 +55,7 @@ class PhatgooseRouter(MemberRouter):
         found = layer_norm(states, size) @ layer_norm(self.gates.float(), size).t()
         return found / self.in_features**0.5
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the members of the highest scores; while gates are learned, the given ones.
 
         Raises:
@@ -69,4 +69,4 @@ class PhatgooseRouter(MemberRouter):
         rows, experts = (tokens.prior > -torch.inf).nonzero(as_tuple=True)
         opened = logits.sigmoid()
         own = torch.softmax(tokens.prior, dim=-1)
-        return Choice(rows, experts, opened[rows, experts], logits, own)
+        return RoutingDecision(rows, experts, opened[rows, experts], logits, own)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mttl.errors import require_at_least
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, Choice
+from mttl.routing.token.choice import Assignment, RoutingDecision
 from mttl.routing.token.tokens import Tokens
 
 
@@ -56,10 +56,10 @@ class TokenRouter(nn.Module, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the router's parameters anew."""
+        """Re-initialise the router's parameters."""
 
     @abstractmethod
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose experts for tokens in float32 without padding; autocast is off."""
 
     def forward(self, tokens: Tokens) -> Assignment:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
 
@@ -67,7 +67,7 @@ class TopKRouter(LinearRouter):
         self.bias = bias
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew and forget the bias."""
+        """Re-initialise the weight and set the bias to 0."""
         super().reset_parameters()
         if self.bias is not None:
             self.bias.reset_parameters()
@@ -82,7 +82,7 @@ class TopKRouter(LinearRouter):
         if self.bias is not None:
             self.bias.adjust(load)
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the most probable experts of each token."""
         if self.training and self.jitter:
             factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
@@ -105,7 +105,7 @@ def top_choice(
     *,
     normalise: bool,
     forbids: bool = False,
-) -> Choice:
+) -> RoutingDecision:
     """Turn the chosen experts of each token into pairs, all first choices before the second ones.
 
     Args:
@@ -124,4 +124,4 @@ def top_choice(
     if forbids:
         allowed = (logits.gather(-1, chosen) > -torch.inf).t().flatten()
         tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
-    return Choice(tokens, experts, weights, logits, probabilities)
+    return RoutingDecision(tokens, experts, weights, logits, probabilities)

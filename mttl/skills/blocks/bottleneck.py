@@ -28,8 +28,8 @@ class BottleneckInventory(Inventory):
     :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
     :math:`\sum_e g_e f_e(h)`.
 
-    Where skills are ``stacked``, the first ones change y, the next ones read what these made of it
-    and change that: of MAD-X those of a language under those of a task. Each storey is mixed by its
+    Where skills are ``stages``, the first ones change y, the next ones read what these made of it
+    and change that: of MAD-X those of a language under those of a task. Each stage is mixed by its
     share of a row, :math:`w_k / \sum_{j} w_j` over its own skills; one without weight adds nothing.
 
     Args:
@@ -43,20 +43,20 @@ class BottleneckInventory(Inventory):
         layer_norm: Normalise h first, without a gain and a shift of the norm's own: before a dense
             D they would only be products with it.
         mix: How the skills of a task combine.
-        stacked: How many skills each storey has, from the bottom; by default there is one storey.
+        stages: How many skills each stage has, from the bottom; by default there is one stage.
         n_heads: Only 1.
 
     Raises:
         ValueError: If a size is not positive, ``mix`` or the activation is unknown, there are
-            several heads, or storeys do not hold all skills or read the block's input.
+            several heads, or stages do not hold all skills or read the block's input.
 
     References:
-        Storeys: Pfeiffer, Vulić, Gurevych and Ruder, *MAD-X: An Adapter-Based Framework for
+        Stages: Pfeiffer, Vulić, Gurevych and Ruder, *MAD-X: An Adapter-Based Framework for
         Multi-Task Cross-Lingual Transfer*, EMNLP 2020, arXiv:2005.00052.
     """
 
     uses = ("task", "token")
-    site = "block"
+    attachment_point = "block"
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BottleneckInventory(Inventory):
         scale: float = 1.0,
         layer_norm: bool = False,
         mix: str = "factors",
-        stacked: Sequence[int] | None = None,
+        stages: Sequence[int] | None = None,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
@@ -81,19 +81,19 @@ class BottleneckInventory(Inventory):
                 f"n_heads ({n_heads}) must be 1 for adapters, whose features have no blocks of "
                 "their own; low-rank skills (lora) take heads"
             )
-        storeys = (n_skills,) if stacked is None else tuple(stacked)
-        if min(storeys, default=0) < 1 or sum(storeys) != n_skills:
+        stages = (n_skills,) if stages is None else tuple(stages)
+        if min(stages, default=0) < 1 or sum(stages) != n_skills:
             raise ValueError(
-                f"stacked ({list(storeys)}) must be numbers of skills, one for each storey, that "
+                f"stages ({list(stages)}) must be numbers of skills, one for each stage, that "
                 f"sum to n_skills ({n_skills})"
             )
-        if len(storeys) > 1 and parallel:
+        if len(stages) > 1 and parallel:
             raise ValueError(
-                "an upper storey reads what the lower one made of a block's output: set parallel: "
-                f"false for stacked ({list(storeys)})"
+                "an upper stage reads what the lower one made of a block's output: set parallel: "
+                f"false for stages ({list(stages)})"
             )
-        self.storeys = storeys
-        if len(storeys) > 1:
+        self.stages = stages
+        if len(stages) > 1:
             self.uses = ("task",)
         self.reads = "input" if parallel else "output"
         self.read_features = in_features if parallel else out_features
@@ -111,7 +111,7 @@ class BottleneckInventory(Inventory):
         """
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's network, or the weights of all outputs, storey by storey."""
+        """Return each example's network, or the weights of all outputs, stage by stage."""
         parts = []
         for own in self._shares(weights):
             parts += (own[:, 0],) if self.mix == "outputs" else self.projections(own)
@@ -121,17 +121,17 @@ class BottleneckInventory(Inventory):
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Add what the adapters make of the block's input or output."""
-        n_parts = len(merged) // len(self.storeys)
+        n_parts = len(merged) // len(self.stages)
         for first in range(0, len(merged), n_parts):
             y = self._add(x, y, merged[first : first + n_parts])
         return y
 
     def _shares(self, weights: Float[Tensor, "B 1 K"]) -> list[Float[Tensor, "B 1 K"]]:
-        """Return the mixing weights of each storey, which are 0 for the skills of others."""
-        if len(self.storeys) == 1:
+        """Return the mixing weights of each stage, which are 0 for the skills of others."""
+        if len(self.stages) == 1:
             return [weights]
         shares, before = [], 0
-        for part in weights.split(self.storeys, dim=-1):
+        for part in weights.split(self.stages, dim=-1):
             total = part.sum(-1, keepdim=True)
             share = part / total.where(total != 0, 1)
             behind = self.n_skills - before - part.shape[-1]
@@ -172,7 +172,7 @@ class BottleneckInventory(Inventory):
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
     ) -> Float[Tensor, "B L K r"]:
         """Return the hidden units of every adapter, and a 1 that its last bias is multiplied by."""
-        if len(self.storeys) > 1:
+        if len(self.stages) > 1:
             raise NotImplementedError("stacked adapters change what others of them read")
         dtype = active_dtype(x)
         h = self._read(x if self.reads == "input" else y, dtype)

@@ -97,7 +97,7 @@ class CompacterInventory(BottleneckInventory):
         nn.init.zeros_(self.down_bias)
         nn.init.zeros_(self.up_bias)
 
-    def share(self, first: Inventory) -> None:
+    def tie_to(self, first: Inventory) -> None:
         """Take over the first layer's rules, where all share them."""
         if self.shared:
             assert isinstance(first, CompacterInventory)

@@ -15,14 +15,7 @@ FORMS = (
 
 
 class InlineFeedForward(nn.Module):
-    """What a layer like BART's computes between two residual connections, as a module.
-
-    Args:
-        fc1: The projection up.
-        act: The activation.
-        fc2: The projection down.
-        dropout: Probability of dropping a hidden unit while training.
-    """
+    """What a layer like BART's computes between two residual connections, as a module."""
 
     def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -89,12 +82,7 @@ def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
 
 
 def separate(backbone: nn.Module, path: str) -> nn.Module:
-    """Return the module of a block, which is made one where it is part of a larger layer.
-
-    Args:
-        backbone: The model; changed in place.
-        path: One of those that `feed_forward_blocks` found, or of any other module.
-    """
+    """Return a block as a module; one that is part of a larger layer is split off in place."""
     above, _, name = path.rpartition(".")
     layer = backbone.get_submodule(above)
     form = _form(layer)

@@ -41,7 +41,7 @@ class KronABlockInventory(Inventory):
     """
 
     uses = ("task", "token")
-    site = "block"
+    attachment_point = "block"
     undecayed = ("residual",)
 
     def __init__(

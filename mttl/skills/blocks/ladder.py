@@ -51,7 +51,7 @@ class LadderInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "stack"
+    attachment_point = "stack"
     undecayed = ("gates",)
 
     def __init__(

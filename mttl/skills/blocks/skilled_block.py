@@ -18,20 +18,10 @@ class SkilledBlock(SkilledLayer):
     Skills read the hidden states that the block reads, its first argument, or what it makes of
     them, its first output. Whatever else goes in or comes out (masks, caches, attention) passes,
     and the block's attributes are found here too.
-
-    Args:
-        base: The block of the backbone.
-        inventory: Its skills.
-        slot: Where the routing of a forward pass is found; shared by all layers of a model.
-        group: The routed group whose mixing weights this layer reads.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the block returns, its first output with the skills of the current routing.
-
-        Args:
-            *args: What the block takes: hidden states first, or by their name.
-            **kwargs: The same by name.
 
         Raises:
             RuntimeError: If no routing is in use.

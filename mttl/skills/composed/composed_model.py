@@ -86,13 +86,6 @@ class ComposedModel(nn.Module):
 
         The router is asked once: what it draws for a task holds for all of the task's arguments.
 
-        Args:
-            task_ids: The tasks.
-            *arguments: What the base takes, each with a leading axis T over the tasks.
-
-        Returns:
-            What the base returns, each tensor with a leading axis T.
-
         Raises:
             ValueError: If the ids are on the CPU and one is out of range, or an argument has
                 another number of tasks.
@@ -115,13 +108,6 @@ class ComposedModel(nn.Module):
 
     def run(self, parameters: Mapping[str, Tensor], *arguments: Tensor) -> Any:
         """Run the base with given parameters of T tasks.
-
-        Args:
-            parameters: As from `task_parameters`.
-            *arguments: What the base takes, each with a leading axis T.
-
-        Returns:
-            What the base returns, each tensor with a leading axis T.
 
         Raises:
             ValueError: If an argument has another number of tasks.
@@ -147,9 +133,6 @@ class ComposedModel(nn.Module):
     @torch.no_grad()
     def task_module(self, task_id: int) -> nn.Module:
         """Return a copy of the base with the composed parameters of one task, without noise.
-
-        Returns:
-            A plain module that shares nothing with this one.
 
         Raises:
             ValueError: If the id is out of range.

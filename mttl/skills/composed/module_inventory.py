@@ -58,7 +58,7 @@ class ModuleInventory(nn.Module):
             if parameter.ndim < make.smallest_ndim:
                 continue
             skills = make.of_tensor(parameter.shape, n_skills, **settings)
-            skills.place(name)
+            skills.set_path(name)
             if not decays(base, name):  # a change of a bias is one
                 skills.undecayed = tuple(dict(skills.named_parameters()))
             _put(self.skills, name, skills.to(parameter.device, parameter.dtype))
@@ -78,23 +78,19 @@ class ModuleInventory(nn.Module):
         return len(self.groups)
 
     def reset_parameters(self) -> None:
-        """Draw all skills anew, as they began."""
+        """Re-initialise all skills."""
         for name in self._group_of:
             self._of(name).reset_parameters()
 
-    def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay."""
+    def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
+        """Re-initialise some skills; the others stay."""
         for name in self._group_of:
-            self._of(name).renew(skills)
+            self._of(name).reset_skills(skills)
 
     def merge(
         self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]
     ) -> dict[str, Tensor]:
         """Return the parameters of every task.
-
-        Args:
-            base: The parameters of the base by name.
-            weights: Mixing weights of the tasks in every group, for the one head there is.
 
         Returns:
             For a parameter of shape (…), a tensor of shape (T, …).

@@ -49,7 +49,7 @@ class PrefixInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "attention"
+    attachment_point = "attention"
     undecayed = ("gate", "inner_bias", "outer_bias")
     keys: nn.Parameter
     values: nn.Parameter
@@ -101,7 +101,7 @@ class PrefixInventory(Inventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw prefixes anew and shut their gates."""
+        """Re-initialise prefixes and shut their gates."""
         fan_in = {"inner": self.in_features, "outer": self.bottleneck or 1}
         for name, parameter in self.named_parameters():
             if name == "gate":

@@ -10,7 +10,7 @@ from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 
 class PromptInventory(Inventory):
-    r"""K prompts of P vectors in front of the input embeddings: :math:`[\sum_k w_k P_k; E]`.
+    r"""K prompts of P vectors, prepended to the input embeddings: :math:`[\sum_k w_k P_k; E]`.
 
     Every layer sees P positions more, so that no fresh prompt changes nothing. Entries start
     uniformly in :math:`\pm` ``spread``; the paper's random start is 0.5, and its starts from
@@ -33,7 +33,7 @@ class PromptInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "embedding"
+    attachment_point = "embedding"
     neutral = False
 
     def __init__(
@@ -54,7 +54,7 @@ class PromptInventory(Inventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw prompts anew."""
+        """Re-initialise prompts."""
         nn.init.uniform_(self.prompts, -self.spread, self.spread)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:

@@ -1,10 +1,11 @@
 """Attention of the backbone together with the prefixes that it sees.
 
 The module computes queries, keys and values as ever, cache and positions included, and hands them
-to the function that attends; a `Prefix` goes there with the call and is put in front of the keys.
-So a cache holds the text alone, rows may be repeated for beams, and no position moves. The library
-of the backbone has to pass the argument ``prefix`` on to that function, and the function has to
-call `Prefix.attend`; for transformers `mttl.models.prefixed_attention` sees to it.
+to the function that attends; an `AttentionPrefix` goes there with the call and is put in front of
+the keys. So a cache holds the text alone, rows may be repeated for beams, and no position moves.
+The library of the backbone has to pass the argument ``prefix`` on to that function, and the
+function has to call `AttentionPrefix.attend`; for transformers `mttl.models.prefixed_attention`
+sees to it.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ Attended = tuple[Tensor, Tensor | None]
 
 
 @dataclass
-class Prefix:
+class AttentionPrefix:
     """What one call of an attention sees beside the text.
 
     Attributes:
@@ -69,9 +70,6 @@ class Prefix:
             alone: Attends to a prefix that has a softmax of its own, without sinks or caps; by
                 default ``plain``.
             **settings: What else ``plain`` takes.
-
-        Returns:
-            What ``plain`` returns.
         """
         keys, values = self._heads(self.keys, key), self._heads(self.values, value)
         if self.gates is not None:
@@ -110,10 +108,6 @@ class SkilledAttention(SkilledLayer):
     def forward(self, *args: Any, **settings: Any) -> Any:
         """Return what the module returns, having seen the prefixes of the current routing.
 
-        Args:
-            *args: What the module takes.
-            **settings: What the module takes.
-
         Raises:
             RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples of the routing.
@@ -121,11 +115,11 @@ class SkilledAttention(SkilledLayer):
         routing, merged = self.merge()
         if routing.segments:
             raise ValueError(
-                "prefixes of several examples cannot be told apart in a packed sequence; leave "
+                "prefixes of several examples cannot be separated in a packed sequence; leave "
                 "data.packed_length out"
             )
         keys, values, *gates = merged
-        prefix = Prefix(keys, values, gates[0] if gates else None, routing.repeat)
+        prefix = AttentionPrefix(keys, values, gates[0] if gates else None, routing.repeat)
         if len(gates) > 1:  # those of a `GatedInventory`, which reads what the attention reads
             x = hidden_states(args, settings)
             opened = open_gates(routing.examples(x), *gates[1:])

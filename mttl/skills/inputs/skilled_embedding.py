@@ -35,9 +35,6 @@ class SkilledEmbedding(SkilledLayer):
     def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
         """Return the prompt of the current routing and the embedded text.
 
-        Args:
-            ids: The text of each row.
-
         Raises:
             RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples, or hold several.
@@ -45,7 +42,7 @@ class SkilledEmbedding(SkilledLayer):
         routing, (prompts,) = self.merge()
         if routing.segments:
             raise ValueError(
-                "prompts of several examples cannot be told apart in a packed sequence; leave "
+                "prompts of several examples cannot be separated in a packed sequence; leave "
                 "data.packed_length out"
             )
         embedded = self.base(ids)
@@ -53,11 +50,7 @@ class SkilledEmbedding(SkilledLayer):
 
 
 def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return entries and features of the embeddings of the stack that reads the text, by path.
-
-    Args:
-        backbone: A model of transformers; any other has none.
-    """
+    """Return entries and features of the embeddings of the stack that reads the text, by path."""
     stack = _reader(backbone)
     if stack is None:
         return {}
@@ -70,11 +63,7 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def put_prompts(backbone: nn.Module) -> None:
-    """Let the stacks of a model widen what they are called with, where embeddings have prompts.
-
-    Args:
-        backbone: The model; hooks are put on its stacks.
-    """
+    """Let the stacks of a model widen what they are called with, where embeddings have prompts."""
     stack = _reader(backbone)
     stack.register_forward_pre_hook(_widen, with_kwargs=True)
     if has_encoder(backbone):
@@ -84,7 +73,7 @@ def put_prompts(backbone: nn.Module) -> None:
 
 
 def has_encoder(backbone: nn.Module) -> bool:
-    """Tell whether a decoder looks at what an encoder makes of the input."""
+    """Return whether a decoder looks at what an encoder makes of the input."""
     return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
 
 
@@ -92,9 +81,6 @@ def last_stack(backbone: Any) -> Any:
     """Return the stack whose states become logits, or None where none is known.
 
     A wrapper around it, which some models (OPT, decoders of BART) never call, is not it.
-
-    Args:
-        backbone: A model of transformers; any other has none.
     """
     if not hasattr(backbone, "get_decoder"):
         return None

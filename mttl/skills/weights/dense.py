@@ -62,7 +62,7 @@ class DenseInventory(Inventory):
         return made
 
     def reset_parameters(self) -> None:
-        """Draw the changes anew."""
+        """Re-initialise the changes."""
         draw(self.change, self.init, self.in_features)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:

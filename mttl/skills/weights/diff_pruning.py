@@ -25,13 +25,13 @@ class DiffPruningInventory(Inventory):
     .. math:: s = \sigma((\log u - \log(1 - u) + \alpha) / \tau), \quad
               z = \min(1, \max(0, s (r - l) + l)), \quad u \sim U(0, 1),
 
-    and is :math:`s = \sigma(\alpha)` stretched alike in evaluation. The expected number of entries
-    that change, :math:`\sum \sigma(\alpha - \tau \log(-l / r))`, times ``penalty`` is added to the
-    loss. With groups, z is the product of an entry's own and its group's (structured diff pruning;
-    the groups of the paper are whole matrices, here ``"layer"``). The paper has no temperature: its
-    τ is 1. ``keep`` rounds in evaluation to the entries of largest change, in each layer; the paper
-    does so over all layers once, and trains on. There every parameter has a mask; here weights of
-    linear layers have.
+    and is :math:`s = \sigma(\alpha)`, stretched in the same way, in evaluation. The expected number
+    of entries that change, :math:`\sum \sigma(\alpha - \tau \log(-l / r))`, times ``penalty``, is
+    added to the loss. With groups, z is the product of an entry's own and its group's (structured
+    diff pruning; the groups of the paper are whole matrices, here ``"layer"``). The paper has no
+    temperature: its τ is 1. ``keep`` rounds in evaluation to the entries of largest change, in each
+    layer; the paper does so over all layers once, and trains on. There every parameter has a mask;
+    here weights of linear layers have.
 
     Logits are kept divided by ``rate``: under Adam they move so many times as fast as changes.
 
@@ -101,7 +101,7 @@ class DiffPruningInventory(Inventory):
             nn.init.constant_(logits, self.start / self.rate)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
-        """Return each example's weight change, in training under masks drawn anew."""
+        """Return each example's weight change, in training under freshly drawn masks."""
         changes = self.mask(drawn=True) * self.change if self.training else self.changes()
         return (mix_blocks(changes, weights),)
 

@@ -41,7 +41,7 @@ class HeadMaskInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "head"
+    attachment_point = "head"
     changes_input = True
     undecayed = ("logits",)
 

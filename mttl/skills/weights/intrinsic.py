@@ -24,8 +24,8 @@ class IntrinsicInventory(Inventory):
     :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
     d to O · I numbers (`mttl.skills.weights.projections`), drawn from the path of the layer. It is
     linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
-    two, examples or skills. With a vector of the whole model (see `share`) all skills of all layers
-    together have d numbers each.
+    two, examples or skills. With a vector of the whole model (see `tie_to`) all skills of all
+    layers together have d numbers each.
 
     In the papers P has columns of length 1 over the whole network; in the released code of SAID,
     and here, over each layer. There every parameter moves, here the weights of linear layers.
@@ -36,7 +36,7 @@ class IntrinsicInventory(Inventory):
         out_features: Features O of the layer's output.
         n_skills: Skills K.
         dimension: Numbers d of a vector.
-        vector: ``"layer"``, a vector of each layer; ``"model"``, one for all layers that `share`
+        vector: ``"layer"``, a vector of each layer; ``"model"``, one for all layers that `tie_to`
             brings together; or ``"said"``, one for all and a scale λ per layer.
         projection: ``"fastfood"`` or ``"dense"``.
         seed: Another seed draws other projections.
@@ -95,11 +95,11 @@ class IntrinsicInventory(Inventory):
         """Return skills with a vector of their own for a tensor of any shape."""
         return super().of_tensor(shape, n_skills, **{"vector": "layer"} | settings)
 
-    def place(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         """Take the projection of the layer's path."""
         self.path, self._drawn = path, None
 
-    def share(self, first: Inventory) -> None:
+    def tie_to(self, first: Inventory) -> None:
         """Take over the first layer's vector, but where each layer has its own."""
         if self.of != "layer":
             assert isinstance(first, IntrinsicInventory)

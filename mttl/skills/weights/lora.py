@@ -60,7 +60,7 @@ class LoRAInventory(Inventory):
         init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both; ``"pissa"`` starts every
             skill at the r leading singular directions of the layer's weight; ``"orthogonal"``
             skill k at directions k r … (k + 1) r - 1, those of no other. These two wait for
-            `begin`.
+            `init_from_base`.
 
     Raises:
         ValueError: If a size is not positive, H does not divide, a word is unknown, or both scale
@@ -162,7 +162,7 @@ class LoRAInventory(Inventory):
         draw(self.up, self.init, self.rank)
 
     @torch.no_grad()
-    def begin(self, base: nn.Module) -> None:
+    def init_from_base(self, base: nn.Module) -> None:
         """Start from the singular directions of the layer's weight, where ``init`` says so.
 
         Raises:

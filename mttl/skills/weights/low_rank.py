@@ -25,13 +25,6 @@ def low_rank_linear(
 
     All arguments must have one dtype. Gradients are exact for every argument and are computed only
     for those that need one; there is no second derivative.
-
-    Args:
-        x: Inputs.
-        weight: Base weight.
-        bias: Base bias, or none.
-        down: Input-side factors A.
-        up: Output-side factors B.
     """
     if not torch.is_grad_enabled():
         return _forward(x, weight, bias, down, up)[0]  # applying a function has a cost per token

@@ -32,7 +32,7 @@ class NormInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "norm"
+    attachment_point = "norm"
     undecayed = ("gain", "bias")
 
     def __init__(

@@ -1,4 +1,4 @@
-r"""Fixed random projections of a short vector to many numbers, drawn anew from a seed.
+r"""Fixed random projections of a short vector to many numbers, drawn from a seed whenever needed.
 
 | name | P | stored |
 |---|---|---|
@@ -67,14 +67,7 @@ class DenseProjection:
 
 
 class Fastfood:
-    """The structured projection, in O(D log D) operations.
-
-    Args:
-        n_in: Size d of the vector.
-        n_out: How many numbers D it becomes.
-        seed: Of the draws, below 2³².
-        device: Where it is used.
-    """
+    """The structured projection, in O(D log D) operations."""
 
     def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
         size, block = power_of_two(max(n_in, n_out)), power_of_two(n_in)
@@ -98,11 +91,7 @@ class Fastfood:
 
 
 def walsh_hadamard(x: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"]:
-    """Multiply rows by the Walsh–Hadamard matrix of 1 and -1.
-
-    Args:
-        x: Rows whose length is a power of two.
-    """
+    """Multiply rows, whose length is a power of two, by the Walsh–Hadamard matrix of 1 and -1."""
     n = x.shape[-1]
     matrix = x.new_ones(1, 1)
     while len(matrix) < min(n, SMALL):

@@ -88,7 +88,7 @@ class SparseInventory(Inventory):
         self._pattern_state: tuple[object, ...] = ()
 
     def reset_parameters(self) -> None:
-        """Draw the values anew; the supports stay."""
+        """Re-initialise the values; the supports stay."""
         draw(self.values, self.init, self.in_features)
 
     def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
@@ -139,7 +139,7 @@ class SparseInventory(Inventory):
             return y + change.to(y.dtype)
         changes, which = self._dense(merged[0]) if len(merged) == 1 else merged
         changes, x, y = changes.to(dtype), x.to(dtype), y.to(dtype)
-        if len(changes) == 1:  # all examples alike: one product
+        if len(changes) == 1:  # all examples are equal: one product
             return torch.addmm(y.flatten(0, 1), x.flatten(0, 1), changes[0].t()).view_as(y)
         if len(changes) == len(x):
             return torch.baddbmm(y, x, changes.transpose(1, 2))
@@ -191,7 +191,7 @@ class SparseInventory(Inventory):
 
 
 def _comparable(weights: Tensor) -> bool:
-    """Tell whether examples with equal weights may share a change.
+    """Return whether examples with equal weights may share a change.
 
     Equal rows may belong to different tasks, whose gradients must stay apart; on an accelerator,
     to compare them would stall it, and a compiled model cannot decide by values.
@@ -236,11 +236,7 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
 
 
 def saved_supports(skills: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the supports among saved skills, as `place_supports` takes them.
-
-    Args:
-        skills: Tensors by ``<path of the layer>.<name>``.
-    """
+    """Return the supports among saved skills, as `place_supports` takes them."""
     ending = ".indices"
     return {
         f"{name.removesuffix(ending)}.weight": tensor

@@ -39,12 +39,7 @@ class Pattern(NamedTuple):
 
 
 def make_pattern(indices: Int[Tensor, "K n"], shape: tuple[int, int]) -> Pattern:
-    """Return the pattern of K supports.
-
-    Args:
-        indices: Sorted places in the flattened matrix of each skill.
-        shape: O and I.
-    """
+    """Return the pattern of K supports."""
     n_skills, _ = indices.shape
     out_features, in_features = shape
     skill = torch.arange(n_skills, device=indices.device)[:, None]

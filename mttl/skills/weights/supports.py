@@ -32,11 +32,6 @@ PERMUTED = 2**22
 def random_indices(size: int, n: int, generator: torch.Generator | None = None) -> Int[Tensor, "n"]:
     """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable.
 
-    Args:
-        size: Entries of the tensor.
-        n: Entries of the support.
-        generator: Source of the draws; the global one by default.
-
     Raises:
         ValueError: If ``n`` is not between 1 and ``size``.
     """
@@ -63,16 +58,6 @@ def random_support(
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """Draw a support of every tensor.
-
-    Args:
-        shapes: Shapes of the tensors by name.
-        density: Fraction of the entries that a skill changes; each tensor keeps at least one unit.
-        structure: What is drawn as a whole; see `mttl.skills.weights.support_units`.
-        block: Side of a block.
-        generator: Source of the draws; the global one by default.
-
-    Returns:
-        Sorted int64 places by name.
 
     Raises:
         ValueError: If the density lies outside (0, 1], or the structure is unknown.
@@ -138,13 +123,7 @@ def select_support(
 def spread(
     values: Float[Tensor, "K n"], indices: Int[Tensor, "K n"], size: int
 ) -> Float[Tensor, "K size"]:
-    """Return flat tensors that are 0 but for the given values at the given places.
-
-    Args:
-        values: Values of K skills.
-        indices: Their places.
-        size: Entries of the tensor.
-    """
+    """Return flat tensors that are 0 but for the given values at the given places."""
     return values.new_zeros(len(values), size).scatter(1, indices, values)
 
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from mttl.errors import TaskError
 from mttl.io.files import atomic_path, write_text
+from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.building.record_files import counted
 from mttl.tasks.building.sources import local_files, open_records
 from mttl.tasks.building.split_lines import Lines, make_lines
-from mttl.tasks.building.unavailable import UnavailableError
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.sampling import SAMPLES, Indices, cut, few_shot
 from mttl.tasks.task import Task
@@ -63,9 +63,6 @@ def build_task(
 ) -> Outcome:
     """Build the files of a task, unless they are complete.
 
-    Returns:
-        What became of it; a source that cannot be had or read is no exception.
-
     Raises:
         OSError: If a file cannot be written.
     """
@@ -82,7 +79,7 @@ def build_task(
     except TaskError as error:
         return Outcome(task.name, "failed", str(error))
     except OSError as error:
-        error.filename = error.filename or str(folder)  # a write does not tell its file
+        error.filename = error.filename or str(folder)  # a failed write does not name its file
         raise
     finally:
         if not any(folder.iterdir()):

@@ -34,7 +34,7 @@ def build_many(
     on_rows: OnEvent = lambda task, n: None,
     build: Build = build_task,
 ) -> Iterator[Outcome]:
-    """Build tasks, and tell of each when it has ended.
+    """Build tasks, and yield the outcome of each when it has ended.
 
     Args:
         tasks: The tasks.
@@ -61,7 +61,7 @@ def build_many(
 
 
 def _guarded(build: Build, task: Task, **options: Any) -> Outcome:
-    """Build a task; a fault of the program in one of them is told, and stops no other."""
+    """Build a task; an unexpected error becomes its outcome, and other tasks go on."""
     try:
         return build(task, **options)
     except Exception as error:

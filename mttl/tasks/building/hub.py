@@ -17,24 +17,33 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from mttl.tasks.building.hub_errors import OutOfReachError, ScriptOnlyError, explained
+from mttl.errors import TaskError
+from mttl.io.files import DISK_REFUSES
 from mttl.tasks.building.record_files import Records
-from mttl.tasks.building.unavailable import UnavailableError
 from mttl.tasks.task import Source
 from mttl.tasks.template_field import Record
 
 ADDRESS = "https://huggingface.co"
 PARQUET = "refs/convert/parquet"
 _SECONDS_TO_ANSWER = 10
+# What the libraries between this one and the hub are called, or begin with: httpx, httpx2.
+_HTTP_LIBRARIES = ("aiohttp", "httpcore", "httpx", "requests")
+
+
+class UnavailableError(TaskError):
+    """The records of a task cannot be had here; the message says why, and how to get them."""
+
+
+class ScriptOnlyError(UnavailableError):
+    """The data set is a loading script."""
+
+
+class OutOfReachError(UnavailableError):
+    """The hub does not answer."""
 
 
 class TableRecords:
-    """Records of a table on disk, memory-mapped; read a block at a time.
-
-    Args:
-        table: A `datasets.Dataset`.
-        name: Where it is from, for messages.
-    """
+    """Records of a table on disk, memory-mapped; read a block at a time."""
 
     def __init__(self, table: Any, name: str):
         self.name = name
@@ -53,12 +62,7 @@ class TableRecords:
 
 
 class StreamedRecords:
-    """Records that are fetched while they are read.
-
-    Args:
-        stream: A `datasets.IterableDataset`.
-        name: Where it is from, for messages.
-    """
+    """Records that are fetched while they are read."""
 
     def __init__(self, stream: Any, name: str):
         self.name = name
@@ -154,3 +158,65 @@ def _no_bars() -> Iterator[None]:
     finally:
         if not before:
             datasets.enable_progress_bars()
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turn an error of the library into one that a user can do something about.
+
+    Raises:
+        ScriptOnlyError: If it is a loading script.
+        OutOfReachError: If the hub does not answer.
+        UnavailableError: If it cannot be had for another reason, which the message tells.
+        OSError: If the disk is full or may not be written, which no other data set would change.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (refused := _refusal_of_the_disk(error)) is not None:
+            raise refused from None
+        reason = _reason(error)
+        if reason is None:
+            raise
+        if reason == "script":
+            raise ScriptOnlyError(f"'{name}' is a loading script") from error
+        if reason == "offline":
+            raise OutOfReachError("there is no way to the hub, or HF_HUB_OFFLINE is set") from error
+        raise UnavailableError(f"'{name}' {reason}") from error
+
+
+def _refusal_of_the_disk(error: BaseException | None) -> OSError | None:
+    """Return what the system said, where a full disk is behind an error of the library."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_REFUSES:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _reason(error: Exception) -> str | None:
+    """Return why a data set is unavailable; None for what must not be swallowed."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    message = " ".join(str(error).split())
+    match error:
+        case RuntimeError() if "scripts are no longer supported" in message:
+            return "script"
+        case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
+            return "offline"
+        case DatasetNotFoundError() if "gated" in message:
+            return (
+                "is gated: accept its terms on its page on the hub, then log in with "
+                "`hf auth login`"
+            )
+        case DatasetNotFoundError():
+            return f"is not on the hub ({message})"
+        case HfHubHTTPError():
+            return f"was refused by the hub ({message})"
+        case DatasetsError() | OSError() | ValueError():
+            # No such configuration, split or file; or files that are damaged, or no table.
+            return f"cannot be loaded ({message})"
+    if type(error).__module__.startswith(_HTTP_LIBRARIES):
+        return "offline"
+    return None

@@ -1,23 +1,17 @@
 """Records from files, in order: TSV, CSV or JSON Lines, each of them also packed with gzip."""
 
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from mttl.errors import TaskError
-from mttl.io.reading import JSON_RULES, MOST_LINE, reason, require_file, table_rows
+from mttl.io.reading import JSON_RULES, reason, require_file, table_rows
 from mttl.tasks.filters import shown
 from mttl.tasks.task import FILE_ENDINGS
 
-# Bytes that may be packed as tightly as zeros are; beyond, far less.
-SMALL, TIGHTEST = 1 << 26, 100
-_BLOCK = 1 << 17
 DECODE = json.JSONDecoder(**JSON_RULES).decode
 
 
@@ -49,70 +43,18 @@ def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
         yield row
 
 
-@contextmanager
-def open_bounded(path: Path) -> Iterator[Any]:
-    """Open a regular file, packed or not, whose lines and unpacked size have bounds.
-
-    Raises:
-        TaskError: If it cannot be opened, and while it is read, if a line is too long or it unpacks
-            to far more than it is.
-    """
+def open_unpacked(path: Path) -> IO[bytes]:
+    """Open a regular file, packed or not, to read what it holds."""
     require_file(path, TaskError)
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
-    with file:
-        yield _Unpacked(file, path) if path.suffix == ".gz" else file
-
-
-class _Unpacked(io.RawIOBase):
-    """A packed file that stops where it turns out to be a bomb."""
-
-    def __init__(self, packed: IO[bytes], path: Path) -> None:
-        self._packed, self._path = packed, path
-        self._file = gzip.GzipFile(fileobj=packed, mode="rb")
-        self._n_read = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        block = self._file.read1(len(buffer))
-        self._n_read += len(block)
-        if self._n_read > SMALL and self._n_read > TIGHTEST * self._packed.tell():
-            raise TaskError(
-                f"'{self._path}' unpacks to more than {TIGHTEST} times its own size, which text "
-                "does not. Is it the right file?"
-            )
-        buffer[: len(block)] = block
-        return len(block)
-
-
-def lines_of(file: Any, path: Path) -> Iterator[bytes]:
-    """Give the lines of a file with their ends.
-
-    Raises:
-        TaskError: If one has more than `MOST_LINE` bytes.
-    """
-    for number in count(1):
-        line = file.readline(MOST_LINE + 1)
-        if not line:
-            return
-        if len(line) > MOST_LINE:
-            raise TaskError(
-                f"{path}, line {number}: more than {MOST_LINE:,} bytes, which is no record."
-            )
-        yield line
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Give the lines with their ends; only a line feed ends one."""
     number = 0
     try:
-        with open_bounded(path) as file:
-            reader = io.BufferedReader(file, _BLOCK)
-            for number, line in enumerate(lines_of(reader, path), 1):
+        with open_unpacked(path) as file:
+            for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TaskError(

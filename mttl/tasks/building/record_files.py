@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mttl.errors import TaskError
 from mttl.io.reading import require_file
-from mttl.tasks.building.read_records import DECODE, open_bounded, read_records
+from mttl.tasks.building.read_records import DECODE, open_unpacked, read_records
 from mttl.tasks.template_field import Record
 
 _BLOCK = 1 << 20
@@ -22,11 +22,7 @@ _NEWLINE, _BRACE = ord("\n"), ord("{")
 
 
 class Records(Protocol):
-    """The records of one split, in their order; may be read several times.
-
-    Attributes:
-        name: Where they are, for messages.
-    """
+    """The records of one split, in their order; may be read several times."""
 
     name: str
 
@@ -49,25 +45,14 @@ class RandomAccess(Protocol):
 
 
 def open_file(path: Path, columns: Sequence[str] = (), scratch: Path | None = None) -> Records:
-    """Return the records of a file of one of `mttl.tasks.task.FILE_ENDINGS`.
-
-    Args:
-        path: The file.
-        columns: Names of the columns of a CSV or TSV file that has no header.
-        scratch: Where a large file may be unpacked; None: in the system's folder.
-    """
+    """Return the records of a file of one of `mttl.tasks.task.FILE_ENDINGS`."""
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return JsonLines(path, scratch)
     return FileRecords(path, columns)
 
 
 class FileRecords:
-    """The records of a file, in order; see `mttl.tasks.building.read_records.read_records`.
-
-    Args:
-        path: The file.
-        columns: Names of the columns of a CSV or TSV file that has no header.
-    """
+    """The records of a file, in order; see `mttl.tasks.building.read_records.read_records`."""
 
     def __init__(self, path: Path, columns: Sequence[str] = ()):
         self.path = path
@@ -83,10 +68,6 @@ class JsonLines(FileRecords):
 
     For that the places of the lines are found once (8 bytes a line); a gzipped file is unpacked
     into a file without a name. Records that are taken are parsed, others only begin like one.
-
-    Args:
-        path: The file.
-        scratch: The folder of that file; None: that of the system.
     """
 
     def __init__(self, path: Path, scratch: Path | None = None):
@@ -131,7 +112,7 @@ class JsonLines(FileRecords):
         )
         starts, end = [np.zeros(1, np.int64)], 0
         begins, regular = True, True  # whether the next byte is the first of a line
-        with open_bounded(self.path) as source:
+        with open_unpacked(self.path) as source:
             for block in iter(lambda: source.read(_BLOCK), b""):
                 if packed:
                     file.write(block)
@@ -161,7 +142,7 @@ class JsonLines(FileRecords):
 
 
 def counted(records: Records, on_rows: Callable[[int], object]) -> Records:
-    """Return the same records; whenever some have been read, `on_rows` is told how many."""
+    """Return the same records; `on_rows` is called with the number of those just read."""
     if isinstance(records, RandomAccess):
         return _CountedRandomAccess(records, on_rows)
     return _Counted(records, on_rows)

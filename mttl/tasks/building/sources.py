@@ -6,9 +6,8 @@ records of a split in the hub's order, with the hub's field names.
 
 from pathlib import Path
 
-from mttl.tasks.building.hub import hub_records
+from mttl.tasks.building.hub import UnavailableError, hub_records
 from mttl.tasks.building.record_files import Records, open_file
-from mttl.tasks.building.unavailable import UnavailableError
 from mttl.tasks.task import Source
 
 
@@ -17,12 +16,6 @@ def open_records(
 ) -> Records:
     """Return the records of one split.
 
-    Args:
-        source: Where they are; one without `path` names files.
-        split: One of its splits.
-        raw: A folder of raw records to take in place of the hub.
-        scratch: Where large files may be unpacked; None: in the system's folder.
-
     Raises:
         UnavailableError: If they cannot be had; the message says why and what to do.
         TaskError: If a file cannot be read as records.
@@ -30,7 +23,7 @@ def open_records(
     if source.path is None:
         path = Path(split)
         if not path.is_file():
-            raise UnavailableError(f"there is no file '{path}'")
+            raise UnavailableError(f"the file '{path}' does not exist")
         return open_file(path, source.columns, scratch)
     if raw is not None:
         return open_file(raw_file(source, split, raw), scratch=scratch)

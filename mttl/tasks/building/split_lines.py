@@ -51,29 +51,14 @@ def make_lines(
     scratch: Path | None = None,
     convert_all: int = CONVERT_ALL,
 ) -> Lines:
-    """Return the lines of a split.
-
-    Args:
-        task: How a record is written.
-        split: Its name, for messages.
-        records: All of them.
-        scratch: Where lines may be stored; None: in the system's folder.
-        convert_all: Sources of so many records are converted whole in any case.
-    """
+    """Return the lines of a split."""
     if isinstance(records, RandomAccess) and each_alone(task) and len(records) > convert_all:
         return ConvertedWhenAsked(task, split, records)
     return Stored(task, split, records, scratch)
 
 
 class Stored:
-    """All lines of a split, in a file without a name.
-
-    Args:
-        task: How a record is written.
-        split: Its name, for messages.
-        records: All of them.
-        scratch: Where the file goes; None: in the system's folder.
-    """
+    """All lines of a split, in a file without a name."""
 
     def __init__(self, task: Task, split: str, records: Records, scratch: Path | None = None):
         self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
@@ -109,11 +94,6 @@ class ConvertedWhenAsked:
     """Lines of a task that writes each record alone, converted when they are asked for.
 
     Where records may be left out, or any text may be a label, all records are read once to see.
-
-    Args:
-        task: How a record is written.
-        split: Its name, for messages.
-        records: All of them.
     """
 
     def __init__(self, task: Task, split: str, records: RandomAccess):
@@ -141,7 +121,7 @@ class ConvertedWhenAsked:
 
     def _look_through(self) -> None:
         places, labels = array("q"), array("q")
-        with _told_with(self._records.name):
+        with _named_errors(self._records.name):
             for number, answers in survey(self._task, self._split, self._records):
                 places.append(number - 1)
                 labels.append(self._numbers[answers])
@@ -161,10 +141,10 @@ class ConvertedWhenAsked:
 
 
 def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]:
-    """Give the lines of all records, a block at a time; what goes wrong is told with the file."""
+    """Yield the lines of all records, a block at a time; errors name the file."""
     lines = convert(task, split, records)
     while True:
-        with _told_with(records.name):
+        with _named_errors(records.name):
             block = list(islice(lines, _BLOCK))
         if not block:
             return
@@ -172,8 +152,8 @@ def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]
 
 
 @contextmanager
-def _told_with(name: str) -> Iterator[None]:
-    """Let errors name where the records are."""
+def _named_errors(name: str) -> Iterator[None]:
+    """Prepend the name of the records to errors."""
     try:
         yield
     except TaskError as error:

@@ -27,7 +27,7 @@ NCCL = {
 VERDICT = 3.0  # seconds that a failed collective waits for the name of who is lost
 
 
-class Companions(Callback):
+class PeerWatchdog(Callback):
     """Ends this process with a message and status 1 once another one of the training is lost."""
 
     def __init__(self) -> None:
@@ -72,5 +72,5 @@ class Companions(Callback):
 def take_leave(trainer: pl.Trainer) -> None:
     """Say at the end of a training that the others need not wait for this process."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Companions):
+        if isinstance(callback, PeerWatchdog):
             callback.leave()

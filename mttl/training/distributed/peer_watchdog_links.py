@@ -92,7 +92,7 @@ class Watch(threading.Thread):
     """
 
     def __init__(self, links: Sequence[Link], stop: Callable[[str], object]) -> None:
-        super().__init__(name="companions", daemon=True)
+        super().__init__(name="peer-watchdog", daemon=True)
         self.links, self.stop = list(links), stop
         self._left = threading.Event()
         # A copy of this process would keep the connections open after its death.

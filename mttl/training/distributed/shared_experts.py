@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from mttl.moe.expert_parallel import (
     clip_gradients,
     gather_checkpoint,
-    share_checkpoint,
-    share_out,
+    shard_checkpoint,
+    shard_experts,
     shared_parameters,
 )
 from mttl.training.module import ResumableModule
@@ -28,7 +28,7 @@ class SharesExperts(ResumableModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take this process's share of the experts."""
-        share_checkpoint(self, checkpoint, self._in_order())
+        shard_checkpoint(self, checkpoint, self._in_order())
         super().on_load_checkpoint(checkpoint)
 
     def configure_gradient_clipping(
@@ -59,4 +59,4 @@ class ExpertSharing(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Share the experts out, once."""
         if stage == "fit":
-            share_out(pl_module)
+            shard_experts(pl_module)

@@ -1,4 +1,4 @@
-"""What a run shows on a board, whichever it is, and what happens where the board fails."""
+"""The interface of experiment loggers, and what happens where one of them fails."""
 
 import contextlib
 import logging
@@ -20,11 +20,11 @@ from mttl.io.reading import reason
 logger = logging.getLogger(__name__)
 
 
-class Board(Logger):
-    """Shows a run. A board that does not start is refused; one that fails later is left alone.
+class ExperimentLogger(Logger):
+    """Logs a run. A logger that does not start is refused; one that fails later is left alone.
 
     Args:
-        folder: Of the run; the board has one of its own in it.
+        folder: Of the run; the logger has one of its own in it.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Board(Logger):
 
     @property
     def version(self) -> str:
-        """Always empty: a run has one board of a kind."""
+        """Always empty: a run has one logger of a kind."""
         return ""
 
     @rank_zero_only
@@ -50,7 +50,7 @@ class Board(Logger):
         """Begin, before the run writes anything else.
 
         Raises:
-            ConfigError: If the board does not start; nothing of it is left then.
+            ConfigError: If the logger does not start; nothing of it is left then.
         """
         self._is_new = not self.path.exists()
         try:

@@ -1,4 +1,4 @@
-"""A callback that shows on boards how training goes: rates, norms of gradients, and its speed."""
+"""A callback that logs how training goes: rates, norms of gradients, and its speed."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import Callback
 from torch.optim import Optimizer
 
 from mttl.checkpoints.whole_tensors import whole
-from mttl.training.loggers.show import boards_of
+from mttl.training.loggers.show import experiment_loggers
 
 
 class StepMonitor(Callback):
@@ -64,8 +64,8 @@ class StepMonitor(Callback):
             tokens = float(trainer.strategy.reduce(self._tokens, reduce_op="sum"))
             self._numbers["speed/tokens_per_second"] = tokens / seconds
         self._numbers["speed/seconds_per_step"] = seconds / self._steps
-        for board in boards_of(trainer):
-            board.log_metrics(self._numbers, trainer.global_step)
+        for logger in experiment_loggers(trainer):
+            logger.log_metrics(self._numbers, trainer.global_step)
         self._numbers, self._tokens, self._steps = {}, 0, 0
         self._seconds, self._since = 0.0, now
 

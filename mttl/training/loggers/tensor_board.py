@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mttl.training.loggers.experiment_logger import Board
+from mttl.training.loggers.experiment_logger import ExperimentLogger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 COMPARED = ("val/score", "val/loss", "train/loss")  # columns of the page that compares settings
 
 
-class TensorBoard(Board):
+class TensorBoard(ExperimentLogger):
     """Writes events to ``tensorboard/``.
 
     Args:
@@ -44,7 +44,7 @@ class TensorBoard(Board):
             RuntimeError: If there is none yet.
         """
         if self._writer is None:
-            raise RuntimeError("the board is not open: call `open` first")
+            raise RuntimeError("the logger is not open: call `open` first")
         return self._writer
 
     def begin(self, settings: Mapping[str, Any]) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mttl.training.loggers.experiment_logger import Board
+from mttl.training.loggers.experiment_logger import ExperimentLogger
 
 logger = logging.getLogger(__name__)
 STEP = "step"
 
 
-class WeightsAndBiases(Board):
+class WeightsAndBiases(ExperimentLogger):
     """Logs to the project mttl, under the name of the run; files are in ``wandb/``.
 
     Args:

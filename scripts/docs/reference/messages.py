@@ -12,6 +12,8 @@ is filled in. A message names the thing, the value received, what is allowed and
 that is not enough, see [troubleshooting](troubleshooting.md). This page is generated from the code.
 """
 WARNING = {"warning", "warn", "rank_zero_warn"}
+# Functions that raise a text, and its place among their arguments.
+RAISING = {"keep_settings": 2}
 
 
 def messages_page(root: Path) -> str:
@@ -42,8 +44,8 @@ def messages(tree: ast.Module) -> Iterator[str]:
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            if node in raised or name.endswith("Error") or name in WARNING:
-                said = node.args[0]
+            if node in raised or name.endswith("Error") or name in WARNING or name in RAISING:
+                said = node.args[RAISING.get(name, 0)]
                 if isinstance(said, ast.Name):
                     said = texts.get(said.id, said)
                 yield " ".join(_text(said).split())

@@ -12,10 +12,10 @@ class Room:
     """A folder of the package.
 
     Attributes:
-        path: Of the folder, from the root of the repository.
-        sentence: What it says of itself.
+        path: Path of the folder, from the root of the repository.
+        sentence: First sentence of its docstring.
         files: The first sentence of each file, by name.
-        uses: Other rooms, and files beside them, that it imports; late imports too.
+        uses: Other folders and files of the package that it imports, also within functions.
     """
 
     path: str

@@ -9,9 +9,10 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "scripts" / "docs"))
+sys.path[:0] = [str(ROOT / "scripts" / "docs"), str(ROOT / "tests")]
 
 from mttl.config.reference import reference  # noqa: E402
+from reference.combinations import combinations_page  # noqa: E402
 from reference.messages import messages_page  # noqa: E402
 from reference.rooms import file_page, read_rooms  # noqa: E402
 
@@ -26,15 +27,21 @@ them, too: `mttl train --settings optim`.
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the pages that are not in docs/, by path."""
     pages = {f"api/{name}.md": text for name, text in api_pages(ROOT).items()}
     pages["messages.md"] = messages_page(ROOT)
     pages["configuration.md"] = f"{CONFIGURATION}{reference()}\n"
+    pages["what_works_with_what.md"] = combinations_page()
     pages["files.md"] = file_page(read_rooms(ROOT))
     for file in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
         pages[f"tutorials/{file.stem}.md"] = notebook_page(file)
-    for path, text in pages.items():
-        files.append(File.generated(config, path, content=text))
-    return files
+    return pages
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -65,9 +65,9 @@ class Area:
         sample: The folder of `fuzzing.samples` that a case works on a copy of.
         files: Patterns of the files in it that are changed.
         read: Reads them; gets the folder.
-        checked: What checksums promise to notice: ``"all"`` other content, or ``"bytes"`` that were
-            damaged by accident: an archive that is written anew has new checksums.
-        weight: How many of the cases, beside the others.
+        checked: What checksums detect: ``"all"`` other content, or ``"bytes"`` that were damaged by
+            accident: a rewritten archive has new checksums.
+        weight: Relative number of cases.
     """
 
     sample: str

@@ -16,7 +16,7 @@ from fuzzing.mutate import mutate
 from fuzzing.samples import copy_sample
 from mttl.errors import MttlError
 
-# What a reader may ask of the system beside what is there when it starts.
+# System calls that a reader may make in addition to those at its start.
 MEMORY = 1 << 30
 REFUSED, EQUAL, OTHER = "refused", "equal", "taken"
 SILENT, TRACEBACK, STATUS = "silent", "traceback", "status"

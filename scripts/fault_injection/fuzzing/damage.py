@@ -11,7 +11,7 @@ def damage_bytes(path: Path, rng: random.Random, marker: Path) -> str:
     """Damage a file of any kind, and return what was done.
 
     Args:
-        path: The file, which is written anew.
+        path: The file, which is overwritten.
         rng: Decides.
         marker: Not used: nothing here could run.
     """

@@ -56,7 +56,7 @@ class Payload:
         self.marker = marker
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Write a file that tells that it was run."""
+        """Write a file that shows that code was run."""
         return os.system, (f"touch '{self.marker}'",)
 
 

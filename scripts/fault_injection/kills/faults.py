@@ -24,7 +24,7 @@ class Fault:
 
     Args:
         kind: ``kill``: the process dies before the change; ``cut``: just after, where the change
-            opens a file to write it anew; ``full``: from here on nothing can be written;
+            opens a file to overwrite it; ``full``: from here on nothing can be written;
             ``readonly``: nothing can be changed; ``gone``: a folder is removed.
         at: The number of the change, from 1.
         folder: Which folder goes.
@@ -41,7 +41,7 @@ class Changes:
     Args:
         fault: The fault.
         roots: Changes elsewhere do not count.
-        report: File whose name tells afterwards that the fault struck.
+        report: File whose existence shows that the fault occurred.
     """
 
     def __init__(self, fault: Fault, roots: tuple[str, ...], report: Path) -> None:

@@ -18,12 +18,12 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GymRecipe:
     """How a gym is built.
 
     Attributes:
         title: The first line of its README.
-        n_steps: How often progress is told.
+        n_steps: Number of progress steps.
         build: Returns the files of its folder, given what to call with each task's name.
         settings: Returns the files under `configs/` that belong to it.
         note: Returns what explains differences, such as other versions; often nothing.
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def run(
-    argv: list[str] | None, name: str, extra: str, recipe: Callable[[], Recipe], about: str
+    argv: list[str] | None, name: str, extra: str, recipe: Callable[[], GymRecipe], about: str
 ) -> int:
     """Build the gym `data/<name>` and return the exit code.
 
@@ -90,7 +90,7 @@ def run(
     return 0
 
 
-def main(name: str, extra: str, recipe: Callable[[], Recipe], about: str) -> None:
+def main(name: str, extra: str, recipe: Callable[[], GymRecipe], about: str) -> None:
     """Run and end the program."""
     sys.exit(run(None, name, extra, recipe, about))
 

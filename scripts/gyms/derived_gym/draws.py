@@ -25,7 +25,7 @@ def numbers(name: str, one: Callable[[random.Random], Decimal]) -> list[Decimal]
 
 
 def digits(rng: random.Random, shortest: int, longest: int) -> str:
-    """Draw the digits of a whole number; all lengths are alike."""
+    """Draw the digits of a whole number; all lengths are equally likely."""
     n = rng.randint(shortest, longest)
     return str(rng.randrange(10 ** (n - 1), 10**n))
 

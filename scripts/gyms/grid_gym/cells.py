@@ -45,13 +45,13 @@ class Grid:
     Attributes:
         items: The examples of every task that input and output leave short enough.
         dropped: Why a pair is none, by its name.
-        alike: How much of a task is an earlier one, by the names of both: the share of its
-            examples, where that is more than half.
+        overlaps: Share of the examples of a task that an earlier task has, by the names of both; of
+            more than a half.
     """
 
     items: dict[Cell, tuple[Item, ...]]
     dropped: dict[str, str]
-    alike: dict[tuple[str, str], float]
+    overlaps: dict[tuple[str, str], float]
 
 
 def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
@@ -66,7 +66,7 @@ def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
     items: dict[Cell, tuple[Item, ...]] = {}
     rows: dict[str, frozenset[_Row]] = {}
     dropped: dict[str, str] = {}
-    alike: dict[tuple[str, str], float] = {}
+    overlaps: dict[tuple[str, str], float] = {}
     for operation in OPERATIONS:
         for language in LANGUAGES:
             cell = Cell(language, operation)
@@ -86,8 +86,8 @@ def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
             else:
                 items[cell] = tuple(item for item in found if _short(item))
                 rows[cell.name] = own
-                alike |= {(cell.name, name): n for name, n in shared.items() if n > _TOLD}
-    return Grid(items, dropped, alike)
+                overlaps |= {(cell.name, name): n for name, n in shared.items() if n > _TOLD}
+    return Grid(items, dropped, overlaps)
 
 
 def _share(share: float) -> str:

@@ -30,7 +30,7 @@ def decimal(language: str) -> Iterator[Item]:
 
 def percent(language: str) -> Iterator[Item]:
     """Yield 0.125 -> 12,5 %."""
-    # babel writes the European sign beside Persian digits too.
+    # babel writes the European sign with Persian digits too.
     sign = Locale(language).number_symbols[_system(language)].get("percentSign", "%")
     for value in shares():
         text = format_percent(

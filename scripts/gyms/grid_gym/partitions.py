@@ -22,17 +22,17 @@ LANGUAGES_SEEN = ("en", "ja")
 Partition = dict[str, list[str]]
 
 
-class Parts(NamedTuple):
+class CellParts(NamedTuple):
     """What a task is made of."""
 
     language: str
     operation: str
 
 
-def parts(name: str) -> Parts:
+def parts(name: str) -> CellParts:
     """Return the language and the operation that a name spells out."""
     language, _, operation = name.partition("_")
-    return Parts(language, operation)
+    return CellParts(language, operation)
 
 
 def cells(names: Sequence[str]) -> Partition:

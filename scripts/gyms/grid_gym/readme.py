@@ -70,7 +70,7 @@ to the letter (the first one in the order of the tables is kept). Left out:
 
 {dropped}
 
-Kept, though more than half of their rows are those of another task: {alike}.
+Kept, though more than half of their rows are those of another task: {overlaps}.
 
 Persian, Hindi and Thai write `group`, `decimal` and `percent` in their own digits; all else has
 European ones. Blanks that do not break lines are written as ordinary ones, and marks of direction
@@ -83,7 +83,7 @@ Every underlying thing is assigned once, by a hash of itself, to train ({train:.
 value (345, whether it is an amount of money, grouped, or in words), a date and a month by itself, a
 quantity by its number and unit (`12 kilogram`), a span of time likewise (`-3 day`), and a name by
 its territory: a list holds names of one split only. So the thing that a test row writes down is in
-no training row of any task. What it is made of may be: the month of a date is a month of its own
+no training row of any task. Its components may be: the month of a date is an item of its own
 elsewhere, and the share 0.125 is written with the figures of 12.5. Numbers and dates are split as
 in the lexical gym.
 
@@ -132,7 +132,7 @@ def readme(drawn: Mapping[Cell, Files], grid: Grid) -> str:
 
     Args:
         drawn: The files of every task.
-        grid: Which pairs are no tasks, and which are much alike.
+        grid: Which pairs are no tasks, and which overlap.
     """
     names = [cell.name for cell in drawn]
     scores = {cell: _scores(files) for cell, files in drawn.items()}
@@ -154,7 +154,7 @@ def readme(drawn: Mapping[Cell, Files], grid: Grid) -> str:
         most_bytes=MOST_BYTES,
         cldr=get_cldr_version(),
         dropped=_dropped(grid.dropped),
-        alike=_alike(grid.alike),
+        overlaps=_overlaps(grid.overlaps),
         trained=TRAINED_SHARE,
         test_languages=_listed(HELD_LANGUAGES["test"]),
         dev_languages=_listed(HELD_LANGUAGES["dev"]),
@@ -215,8 +215,8 @@ def _dropped(dropped: Mapping[str, str]) -> str:
     return "\n".join(f"- {', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
-def _alike(alike: Mapping[tuple[str, str], float]) -> str:
-    pairs = sorted(alike.items(), key=lambda pair: -pair[1])
+def _overlaps(overlaps: Mapping[tuple[str, str], float]) -> str:
+    pairs = sorted(overlaps.items(), key=lambda pair: -pair[1])
     return ", ".join(f"`{name}` ({share:.0%} of `{other}`)" for (name, other), share in pairs)
 
 

@@ -4,7 +4,7 @@ from derived_gym.baselines import copy_score, majority_score
 from derived_gym.split import SHARES
 
 from lexical_gym.sample import Files
-from lexical_gym.tasks import Task
+from lexical_gym.tasks import LexicalTask
 
 TITLE = "# The lexical gym"
 
@@ -77,7 +77,9 @@ The result is the same byte for byte with the versions above; other versions may
 """
 
 
-def readme(tasks: tuple[Task, ...], drawn: dict[str, Files], versions: dict[str, str]) -> str:
+def readme(
+    tasks: tuple[LexicalTask, ...], drawn: dict[str, Files], versions: dict[str, str]
+) -> str:
     """Return the text of README.md."""
     roles = [task.role for task in tasks]
     return _TEXT.format(
@@ -92,7 +94,7 @@ def readme(tasks: tuple[Task, ...], drawn: dict[str, Files], versions: dict[str,
     )
 
 
-def _row(task: Task, files: Files) -> str:
+def _row(task: LexicalTask, files: Files) -> str:
     train, dev, test = (
         next(rows for name, rows in files.items() if name.endswith(f"_100_{split}.tsv"))
         for split in ("train", "dev", "test")

@@ -8,7 +8,7 @@ from math import ceil
 from derived_gym.item import Item
 from derived_gym.pools import pools
 
-from lexical_gym.tasks import Task
+from lexical_gym.tasks import LexicalTask
 
 TRAIN_ROWS = 1500
 DEV_ROWS = 64
@@ -20,7 +20,7 @@ TRAIN_SAMPLE = 100
 Files = dict[str, list[Item]]
 
 
-def draw(task: Task, items: Iterable[Item]) -> Files:
+def draw(task: LexicalTask, items: Iterable[Item]) -> Files:
     """Draw all files of a task: file name -> rows.
 
     A training task has one sample: up to 1500 rows to train on, 64 dev and 200 test rows. A dev
@@ -50,7 +50,9 @@ def draw(task: Task, items: Iterable[Item]) -> Files:
     return files
 
 
-def _take(task: Task, pool: list[Item], n: int, seed: str, *, exact: bool = False) -> list[Item]:
+def _take(
+    task: LexicalTask, pool: list[Item], n: int, seed: str, *, exact: bool = False
+) -> list[Item]:
     """Draw up to ``n`` items, no answer more often than the task's share allows."""
     rng = random.Random(f"{task.name}/{seed}")
     order = rng.sample(pool, len(pool))

@@ -12,7 +12,7 @@ Generator = Callable[[Lexicon], Iterable[Item]]
 
 
 @dataclass(frozen=True)
-class Task:
+class LexicalTask:
     """One task of the gym.
 
     Attributes:
@@ -56,11 +56,11 @@ _SHORT = {"comparative": "comp", "superlative": "sup"}
 _PARTS = {"adj": "adjective"}
 
 
-def _inflect(role: str, part: str, given: str, wanted: str, name: str | None = None) -> Task:
-    """Make one row of the table; its name tells the two forms."""
+def _inflect(role: str, part: str, given: str, wanted: str, name: str | None = None) -> LexicalTask:
+    """Make one row of the table; its name contains the two forms."""
     word = _PARTS.get(part, part)
     first = part if given == "lemma" else _SHORT.get(given, given)
-    return Task(
+    return LexicalTask(
         name or f"{first}_{_SHORT.get(wanted, wanted)}",
         role,
         word,
@@ -70,9 +70,9 @@ def _inflect(role: str, part: str, given: str, wanted: str, name: str | None = N
     )
 
 
-def _derive(role: str, given: str, wanted: str) -> Task:
+def _derive(role: str, given: str, wanted: str) -> LexicalTask:
     words = {"adj": "adjective", "adverb": "adverb in -ly", "ness": "noun in -ness"}
-    return Task(
+    return LexicalTask(
         f"{given}_{wanted}",
         role,
         "derivation",
@@ -82,16 +82,18 @@ def _derive(role: str, given: str, wanted: str) -> Task:
     )
 
 
-def _sound(role: str, name: str, description: str, items: Generator, share: float) -> Task:
-    return Task(name, role, "sound", "cmudict", description, items, "ACC", share)
+def _sound(role: str, name: str, description: str, items: Generator, share: float) -> LexicalTask:
+    return LexicalTask(name, role, "sound", "cmudict", description, items, "ACC", share)
 
 
-def _number(role: str, name: str, description: str, items: Generator, source="babel") -> Task:
-    return Task(name, role, "number", source, description, items, "ACC")
+def _number(
+    role: str, name: str, description: str, items: Generator, source="babel"
+) -> LexicalTask:
+    return LexicalTask(name, role, "number", source, description, items, "ACC")
 
 
-def _date(role: str, name: str, description: str, items: Generator) -> Task:
-    return Task(name, role, "date", "babel", description, items, "ACC")
+def _date(role: str, name: str, description: str, items: Generator) -> LexicalTask:
+    return LexicalTask(name, role, "date", "babel", description, items, "ACC")
 
 
 TASKS = (
@@ -116,7 +118,7 @@ TASKS = (
     _derive("train", "adverb", "adj"),
     _derive("train", "adj", "ness"),
     _derive("test", "ness", "adj"),
-    Task(
+    LexicalTask(
         "a_an",
         "train",
         "sound",

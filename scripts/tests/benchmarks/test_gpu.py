@@ -86,14 +86,14 @@ def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(
     assert "| 1 / 2 |" in table
     assert "[no] good" in capsys.readouterr().out
 
-    mended = [fake(gpu, name, note) for name in found]
-    status, found = call(gpu, mended, tmp_path)
+    fixed = [fake(gpu, name, note) for name in found]
+    status, found = call(gpu, fixed, tmp_path)
     assert status == 0
     assert {row["state"] for row in found.values()} == {"done"}
     assert len(count.read_text()) == 4  # one of the first call, three of the second
 
     (tmp_path / "rows.json").write_text(json.dumps({"machine": {}, "rows": {"works": {}}}))
-    _, found = call(gpu, mended[:1], tmp_path)
+    _, found = call(gpu, fixed[:1], tmp_path)
     assert list(found) == ["breaks"]  # figures of another machine are not kept
     assert "of another machine" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -62,6 +63,22 @@ def test_what_troubleshooting_quotes_is_said() -> None:
     parts = [part for part in quoted if len(part.split()) > 2]
     assert len(parts) > 6
     assert [part for part in parts if part not in page.replace("`", "")] == []
+
+
+def test_generated_pages_are_made_with_the_site_and_not_kept() -> None:
+    """All of them come out of the code as it is, so that none can be old."""
+    pages = SITE.generated_pages()
+    single = {"messages.md", "configuration.md", "what_works_with_what.md", "files.md"}
+    assert single <= pages.keys()
+    assert [path for path, text in pages.items() if not text.startswith(("# ", "<!--"))] == []
+    listed = subprocess.run(
+        ["git", "ls-files", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {f"docs/{path}" for path in pages} & {*listed} == set()
+    rows = pages["what_works_with_what.md"]
+    assert "| `skills/lora.yaml` | yes |" in rows
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert {path for path in single if path not in str(settings["nav"])} == set()
 
 
 def test_every_room_has_a_page_with_its_files() -> None:

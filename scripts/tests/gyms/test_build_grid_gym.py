@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mttl.config.load import load_config
-from mttl.data.prompt_prefix import check_codes, opening
+from mttl.data.prompt_prefix import check_codes, prompt_prefix
 from mttl.errors import TaskError
 from mttl.io.reading import check_name
 from mttl.tasks.folder import Gym
@@ -122,7 +122,7 @@ def test_size_on_disk():
 
 
 def test_no_two_tasks_have_nine_of_ten_rows_in_common(files, table):
-    """Were they alike, a skill of one language would be that of another, and no pair be new."""
+    """Otherwise a skill of one language would be that of another, and no pair would be new."""
     answers = {
         task: {
             row[0]: tuple(row[1:])
@@ -281,7 +281,7 @@ def test_no_row_is_cut_off(files, table, prefix):
     assert tuple(config.data.samples) == SAMPLES
     check_codes(list(table))
     for (task, _, _), rows in files.items():
-        start = len(opening(task, prefix))
+        start = len(prompt_prefix(task, prefix))
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
         assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
 
@@ -367,7 +367,7 @@ def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
         "fr_op": "90% of the rows are those of `en_op`",
         **{f"{name}_copy": "the output is the input" for name in cells.LANGUAGES},
     }
-    assert grid.alike == {("pl_op", "en_op"): 0.8}
+    assert grid.overlaps == {("pl_op", "en_op"): 0.8}
     assert {cell.name: len(rows) for cell, rows in grid.items.items()} == {
         "en_op": 10,
         "pl_op": 10,

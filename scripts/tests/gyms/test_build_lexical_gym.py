@@ -87,7 +87,7 @@ def test_every_line_is_an_input_and_its_outputs(files):
             assert len(row) >= 2, key
             for text in row:
                 assert text == text.strip() != "", (key, row)
-                # Blanks that look alike would make exact match a lottery.
+                # Blanks that look the same would make exact match a lottery.
                 assert not set('\u00a0\u202f\r"') & set(text), (key, row)
                 assert len(text.encode()) <= 32, (key, row)
             assert len(set(row[1:])) == len(row[1:]), (key, row)

@@ -1,5 +1,6 @@
 """Every study can be prepared, and its page names what exists."""
 
+import json
 import re
 import sys
 from importlib import import_module
@@ -24,6 +25,32 @@ def test_a_study_can_be_prepared(path: Path, tmp_path: Path) -> None:
     assert {plan.name for plan in plans} == set(study.methods)
     for method in comparison.methods.values():
         load_any_config(f"{study.config}+{method.fragment}", [*study.settings, *method.training()])
+
+
+def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:
+    study = RUN.read_study(FOLDER / "ablations" / "lexical_ablations.yaml")
+    comparison, (first, *_) = RUN.prepare(
+        study.model_copy(update={"rates": "search"}), tmp_path, [2]
+    )
+    for fold in comparison.partitions:
+        assert len(fold.dev) == 4
+        assert len({*fold.train, *fold.dev, *fold.test}) == 45
+    (variant,) = first.variants
+    assert comparison.stages(variant) == ["search-all", "adapt-all"]
+    command = comparison.command(first, variant, "search-all")
+    assert command[2] == "search"
+    points = json.loads(command[-1].partition("=")[2])
+    rates = [point["adapt.lr"] for point in points]
+    assert rates == pytest.approx([rates[0], 0.3 * rates[0], 3 * rates[0]], rel=1e-2)
+    folder = comparison.run_folder(first) / "search-all"
+    folder.mkdir(parents=True)
+    (folder / "best.yaml").write_text("adapt: {lr: 0.25, router_lr: 0.5}\n")
+    assert comparison.command(first, variant, "adapt-all")[-2:] == [
+        "adapt.lr=0.25",
+        "adapt.router_lr=0.5",
+    ]
+    comparison.cost_file(first, "adapt-all").write_text('{"ended": true}')
+    assert comparison.note([first]).endswith("`shared_rank_128: all` 0.25 / 0.5 (1).")
 
 
 def test_every_folder_has_a_page_that_names_its_settings() -> None:

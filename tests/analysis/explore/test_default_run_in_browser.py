@@ -131,7 +131,7 @@ def ask(page: Page, text: str) -> str:
     field = page.find("#live-text")
     field.clear()
     field.send_keys(text, ENTER)
-    page.wait(lambda: "Asking" not in page.text("#live-answer"), 60)
+    page.wait(lambda: "PromptExport" not in page.text("#live-answer"), 60)
     return page.text("#live-answer")
 
 
@@ -171,7 +171,7 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
         page.click("#live-example")
         assert page.find("#live-text").get_property("value")
 
-        # A mixture of tasks, then weights of one's own: each begins as the row of the task.
+        # A mixture of tasks, then custom weights: each begins as the row of the task.
         page.click("#live-ways input[value=tasks]")
         assert ask(page, "cab").splitlines()[0] == shown.splitlines()[0]
         choose(page, "live-add", "twice")  # adapted
@@ -193,7 +193,7 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
             page.resize(width)
             assert page.run("return document.documentElement.scrollWidth") <= width
 
-        # What goes wrong is told in words.
+        # Errors are reported in words.
         assert "at most 24 are allowed, as in training" in ask(page, "ab" * 40)
         assert "a question is empty" in ask(page, " ")
         page.run("live.way = 'skills'; live.weights[1] = NaN")

@@ -85,7 +85,7 @@ def test_entropy_of_loads() -> None:
 def test_a_record_tells_what_decides(run: Path) -> None:
     assert has_token_record(run)
     record = read_token_record(run)
-    # Four tokens alike make 2 bits, three tasks log2(3); samples of 8,000 are near it.
+    # Four equally frequent tokens make 2 bits, three tasks log2(3); samples of 8,000 are near it.
     np.testing.assert_allclose(record.token_bits, [2, 0, 0], atol=0.01)
     np.testing.assert_allclose(record.task_bits, [0, np.log2(3), 0], atol=0.01)
     np.testing.assert_allclose(record.previous_bits, [0, 0, 0], atol=0.01)

@@ -1,11 +1,11 @@
 import torch
 
-from mttl.assembly.planning.peak_memory import LiveBytes
+from mttl.assembly.planning.peak_memory import PeakMemory
 
 
 def test_the_peak_is_what_lives_at_once():
     weight = torch.zeros(10, 10)
-    with LiveBytes([weight]) as counter:
+    with PeakMemory([weight]) as counter:
         first = weight + 1  # 400 bytes
         view = first.t()  # none of its own
         del first
@@ -24,7 +24,7 @@ def test_the_peak_is_what_lives_at_once():
 
 def test_gradients_count_where_they_are_made():
     weight = torch.zeros(8, 8, requires_grad=True)
-    with LiveBytes([weight]) as counter:
+    with PeakMemory([weight]) as counter:
         (weight * 2).sum().backward()
         counter.call(weight.grad, "gradients")
     assert counter.live["gradients"] == 256

@@ -11,7 +11,7 @@ from helpers.command import read_csv, train
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
-from mttl.data.prompt_prefix import opening
+from mttl.data.prompt_prefix import prompt_prefix
 from mttl.errors import CheckpointError
 
 
@@ -37,7 +37,7 @@ def test_tasks_are_compared_by_their_gradients(
         path = run.parents[1] / "gym" / task / f"{task}_4_100_train.tsv"
         rows = [line.split("\t") for line in path.read_text().splitlines()]
         prompts = built.tokenizer(
-            [opening(task, "name") + question for question, _ in rows],
+            [prompt_prefix(task, "name") + question for question, _ in rows],
             return_tensors="pt",
             padding=True,
         )
@@ -55,7 +55,7 @@ def test_tasks_are_compared_by_their_gradients(
     stacked = torch.stack(directions)
     # Single precision; ours are of padded batches, whose sums have other lengths.
     np.testing.assert_allclose(found, (stacked @ stacked.T).numpy(), atol=1e-4)
-    assert "Least alike" in capsys.readouterr().out
+    assert "Lowest cosines" in capsys.readouterr().out
     assert "cosines of the gradients" in (tmp_path / "gradients.svg").read_text()
 
 

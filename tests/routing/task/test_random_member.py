@@ -1,4 +1,4 @@
-"""Random members: one per group and step, alike afterwards."""
+"""Random members: one per group and step, equal weights afterwards."""
 
 import pytest
 import torch

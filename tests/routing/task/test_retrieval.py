@@ -39,7 +39,7 @@ def test_a_members_own_task_finds_it_first() -> None:
     router = make(top_k=2)
     assert torch.equal(router.matrix().argmax(-1), torch.arange(K)[None, :, None].expand(G, K, H))
     warm = make(top_k=2, temperature=1e6).matrix()
-    # The softmax of numbers that are alike to 1e-6.
+    # The softmax of numbers that are equal to 1e-6.
     torch.testing.assert_close(warm[warm > 0], torch.full((G * K * 2,), 0.5), atol=1e-5, rtol=0)
 
 

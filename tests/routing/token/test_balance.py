@@ -17,7 +17,7 @@ from mttl.routing.token.balance import (
     switch_loss,
     z_loss,
 )
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
@@ -47,7 +47,7 @@ def test_by_hand() -> None:
     assert float(entropy_loss(sums)) == pytest.approx(math.log(2) - entropy)
 
 
-def choice(n: int = 30, top_k: int = 2) -> Choice:
+def choice(n: int = 30, top_k: int = 2) -> RoutingDecision:
     logits = (3 * torch.randn(n, E)).requires_grad_()
     return top_choice(logits, logits.topk(top_k).indices, normalise=True)
 
@@ -81,8 +81,8 @@ def test_the_range_is_one_to_the_number_of_experts(loss) -> None:
     assert float(loss(load_sums(one_hot(alone)))) == pytest.approx(E)
 
 
-def one_hot(p: torch.Tensor) -> Choice:
-    return Choice(torch.arange(len(p)), p.argmax(1), torch.ones(len(p)), p.log(), p)
+def one_hot(p: torch.Tensor) -> RoutingDecision:
+    return RoutingDecision(torch.arange(len(p)), p.argmax(1), torch.ones(len(p)), p.log(), p)
 
 
 @pytest.mark.parametrize("name", ["switch", "gshard", "importance", "z", "entropy"])

@@ -114,21 +114,21 @@ def test_mixtures_are_those_of_adapterhubs_adapters(form: str, n_skills: int, mi
 
 
 @pytest.mark.parametrize("mix", ["factors", "outputs"])
-def test_storeys_are_a_stack_of_adapterhubs_adapters(mix: str) -> None:
+def test_stages_are_a_stack_of_adapterhubs_adapters(mix: str) -> None:
     """Their `Stack` gives each adapter what the one below it made of the block's output."""
     sizes = (2, 3)
     adapter = theirs("DoubleSeqBnConfig")
     settings: dict[str, Any] = {"parallel": False, "activation": "silu", "mix": mix}
     inventory = filled(
-        AdapterInventory(SIZE, SIZE, 5, hidden_features=HIDDEN, stacked=sizes, **settings)
+        AdapterInventory(SIZE, SIZE, 5, hidden_features=HIDDEN, stages=sizes, **settings)
     ).double()
     (x, y), weights = block(), rows(5)
     expected, first = y, 0
     for size in sizes:
         own = slice(first, first + size)
         shares = weights[..., own] / weights[..., own].sum(-1, keepdim=True)
-        storey = {name: part[own] for name, part in stacks(inventory).items()}
-        expected = mixed(adapter, storey, shares, x, expected, mix=mix)
+        stage = {name: part[own] for name, part in stacks(inventory).items()}
+        expected = mixed(adapter, stage, shares, x, expected, mix=mix)
         first += size
     by = [x, y, weights, *inventory.parameters()]
     assert_equal_with_gradients(inventory(x, y, weights), expected, by)

@@ -135,7 +135,7 @@ def test_what_is_shared_is_counted_once():
             lambda i, o: CompacterInventory(i, o, 2, hidden_features=4, shared=shared),  # noqa: B023
             targets=["mlp"],
             slot=RoutingSlot(),
-            site="block",
+            attachment_point="block",
         )
         found.append([layer.n_parameters for layer in attachment.layers])
     rule = 2 * 4**3

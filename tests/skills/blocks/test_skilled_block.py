@@ -30,7 +30,7 @@ def attach(backbone, form="houlsby", targets=("attention", "mlp"), granularity="
         targets=targets,
         slot=slot,
         granularity=granularity,
-        site="block",
+        attachment_point="block",
     )
     return made, slot
 

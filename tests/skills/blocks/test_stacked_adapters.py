@@ -19,7 +19,7 @@ KINDS = {
 
 
 def alone(inventory, h, w):
-    """What a mixture of the skills of one storey makes of h, by their networks one by one."""
+    """What a mixture of the skills of one stage makes of h, by their networks one by one."""
     down, down_bias, up, up_bias = inventory.projections()
 
     def network(parts):
@@ -34,11 +34,11 @@ def alone(inventory, h, w):
 
 @pytest.mark.parametrize("mix", ["factors", "outputs"])
 @pytest.mark.parametrize("kind", ["adapter", "sparse_adapter"])
-@pytest.mark.parametrize("stacked", [(2, 3), (1, 3, 1)])
-def test_an_upper_storey_reads_what_the_lower_one_made(kind, mix, stacked):
+@pytest.mark.parametrize("stages", [(2, 3), (1, 3, 1)])
+def test_an_upper_stage_reads_what_the_lower_one_made(kind, mix, stages):
     inventory = filled(
         KINDS[kind](
-            *(I, I, K), hidden_features=4, parallel=False, stacked=stacked, mix=mix, scale=2.0
+            *(I, I, K), hidden_features=4, parallel=False, stages=stages, mix=mix, scale=2.0
         )
     ).double()
     y = torch.randn(B, L, I, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_an_upper_storey_reads_what_the_lower_one_made(kind, mix, stacked):
     found = inventory(torch.full_like(y, torch.nan), y, weights)  # the block's input is not read
     for b in range(B):
         h, before = y[b], 0
-        for size in stacked:
+        for size in stages:
             own = torch.zeros(K, dtype=torch.float64)
             own[before : before + size] = weights[b, 0, before : before + size]
             h = h + alone(inventory, h, own / own.sum())
@@ -54,9 +54,9 @@ def test_an_upper_storey_reads_what_the_lower_one_made(kind, mix, stacked):
         torch.testing.assert_close(found[b], h)
 
 
-def test_a_storey_without_weight_adds_nothing():
+def test_a_stage_without_weight_adds_nothing():
     """As where a language is known and a task is not; and gradients are finite."""
-    inventory = filled(AdapterInventory(I, I, K, hidden_features=4, parallel=False, stacked=(2, 3)))
+    inventory = filled(AdapterInventory(I, I, K, hidden_features=4, parallel=False, stages=(2, 3)))
     plain = AdapterInventory(I, I, K, hidden_features=4, parallel=False)
     plain.load_state_dict(inventory.state_dict())
     x, y = torch.randn(B, L, I), torch.randn(B, L, I)
@@ -68,7 +68,7 @@ def test_a_storey_without_weight_adds_nothing():
 
 
 def test_the_order_matters():
-    inventory = filled(AdapterInventory(I, I, 2, hidden_features=4, parallel=False, stacked=(1, 1)))
+    inventory = filled(AdapterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1)))
     x, y, weights = torch.randn(B, L, I), torch.randn(B, L, I), torch.full((B, 1, 2), 0.5)
     found = inventory(x, y, weights)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_the_order_matters():
 
 def test_compacters_are_stacked_too():
     inventory = filled(
-        CompacterInventory(I, I, 2, hidden_features=4, parallel=False, stacked=(1, 1))
+        CompacterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1))
     )
     y = torch.randn(B, L, I)
     weights = torch.full((B, 1, 2), 0.5)
@@ -92,15 +92,15 @@ def test_compacters_are_stacked_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stacked": (2, 2)}, r"stacked \(\[2, 2\]\) must be numbers of skills, one for each"),
-        ({"stacked": (0, 5)}, r"stacked \(\[0, 5\]\) must be numbers of skills, one for each"),
+        ({"stages": (2, 2)}, r"stages \(\[2, 2\]\) must be numbers of skills, one for each"),
+        ({"stages": (0, 5)}, r"stages \(\[0, 5\]\) must be numbers of skills, one for each"),
         (
-            {"stacked": (2, 3), "parallel": True},
-            r"set parallel: false for stacked \(\[2, 3\]\)",
+            {"stages": (2, 3), "parallel": True},
+            r"set parallel: false for stages \(\[2, 3\]\)",
         ),
     ],
 )
-def test_wrong_storeys(settings, message):
+def test_wrong_stages(settings, message):
     with pytest.raises(ValueError, match=message):
         AdapterInventory(I, I, K, **{"parallel": False} | settings)
 
@@ -114,7 +114,7 @@ def test_free_coefficients_are_refused():
 
 
 def test_what_stacked_adapters_cannot_be():
-    inventory = AdapterInventory(I, I, K, parallel=False, stacked=(2, 3))
+    inventory = AdapterInventory(I, I, K, parallel=False, stages=(2, 3))
     with pytest.raises(ValueError, match="cannot be chosen by token, only mixed by task"):
         inventory.require_use("token")
     with pytest.raises(NotImplementedError, match="stacked adapters change what others"):
@@ -126,11 +126,11 @@ def test_what_stacked_adapters_cannot_be():
     [
         (
             ["router.kind=hyperformer"],
-            r"does not work with skills.stacked \(\[4, 4\]\)",
+            r"does not work with skills.stages \(\[4, 4\]\)",
         ),
         (
             ["aggregation.kind=fusion", "aggregation.source=runs/x", "router.kind=average"],
-            r"skills.stacked \(\[4, 4\]\) must be None for aggregation fusion",
+            r"skills.stages \(\[4, 4\]\) must be None for aggregation fusion",
         ),
     ],
 )

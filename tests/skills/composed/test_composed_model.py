@@ -144,12 +144,12 @@ def test_the_router_is_asked_once_and_its_noise_is_shared_by_all_of_a_task(over_
     model.router.register_forward_hook(lambda *_: calls.append(1))
     images, missions, index, memory, _ = observations()
     begins = torch.zeros(T, S, N, dtype=torch.bool)
-    alike = [value[:, :, :1].expand_as(value) for value in (images, index)]
+    equal = [value[:, :, :1].expand_as(value) for value in (images, index)]
     memory = memory[:, :1].expand_as(memory)
-    logits, _, _ = model(IDS, alike[0], missions, alike[1], memory, begins)
+    logits, _, _ = model(IDS, equal[0], missions, equal[1], memory, begins)
     assert len(calls) == 1
     torch.testing.assert_close(logits[:, :, 0], logits[:, :, 1])
-    again, _, _ = model(IDS, alike[0], missions, alike[1], memory, begins)
+    again, _, _ = model(IDS, equal[0], missions, equal[1], memory, begins)
     assert not torch.isclose(logits, again).any()
 
 

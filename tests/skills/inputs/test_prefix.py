@@ -20,7 +20,7 @@ from mttl.routing import Routing, RoutingSlot, average_router
 from mttl.skills import PrefixInventory, SkilledModel, attach_skills
 from mttl.skills.attention_modules import attention_places
 from mttl.skills.gated import GatedInventory
-from mttl.skills.inputs.skilled_attention import Prefix, SkilledAttention
+from mttl.skills.inputs.skilled_attention import AttentionPrefix, SkilledAttention
 
 ROUNDING = 1e-5
 ONE = torch.zeros(4, dtype=torch.long)
@@ -45,7 +45,7 @@ def one_task(
         lambda i, o, *more: PrefixInventory(i, o, 1, *more, **settings),
         targets=targets,
         slot=slot,
-        site="attention",
+        attachment_point="attention",
     )
     return SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).eval()
 
@@ -78,7 +78,7 @@ def test_attends_as_a_plain_loop(gated: bool, biased: bool, mask: str) -> None:
     )
     module: Any = nn.Module()
     module.num_key_value_groups = 2
-    prefix = Prefix(keys, values, gates, lambda own, n: own.repeat_interleave(n // 2, 0))
+    prefix = AttentionPrefix(keys, values, gates, lambda own, n: own.repeat_interleave(n // 2, 0))
     found, _ = prefix.attend(
         *(AttentionInterface()["sdpa"], module, query, key, value, given),
         position_bias=bias,
@@ -332,7 +332,7 @@ def test_packed_rows_are_refused() -> None:
     model = skilled(tiny_llama(), inventory="prefix", targets=["attention"])
     inputs = {"input_ids": batch(1)["input_ids"]}
     routing = model.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
-    message = "cannot be told apart in a packed sequence"
+    message = "cannot be separated in a packed sequence"
     with model.slot.use(routing), pytest.raises(ValueError, match=message):
         model.backbone(**inputs)
 

@@ -34,7 +34,7 @@ def one_task(backbone: nn.Module, length: int = 3) -> SkilledModel:
         lambda i, o: PromptInventory(i, o, 1, length=length),
         targets=["input"],
         slot=slot,
-        site="embedding",
+        attachment_point="embedding",
     )
     return SkilledModel(backbone, average_router(1, 1, 1), slot).eval()
 
@@ -150,7 +150,7 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
         model.generate(ONE[:1], **inputs, cache_implementation="static", max_new_tokens=2)
     two = skilled(tiny_llama(), inventory="prompt", targets=["input"])
     routing = two.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
-    message = "cannot be told apart in a packed sequence"
+    message = "cannot be separated in a packed sequence"
     with two.slot.use(routing), pytest.raises(ValueError, match=message):
         two.backbone(**inputs)
 

@@ -48,7 +48,7 @@ def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
         lambda i, o, heads: HeadMaskInventory(i, o, 1, heads, hard=False),
         targets=["attention"],
         slot=slot,
-        site="head",
+        attachment_point="head",
     )
     model, read = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot), {}
     for path, layer in model.skilled_layers().items():
@@ -82,7 +82,7 @@ def test_targets(family: str, target: str, n_layers: int) -> None:
         lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
         targets=[target],
         slot=RoutingSlot(),
-        site="head",
+        attachment_point="head",
     )
     assert len(attachment.layers) == n_layers
     assert {row.n_parameters for row in attachment.layers} == {2 * 4}
@@ -96,7 +96,7 @@ def test_a_target_without_heads_is_refused() -> None:
             lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
             targets=["mlp"],
             slot=RoutingSlot(),
-            site="head",
+            attachment_point="head",
         )
 
 

@@ -63,7 +63,7 @@ def ours(weight, mix, n_skills=1, **settings):
     base = nn.Linear(*weight.shape[::-1], bias=False)
     base.weight = nn.Parameter(weight.clone(), requires_grad=False)
     inventory = LoRAInventory(*weight.shape[::-1], n_skills, mix=mix, **settings)
-    inventory.begin(base)
+    inventory.init_from_base(base)
     return base, inventory
 
 
@@ -144,13 +144,13 @@ def test_a_start_reads_transposed_weights_and_refuses_too_few_directions():
     torch.manual_seed(0)
     layer = Conv1D(6, 6)
     inventory = LoRAInventory(6, 6, 1, rank=6, init="pissa", scale=1.0)
-    inventory.begin(layer)
+    inventory.init_from_base(layer)
     torch.testing.assert_close(inventory.up[0] @ inventory.down[0].t(), layer.weight.t())
     wide = LoRAInventory(6, 6, 2, rank=4, init="orthogonal")
     with pytest.raises(ValueError, match=r"needs 8 singular directions for 2 skills of rank 4"):
-        wide.begin(layer)
+        wide.init_from_base(layer)
     with pytest.raises(ValueError, match="reads the weight, which a Identity does not show"):
-        wide.begin(nn.Identity())
+        wide.init_from_base(nn.Identity())
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -265,7 +265,9 @@ def test_a_run_starts_from_its_backbone_and_is_loaded_without_looking(tmp_path, 
     overrides = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.evaluate=[]")
     folder = train(config, "started", *overrides).path
     saved = load_file(folder / "skills" / "skills.safetensors")
-    monkeypatch.setattr(LoRAInventory, "begin", lambda *_: pytest.fail("values are loaded"))
+    monkeypatch.setattr(
+        LoRAInventory, "init_from_base", lambda *_: pytest.fail("values are loaded")
+    )
     built = load_run(folder)
     for path, layer in built.model.skilled_layers().items():
         inventory = layer.inventory

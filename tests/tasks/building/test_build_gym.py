@@ -104,7 +104,7 @@ def test_a_sample_has_the_files_of_one_k(raw, out):
 
 
 def test_published_sums(raw, out, monkeypatch):
-    """Files that have them need no record of where they are from; others are told."""
+    """Files with published sums need no record of their source; others are reported."""
     build_task(make_task(), out, raw=raw)
     sums = dict(json.loads((out / "colours" / build_gym.RECORD).read_text())["files"])
     monkeypatch.setattr(build_gym, "published_sums", lambda: {"colours": sums})

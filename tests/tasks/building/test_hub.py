@@ -13,9 +13,8 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from helpers.raw import rows
 from mttl.tasks.building import hub
-from mttl.tasks.building.hub import StreamedRecords, TableRecords, hub_records
+from mttl.tasks.building.hub import StreamedRecords, TableRecords, UnavailableError, hub_records
 from mttl.tasks.building.record_files import RandomAccess
-from mttl.tasks.building.unavailable import UnavailableError
 from mttl.tasks.task import Source
 
 CARD = """---
@@ -38,7 +37,7 @@ dataset_info:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A data set with splits whose names begin alike, and a card that tells their sizes."""
+    """A data set with splits whose names share a beginning, and a card with their sizes."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for split, n in [("train", 20), ("train_r2", 3), ("validation", 5)]:
         folder = tmp_path / "set" / "plain" / split

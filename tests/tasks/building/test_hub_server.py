@@ -36,7 +36,7 @@ dataset_info:
 ASK = """
 import json, sys
 from mttl.tasks.building.hub import hub_records
-from mttl.tasks.building.unavailable import UnavailableError
+from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.task import Source
 
 for keys, split in json.loads(sys.argv[1]):
@@ -64,7 +64,7 @@ QUESTIONS = {
 
 
 def put(folder: Path) -> None:
-    """Write splits, of which two have names that begin alike."""
+    """Write splits, of which two have names with the same beginning."""
     for split, n in (("train", 20), ("train_r2", 3), ("validation", 5)):
         (folder / "plain" / split).mkdir(parents=True)
         path = folder / "plain" / split / "0000.parquet"

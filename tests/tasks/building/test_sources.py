@@ -2,8 +2,8 @@ import pytest
 
 from helpers.raw import rows, write_jsonl, write_raw
 from mttl.tasks.building import sources
+from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.building.sources import local_files, open_records, raw_file
-from mttl.tasks.building.unavailable import UnavailableError
 from mttl.tasks.task import Source
 
 COLOURS = Source("maker/colours", train="train", test="validation")
@@ -40,7 +40,7 @@ def test_own_files(tmp_path):
     mine = Source(None, train=str(path), columns=("text", "label"))
     assert list(open_records(mine, mine.train, raw=tmp_path)) == [{"text": "a", "label": "0"}]
     assert local_files(mine, None) == [path]
-    with pytest.raises(UnavailableError, match=r"there is no file '.*other\.tsv'"):
+    with pytest.raises(UnavailableError, match=r"the file '.*other\.tsv' does not exist"):
         open_records(mine, str(tmp_path / "other.tsv"))
 
 

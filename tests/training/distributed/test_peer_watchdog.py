@@ -12,15 +12,15 @@ from mttl.checkpoints.run_folder import RunFolder
 from mttl.checkpoints.run_lock import RunLock
 from mttl.errors import ConfigError
 from mttl.runtime import child_process
-from mttl.training.distributed import peer_watchdog as companions
-from mttl.training.distributed.peer_watchdog import Companions, take_leave
+from mttl.training.distributed import peer_watchdog
+from mttl.training.distributed.peer_watchdog import PeerWatchdog, take_leave
 
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set here is forgotten."""
     monkeypatch.setattr(os, "environ", {**os.environ})
-    for name in (*companions.NCCL, "LOCAL_RANK", child_process.LAUNCHER):
+    for name in (*peer_watchdog.NCCL, "LOCAL_RANK", child_process.LAUNCHER):
         os.environ.pop(name, None)
     monkeypatch.setattr(child_process, "_LOOK", 0.01)
 
@@ -36,8 +36,8 @@ def trainer(**settings: Any) -> Any:
 def test_processes_that_cannot_reach_each_other_train_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(companions, "meet", lambda *asked: ([], f"{asked}: refused"))
-    callback = Companions()
+    monkeypatch.setattr(peer_watchdog, "meet", lambda *asked: ([], f"{asked}: refused"))
+    callback = PeerWatchdog()
     with pytest.warns(UserWarning, match=r"cannot watch one another \(\(0, 2, 'here'\): refused\)"):
         callback.setup(trainer(), None, "fit")  # type: ignore[arg-type]
     take_leave(trainer(callbacks=[callback]))
@@ -45,9 +45,9 @@ def test_processes_that_cannot_reach_each_other_train_with_a_warning(
 
 def test_what_somebody_set_for_nccl_is_kept() -> None:
     os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = "7"
-    Companions()
-    assert {name: os.environ[name] for name in companions.NCCL} == {
-        **companions.NCCL,
+    PeerWatchdog()
+    assert {name: os.environ[name] for name in peer_watchdog.NCCL} == {
+        **peer_watchdog.NCCL,
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7",
     }
 

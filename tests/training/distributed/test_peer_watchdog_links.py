@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.multiprocessing as mp
 
-from helpers import companions
+from helpers import watched_process
 from mttl.training.distributed.peer_watchdog_links import ENDED, FAILED, GONE, WENT_WRONG
 
 N = 3
@@ -20,7 +20,7 @@ def test_where_one_is_lost_the_others_end(tmp_path: Path, case: str, lost: int) 
     multiprocessing.set_forkserver_preload(["pytorch_lightning", "transformers"])
     begun = time.monotonic()
     context = mp.start_processes(
-        *(companions.work, (str(tmp_path), case, lost, N), N),
+        *(watched_process.work, (str(tmp_path), case, lost, N), N),
         **{"join": False, "start_method": "forkserver"},
     )
     for process in context.processes:

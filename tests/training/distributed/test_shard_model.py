@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from helpers.quantised import require
+from helpers.run_processes import run_processes
 from helpers.sharded import CASES, SOME, TASK_KINDS, work
 from helpers.skills import kind_class
-from helpers.together import run_together
 from mttl.skills import KINDS
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("sharded")
-    run_together(work, folder, SOME)
+    run_processes(work, folder, SOME)
     return torch.load(folder / "results.pt")
 
 
@@ -56,7 +56,7 @@ def test_all_other_cases(tmp_path: Path, packed: bool) -> None:
     if packed:
         require("nf4")
     names = [name for name in CASES if name not in SOME and name.startswith("nf4") == packed]
-    run_together(work, tmp_path, names)
+    run_processes(work, tmp_path, names)
     results = torch.load(tmp_path / "results.pt")
     for name in names:
         check(results[name], name)

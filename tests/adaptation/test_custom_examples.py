@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.adaptation.own_examples import split_examples, write_examples
+from mttl.adaptation.custom_examples import split_examples, write_examples
 from mttl.errors import TaskError
 
 PAIRS = [("a", "1"), ("b", "2"), ("c", "3")]

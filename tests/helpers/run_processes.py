@@ -7,7 +7,7 @@ from typing import Any
 import torch.multiprocessing as mp
 
 
-def run_together(work: Callable[..., None], *arguments: Any, n_processes: int = 2) -> None:
+def run_processes(work: Callable[..., None], *arguments: Any, n_processes: int = 2) -> None:
     """Run ``work(rank, *arguments)`` in processes of their own; raise what one of them raises."""
     # Copies of one that has imported the libraries, which would take each of them ten seconds.
     multiprocessing.set_forkserver_preload(["pytorch_lightning", "transformers"])

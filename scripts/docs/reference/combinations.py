@@ -1,15 +1,7 @@
-"""Write docs/what_works_with_what.md: `python tests/matrix/table.py`."""
+"""What works with what: every shipped file with every command, from what the tests expect."""
 
-import sys
-from pathlib import Path
+from matrix.expected import AFTER, BACKBONES, COLUMNS, files, reasons
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from matrix.expected import AFTER, reasons
-from matrix.toy import BACKBONES, COLUMNS, files
-
-PAGE = Path(__file__).parents[2] / "docs" / "what_works_with_what.md"
 HEAD = """\
 # What works with what
 
@@ -18,12 +10,12 @@ Llama, and compares what it wrote. A number: the command ends with status 2 and 
 `-`: there is no run. *export* is `mttl export --task`, *inventory* `mttl export --inventory`.
 Files of `experts` stand behind `router/token_top2.yaml`, all others behind LoRA and Polytropon.
 
-This page is made by `python tests/matrix/table.py` from the features that parts lack
-(`mttl/config/capabilities.py`) and from what the tests expect (`python -m pytest -m matrix`).
+This page is generated from the features that parts lack (`mttl/config/capabilities.py`) and from
+what the tests expect (`python -m pytest -m matrix`).
 """
 
 
-def page() -> str:
+def combinations_page() -> str:
     """Return the page."""
     notes: dict[str, int] = {}
     lines = [f"| file | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
@@ -42,7 +34,3 @@ def _cell(found: list[str], notes: dict[str, int]) -> str:
     if not found:
         return "yes"
     return "-" if found[0] == AFTER else str(notes.setdefault(found[0], len(notes) + 1))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Pretrain a small language model on the text of gyms, to freeze it below skills as large ones are.
 
-mttl pretrain --out models/backbone
+python scripts/gyms/pretrain_backbone.py --out models/backbone
 mttl train -c crossfit.yaml -k backbone.name=models/backbone
 
 The model learns to restore text in which spans of characters were replaced by `_`: BART's text
@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser
 from mttl.errors import ConfigError
 from mttl.io.files import new_folder, write_text
-from mttl.runtime.command import make_console
+from mttl.runtime.command import exit_with, make_console
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.rows import JSON_LINES, line_of
 
@@ -57,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             "take a configuration with backbone.train: true, such as "
             "crossfit.yaml+backbone/small_t5.yaml"
         )
+    gyms = {Path(name).name: Gym(resolve_folder(name)) for name in options.gyms}
     import torch
 
     from mttl.assembly.build_backbone import build_backbone
@@ -64,7 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
     resume = (work / "run" / "checkpoints" / "last.ckpt").is_file()
     if not resume:
         shutil.rmtree(work, ignore_errors=True)
-    gyms = {Path(name).name: Gym(resolve_folder(name)) for name in options.gyms}
     write_rows(work, gyms, options.copies, random.Random(options.seed))
     backbone = build_backbone(config.backbone)
     settings = [
@@ -174,8 +173,10 @@ def write_file(gym: Path, task: str, split: str, rows: Sequence[tuple[str, str]]
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = make_parser("pretrain", __doc__)
-    add = parser.group(READ).add_argument
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
     add(
         *("-c", "--config"),
         default="crossfit.yaml+backbone/small_t5.yaml",
@@ -184,13 +185,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--gyms", nargs="+", default=GYMS, metavar="DIR", help=f"whose text ({' '.join(GYMS)})")
     add("--copies", type=int, default=4, metavar="N", help="corruptions of a text (%(default)s)")
     add("--max-length", type=int, default=64, metavar="N", help="bytes of a text (%(default)s)")
-    add = parser.group(WORK).add_argument
     add("--steps", type=int, default=4000, help="optimizer steps (%(default)s)")
     add("--batch-size", type=int, default=64, help="texts per step (%(default)s)")
     add("--lr", type=float, default=2e-3, help="learning rate (%(default)s)")
     add("--precision", default="bf16-mixed", help="of products: trainer.precision (%(default)s)")
     add("--seed", type=int, default=13, help="of all draws (%(default)s)")
-    add = parser.group(WRITTEN).add_argument
     add("--dtype", default="float16", choices=DTYPES, help="of the file (%(default)s)")
     add("--out", default="models/backbone", help="folder of the model (%(default)s)")
     return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -18,13 +18,7 @@ def split_examples(
 ) -> tuple[list[Example], list[Example]]:
     """Return the rows to train on and those to choose the weights by.
 
-    Args:
-        examples: Pairs of input and output.
-        dev: Rows to choose by. None keeps every second example for it: CrossFit's 32 examples are
-            16 and 16.
-
-    Raises:
-        TaskError: If there are too few, or one is no pair of texts.
+    Without ``dev``, every second example is kept for it: CrossFit's 32 examples are 16 and 16.
     """
     for name, pairs in (("examples", examples), ("dev", dev)):
         for place, pair in enumerate(() if pairs is None else pairs):
@@ -52,12 +46,7 @@ def write_examples(
     description: str | None = None,
     options: Sequence[str] = (),
 ) -> Gym:
-    """Write a gym of one task, sample 0.
-
-    Raises:
-        TaskError: If an option holds a bar, the name cannot be that of a folder, or there is no
-            such metric.
-    """
+    """Write a gym of one task, sample 0."""
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
     check_metric(metric, TaskError)

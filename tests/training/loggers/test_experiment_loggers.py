@@ -1,4 +1,4 @@
-"""Runs on boards: what they show, and what happens where a board fails."""
+"""Experiment loggers: what they log, and what happens where one fails."""
 
 import math
 from pathlib import Path
@@ -62,16 +62,16 @@ def test_tensorboard_shows_what_runs_are_compared_by(config: Path) -> None:
     settings = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"skills.rank" in settings
     assert b"router.kind" in settings
-    # The run's own file is the same with a board and without.
+    # The run's own file is the same with a logger and without.
     plain = train(config, "plain", *SHORT)
     assert plain.metrics.read_bytes() == run.metrics.read_bytes()
 
 
-def test_a_resumed_board_hides_what_was_lost(tmp_path: Path) -> None:
+def test_a_resumed_logger_hides_what_was_lost(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for resumed_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         board = TensorBoard(tmp_path, resumed_step)
-        with pytest.raises(RuntimeError, match="the board is not open: call `open` first"):
+        with pytest.raises(RuntimeError, match="the logger is not open: call `open` first"):
             _ = board.writer
         board.open({"run.seed": resumed_step})
         for step in steps:
@@ -106,7 +106,7 @@ def test_wandb_shows_the_same_and_a_resumed_run_goes_on_there(
     assert min(second.column("grad_norm/skills")) == 6
 
 
-def test_a_board_that_does_not_start_is_refused_and_leaves_nothing(
+def test_a_logger_that_does_not_start_is_refused_and_leaves_nothing(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(monkeypatch, RuntimeError("api_key not configured (no-tty)\ncall wandb.login()"))
@@ -120,7 +120,7 @@ def test_a_board_that_does_not_start_is_refused_and_leaves_nothing(
     train(config, "refused", *SHORT)
 
 
-def test_where_one_board_does_not_start_none_is_left(
+def test_where_one_logger_does_not_start_none_is_left(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboard")
@@ -170,7 +170,7 @@ def test_a_library_that_is_missing_is_told(
     assert not (config.parent / "runs" / "refused").exists()
 
 
-def test_a_board_that_fails_later_is_told_once_and_the_run_goes_on(
+def test_a_logger_that_fails_later_is_told_once_and_the_run_goes_on(
     config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb = install(monkeypatch)

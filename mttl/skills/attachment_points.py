@@ -24,8 +24,8 @@ from mttl.skills.targets import linear_places
 
 
 @dataclass(frozen=True)
-class Site:
-    """One sort of place for skills; an inventory names its own in ``site``.
+class AttachmentPoint:
+    """A kind of place for skills; an inventory names its own in ``attachment_point``.
 
     Attributes:
         noun: What such a place is called in messages.
@@ -55,18 +55,22 @@ class Site:
 ATTENTION_OR_MLP = "attention to one and mlp to another"
 HALVES = "some layers to one (encoder.*, or *.0.*) and others to another"
 # From the inside out: a block whose layers have skills may have skills itself.
-SITES = {
-    "linear": Site("linear layer", SkilledLinear, linear_places, apart=ATTENTION_OR_MLP),
-    "norm": Site("norm", SkilledNorm, norm_places, "norms", apart=HALVES),
+ATTACHMENT_POINTS = {
+    "linear": AttachmentPoint("linear layer", SkilledLinear, linear_places, apart=ATTENTION_OR_MLP),
+    "norm": AttachmentPoint("norm", SkilledNorm, norm_places, "norms", apart=HALVES),
     # These tell the number of heads, too.
-    "head": Site(
+    "head": AttachmentPoint(
         *("output projection", SkilledLinear, head_projections),
         apart="the output projections to head masks, and others by patterns (*.q, *.k, *.v)",
     ),
-    "attention": Site("attention module", SkilledAttention, attention_places, apart=HALVES),
-    "block": Site("block", SkilledBlock, block_places, take=separate, apart=ATTENTION_OR_MLP),
-    "embedding": Site(
+    "attention": AttachmentPoint(
+        "attention module", SkilledAttention, attention_places, apart=HALVES
+    ),
+    "block": AttachmentPoint(
+        "block", SkilledBlock, block_places, take=separate, apart=ATTENTION_OR_MLP
+    ),
+    "embedding": AttachmentPoint(
         *("input embedding", SkilledEmbedding, input_embeddings, "input"), prepare=put_prompts
     ),
-    "stack": Site("stack", SkilledStack, stack_places, "stack"),
+    "stack": AttachmentPoint("stack", SkilledStack, stack_places, "stack"),
 }

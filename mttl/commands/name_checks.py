@@ -1,0 +1,154 @@
+"""Names that need no model, checked before PyTorch is imported: runs, tasks, files, levels.
+
+What a check cannot read is left to the command, which says what is wrong with it.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.checkpoints.inventory_folder import inventory_folder
+from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError, nearest
+from mttl.io.reading import read_json
+from mttl.tasks.folder import Gym
+
+if TYPE_CHECKING:
+    from mttl.config.schema import Config
+
+# Set by what starts the processes of a training; others than the first may find its folder.
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+
+
+def run_tasks(run: str | Path) -> list[str]:
+    """Return the tasks of a run, or none if the file that names them cannot be read.
+
+    Raises:
+        CheckpointError: If the folder holds no trained inventory.
+    """
+    folder = inventory_folder(run)
+    with suppress(MttlError):
+        return [str(name) for name in read_json(folder / "tasks.json", CheckpointError, list)]
+    return []
+
+
+def check_run_task(run: str | Path, task: str | None) -> None:
+    """Check that a run exists, and has a task if one is named.
+
+    Raises:
+        CheckpointError: If the folder holds no trained inventory.
+        TaskError: If the run has other tasks.
+    """
+    tasks = run_tasks(run)
+    if task is not None and tasks and task not in tasks:
+        raise TaskError(f"the run '{run}' has no task '{task}'.{nearest(task, tasks)}")
+
+
+def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[int]) -> Gym:
+    """Return a gym that has a file of a split for each task and few-shot sample.
+
+    Raises:
+        TaskError: If the gym is absent or lacks a file.
+    """
+    from mttl.config.load import resolve_folder  # slow to import
+
+    gym = Gym(resolve_folder(folder))
+    for task in tasks:
+        for sample in samples:
+            gym.file(task, split, sample)
+    return gym
+
+
+def check_routing(*runs: str | Path) -> None:
+    """Check that runs have written down their routing.
+
+    Raises:
+        CheckpointError: If one has not.
+    """
+    for run in runs:
+        files = [Path(run) / "plots" / name for name in ("routing.npz", "token_routing.npz")]
+        if not any(os.path.lexists(file) for file in files):
+            raise CheckpointError(
+                f"'{files[0]}' does not exist. Give the folder of a run that has ended: training "
+                "writes this file last. An interrupted run is finished with --resume"
+            )
+
+
+def check_training(config: object, *, resume: bool) -> None:
+    """Check the folder, the tasks and the levels of a training.
+
+    Raises:
+        ConfigError: If its folder exists, or, to resume it, does not; or a level is unknown.
+        TaskError: If the gym is absent or lacks a task.
+    """
+    from mttl.checkpoints.run_folder import RunFolder, check_place
+    from mttl.config.babyai_schema import BabyAIConfig
+    from mttl.config.schema import Config
+
+    assert isinstance(config, Config | BabyAIConfig)
+    if not any(name in os.environ for name in RANKS):
+        check_place(RunFolder(Path(config.run.dir) / config.run.name), resume=resume)
+    if isinstance(config, BabyAIConfig):
+        check_levels(config.rl.levels, "section rl")
+        return
+    if config.run.start is not None:
+        inventory_folder(config.run.start)
+    check_tasks(config)
+
+
+def check_tasks(config: "Config") -> None:
+    """Check the tasks of a training on text, unless a file of tasks is built first.
+
+    Raises:
+        TaskError: If the gym is absent or lacks a task.
+    """
+    if config.data.tasks is None:
+        from mttl.data.chosen_tasks import open_gym, partition_of
+        from mttl.tasks.partition import select_tasks
+
+        gym = open_gym(config.data)
+        select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+
+
+def check_adaptation(
+    config: object, run: str, tasks: str, samples: str | None, *, allow_seen: bool
+) -> None:
+    """Check the run, the new tasks and the few-shot samples of an adaptation.
+
+    Raises:
+        CheckpointError: If the folder holds no trained inventory.
+        TaskError: If a task or a sample is unknown, or a task was trained.
+        ConfigError: If a level is unknown.
+    """
+    seen = run_tasks(run)  # before slow imports
+    from mttl.adaptation.plan import new_tasks, read_samples
+    from mttl.config.babyai_schema import BabyAIConfig
+    from mttl.config.schema import Config
+    from mttl.data.chosen_tasks import open_gym
+
+    assert isinstance(config, Config | BabyAIConfig)
+    if isinstance(config, BabyAIConfig):
+        if tasks not in ("test", "dev"):
+            check_levels(tasks.split(","), "--tasks")
+    elif config.data.tasks is None:
+        gym = open_gym(config.data)
+        for task in new_tasks(tasks, config.data, gym, seen, allow_seen=allow_seen):
+            for sample in read_samples(samples) or ():
+                gym.file(task, "train", sample)
+
+
+def check_levels(levels: Sequence[str], where: str) -> None:
+    """Check the names of levels.
+
+    Raises:
+        ConfigError: If one is unknown or named twice.
+    """
+    from envs.errors import LevelError
+    from envs.levels import find_level
+
+    try:
+        for level in levels:
+            find_level(level)
+    except LevelError as error:
+        raise ConfigError(f"{where}: {error}") from error
