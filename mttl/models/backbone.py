@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
