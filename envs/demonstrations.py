@@ -43,13 +43,9 @@ def record_demonstrations(
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none, or the bot failed
             `MOST_FAILURES` times in a row.
-        ValueError: If a number is out of range.
         SimulationError: If a worker dies.
     """
     levels = check_levels(levels)
-    for name, value, least in (("n_episodes", n_episodes, 1), ("n_workers", n_workers, 0)):
-        if value < least:
-            raise ValueError(f"{name} ({value}) must be at least {least}")
     workers: list[WorkerProcess] = []
     record = []
     try:

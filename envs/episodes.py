@@ -54,12 +54,7 @@ def run_episodes(env: VectorEnv, policy: Policy, n_episodes: int) -> Episodes:
         env: Made with ``evaluation=True``; it is reset first.
         policy: Chooses the actions; its choice for a slot must depend on that slot alone.
         n_episodes: E.
-
-    Raises:
-        ValueError: If E is not positive.
     """
-    if n_episodes < 1:
-        raise ValueError(f"n_episodes ({n_episodes}) must be at least 1")
     n_levels, n_slots = len(env.levels), env.n_slots
     success = np.zeros((n_levels, n_episodes), bool)
     steps = np.zeros((n_levels, n_episodes), np.int64)

@@ -1,4 +1,4 @@
-"""Films of episodes, drawn by minigrid, with what the agent is told and does below the picture."""
+"""Films of episodes, drawn by minigrid; mission and action are below the picture."""
 
 import importlib.util
 import math

@@ -57,11 +57,11 @@ class VectorEnv(Protocol):
     n_slots: int
 
     def reset(self) -> Observation:
-        """Begin anew, from the seeds of the slots."""
+        """Begin again, from the seeds of the slots."""
         ...
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action in every environment; begin the next episode where one ended."""
+        """Do one action, from 0 to 6, in every environment; begin the next episode after an end."""
         ...
 
     def state(self) -> bytes:
@@ -111,25 +111,3 @@ def check_levels(levels: Sequence[str]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise LevelError(f"level '{name}' is listed twice")
     return names
-
-
-def check_actions(actions: np.ndarray, n_levels: int, n_slots: int) -> None:
-    """Check the actions of a step.
-
-    Raises:
-        TypeError: If they are not integers.
-        ValueError: If their shape is not (T, N) or one is not from 0 to 6.
-    """
-    if not np.issubdtype(actions.dtype, np.integer):
-        raise TypeError(f"actions must be integers, not {actions.dtype}")
-    if actions.shape != (n_levels, n_slots):
-        raise ValueError(
-            f"actions have the shape {actions.shape}; there are {n_levels} levels × {n_slots} slots"
-        )
-    wrong = np.argwhere((actions < 0) | (actions >= N_ACTIONS))
-    if len(wrong):
-        level, slot = wrong[0]
-        raise ValueError(
-            f"the action {actions[level, slot]} of slot {slot} of level {level} must be from 0 to "
-            f"{N_ACTIONS - 1}"
-        )

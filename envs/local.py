@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from envs.errors import LevelError, SimulationError
 from envs.game import Game, make_game
-from envs.interface import VIEW, Observation, Transition, check_actions, check_levels, slot_seed
+from envs.interface import VIEW, Observation, Transition, check_levels, slot_seed
 from envs.levels import LEVELS
 from envs.saved_state import SavedState, generator_state, set_generator
 from envs.vocabulary import MISSION_LENGTH, encode
@@ -57,7 +57,7 @@ class LocalVectorEnv:
         self._open = True
 
     def reset(self) -> Observation:
-        """Begin anew, from the seeds of the slots.
+        """Begin again, from the seeds of the slots.
 
         Raises:
             LevelError: If a level has no step limit.
@@ -73,12 +73,9 @@ class LocalVectorEnv:
         """Do one action in every environment; begin the next episode where one ended.
 
         Raises:
-            TypeError: If the actions are not integers.
-            ValueError: If their shape is not (T, N), or one is not from 0 to 6.
             SimulationError: If an environment raises, or they are closed or have not begun.
         """
         self._require_begun()
-        check_actions(actions, len(self.levels), self.n_slots)
         n = len(self._games)
         reward = np.zeros(n, np.float32)
         terminated, truncated = np.zeros(n, bool), np.zeros(n, bool)
@@ -130,13 +127,11 @@ class LocalVectorEnv:
         """Go on from a state: begin its episodes and play its actions again.
 
         Raises:
-            ValueError: If it is damaged, was taken of other levels or another number of slots, or
-                the installed minigrid plays other episodes than the one it was taken with.
+            ValueError: If the installed minigrid plays other episodes.
             SimulationError: If the environments are closed, or one raises.
         """
         self._require_open()
         saved = SavedState.decode(state)
-        saved.require(self.levels, self.n_slots)
         self._seed, self._evaluation = saved.seed, saved.evaluation
         self._first_slot, self._stride = saved.first_slot, saved.stride
         self._starts, self._episodes[:] = list(saved.starts), saved.episodes
@@ -189,7 +184,7 @@ class LocalVectorEnv:
             level = self.levels[place // self.n_slots]
             raise ValueError(
                 f"the state is of another episode of level '{level}' than this minigrid plays. "
-                "Install the version of minigrid that the run began with, or start anew"
+                "Install the version of minigrid that the run began with, or start a new run"
             )
 
     def _digest(self, place: int) -> str:

@@ -36,23 +36,11 @@ def make_vector_env(
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none.
-        ValueError: If a number is out of range, or backend and workers do not go together.
     """
     levels = check_levels(levels)
-    for name, value, least in (
-        ("n_slots", n_slots, 1),
-        ("n_workers", n_workers, 0),
-        ("first_slot", first_slot, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name} ({value}) must be at least {least}")
     common: dict[str, Any] = {"seed": seed, "evaluation": evaluation, "first_slot": first_slot}
     if backend == "envpool":
-        if n_workers:
-            raise ValueError("backend 'envpool' has threads of its own: n_workers must be 0")
         return PoolVectorEnv(levels, n_slots, **common)
-    if backend != "minigrid":
-        raise ValueError(f"backend ('{backend}') must be 'minigrid' or 'envpool'")
     if n_workers:
         return WorkerVectorEnv(levels, n_slots, n_workers=n_workers, **common)
     return LocalVectorEnv(levels, n_slots, **common)

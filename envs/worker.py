@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from envs.errors import LevelError, SimulationError
-from envs.interface import Observation, Transition, check_actions, check_levels
+from envs.interface import Observation, Transition, check_levels
 from envs.local import LocalVectorEnv
 from envs.process import WorkerDied, WorkerProcess, close_workers
 from envs.saved_state import SavedState
@@ -95,7 +95,7 @@ class WorkerVectorEnv:
             os.close(memory)
 
     def reset(self) -> Observation:
-        """Begin anew, from the seeds of the slots.
+        """Begin again, from the seeds of the slots.
 
         Raises:
             LevelError: If a level has no step limit.
@@ -110,13 +110,10 @@ class WorkerVectorEnv:
         """Do one action in every environment; begin the next episode where one ended.
 
         Raises:
-            TypeError: If the actions are not integers.
-            ValueError: If their shape is not (T, N), or one is not from 0 to 6.
             SimulationError: If an environment raises, a worker dies, or they are closed or have not
                 begun.
         """
         self._get_ready()
-        check_actions(actions, len(self.levels), self.n_slots)
         self._slots["action"] = actions
         self._ask_all(["step"] * len(self._parts))
         return read_transition(self._slots)
@@ -140,7 +137,6 @@ class WorkerVectorEnv:
         """
         self._get_ready(begun=False)
         saved = SavedState.decode(state)
-        saved.require(self.levels, self.n_slots)
         parts = saved.split([part.stop - part.start for part in self._parts])
         self._ask_all([part.encode() for part in parts])
         self._begun = True

@@ -12,7 +12,7 @@ one from the model hub, too.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mttl.version import VERSION
+from mttl.runtime.version import VERSION
 
 if TYPE_CHECKING:
     from mttl.adaptation.new_tasks import adapt, adapt_to

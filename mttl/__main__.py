@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mttl.commands import COMMANDS, MORE
 from mttl.commands.options import make_parser
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 from mttl.runtime.command import exit_with
 
 ALL = COMMANDS | MORE

@@ -20,6 +20,3 @@
 Annotations are jaxtyping's (`Float[Tensor, "B H K"]`). They cost nothing at run time; the test
 suite switches the checks on.
 """
-
-# Positions with this label do not count in a loss.
-IGNORED = -100

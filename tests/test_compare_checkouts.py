@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.command import ROOT, load_recipe
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 # As when the script is run: its folder comes first.
 SCRIPT = load_recipe(ROOT / "tests" / "compare_checkouts.py")

@@ -19,10 +19,10 @@ from mttl.__main__ import ALL, main
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.assembly.model import load_run
 from mttl.commands import compare
-from mttl.comparison import stages
-from mttl.comparison.methods import custom_methods
+from mttl.commands.comparison import stages
+from mttl.commands.comparison.methods import custom_methods
 from mttl.config.load import load_config
-from mttl.errors import CheckpointError, MttlError
+from mttl.io.errors import CheckpointError, MttlError
 from mttl.peft_format.poly import poly_checkpoint
 from mttl.plugins.classes import TRUST
 from mttl.runtime.command import USER_MISTAKE, run_command
@@ -285,7 +285,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--method", "shared=x.yaml"), "--method shared: there is a method of this name"),
         (
             ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),
-            "there is no file 'gone.yaml'",
+            "the file 'gone.yaml' does not exist",
         ),
         (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
         (("--runs", f"mine={tmp_path / 'gone'}"), "is no run: it has no config"),

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from mttl.checkpoints.run_folder import RunFolder, step_to_start_from
 from mttl.config.load import load_any_config
-from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError
 from mttl.merging.recipe import read_recipe
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import build_random, load_pretrained, load_tokenizer

@@ -15,7 +15,7 @@ from mttl.assembly.build_router import build_router
 from mttl.assembly.model import load_run
 from mttl.commands import adapt
 from mttl.config.load import load_config
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.metrics.crossfit import score_answers
 from mttl.plugins.classes import TRUST
 

@@ -18,8 +18,8 @@ from mttl.aggregation.packed_weights import packed_layers, parts
 from mttl.assembly.model import load_run
 from mttl.assembly.share_weights import share_weights
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.errors import CheckpointError, ConfigError
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_pretrained
 from mttl.runtime.command import USER_MISTAKE, run_command
 

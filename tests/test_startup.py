@@ -101,7 +101,7 @@ def test_the_room_of_configurations_is_light() -> None:
         (["--help"], 0, "usage:"),
         (["--version"], 0, "mttl 0.1.0"),
         (["-c", "crossfit.yaml", "-k", "skills.rnk=4"], USER_MISTAKE, "Did you mean 'rank'?"),
-        (["-c", "missing.yaml"], USER_MISTAKE, "there is no file 'missing.yaml'"),
+        (["-c", "missing.yaml"], USER_MISTAKE, "the file 'missing.yaml' does not exist"),
         (["-c", "crossfit.yaml"], USER_MISTAKE, "holds no trained inventory"),
         (["--from"], USER_MISTAKE, "usage:"),
     ],
@@ -165,7 +165,7 @@ NAMES = {
         (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
         (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
         (["-c", "crossfit.yaml", "-k", "data.dir=none"], "the gym 'none' does not exist"),
-        (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "there is no file 'x.json'"),
+        (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
         (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "holds no trained inventory"),
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "is never overwritten"),
         (["-c", "crossfit.yaml", "--resume"], "there is nothing to resume"),
@@ -197,7 +197,7 @@ NAMES = {
     "compare": [
         (["EMPTY", "RUN"], "config.yaml' is missing"),
         (["--tasks", "thrd_past"], "Did you mean 'third_past'"),
-        (["--method", "mine=none.yaml"], "there is no file 'none.yaml'"),
+        (["--method", "mine=none.yaml"], "the file 'none.yaml' does not"),
         (["--runs", "mine=EMPTY"], "is no run"),
     ],
     "export": [
@@ -237,7 +237,7 @@ NAMES = {
 MISTAKEN = """
 import importlib.abc, json, sys
 from mttl.__main__ import main
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

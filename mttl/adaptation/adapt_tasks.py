@@ -14,7 +14,7 @@ from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import few_shot_table
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.config.schema import Config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
 from mttl.runtime.progress_bar import counting_bar
 

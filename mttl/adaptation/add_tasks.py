@@ -14,7 +14,7 @@ from mttl.checkpoints.saved_inventory import SavedInventory
 from mttl.config.section import Section
 from mttl.config.skills_schema import kinds_of
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.routing.task.task_router import TaskRows
 
 Tensors = dict[str, Tensor]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.files import write_table, write_text
 from mttl.metrics.crossfit import check_metric
 from mttl.tasks.folder import Gym

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 
 
 class Diverged:

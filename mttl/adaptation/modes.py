@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.schema import Adapt
 from mttl.config.section import FREE, AdaptMode, RowInit
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router

@@ -35,8 +35,8 @@ from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import ConfigError
 from mttl.inference.task_options import check_options, wanted_options
+from mttl.io.errors import ConfigError
 from mttl.plugins.classes import METRICS, find_class
 from mttl.runtime.gpus import device_of
 from mttl.tasks.folder import Gym

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.config.data_schema import Data
 from mttl.data.chosen_tasks import partition_of
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import refuse_reserved, select_tasks
 

@@ -1,6 +1,5 @@
 """A file of finished jobs, a line of JSON each, that an interrupted command continues."""
 
-import errno
 import json
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -8,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from mttl.errors import MttlError
-from mttl.io.files import GONE, FolderGoneError, append_line, drop_cut_line, locked
+from mttl.io.errors import MttlError
+from mttl.io.files import append_line, drop_cut_line, locked
 from mttl.io.reading import parse_json, read_bytes
 
 
@@ -75,14 +74,13 @@ class ResultLines(Generic[Result]):
         """Append a line and flush it to the disk.
 
         Raises:
-            MttlError: If another process writes the file.
-            FolderGoneError: If the folder was removed meanwhile, and earlier results with it.
+            MttlError: If another process writes the file, or its folder was removed meanwhile.
         """
         if not self._writing:
             with self.writing():
                 return self.add(result)
         if not self._lock.exists():
-            raise FolderGoneError(errno.ENOENT, GONE, str(self.path))
+            raise MttlError(f"'{self.path}': the folder was removed meanwhile")
         append_line(self.path, json.dumps(result.row()))
         self.finished[result.job] = result
 

@@ -7,9 +7,9 @@ from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.run_folder import changed_settings
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.reading import read_text
 
 # Settings that have no part in a job's result: those of the run, and which jobs there are …
 MAY_CHANGE = (
@@ -64,7 +64,7 @@ def keep_settings(
     Raises:
         ConfigError: If the file holds other settings.
     """
-    before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else text
+    before = read_text(path, ConfigError) if path.is_file() else text
     if changed := changed_settings(before, text, ignore, but):
         raise ConfigError(f"{problem}: {', '.join(changed)}. {advice}")
     write_text(path, text)

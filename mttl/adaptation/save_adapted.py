@@ -26,7 +26,7 @@ from mttl.config.load import dump_config
 from mttl.config.router_schema import Average, Coefficients, Polytropon
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.gains import average_relative_gain, comparable_tasks, interval
-from mttl.errors import some
+from mttl.io.errors import some
 from mttl.training.text_to_text import mean_score
 
 

@@ -19,8 +19,8 @@ from rich.table import Table
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks
-from mttl.errors import MttlError, some
 from mttl.io import yaml12
+from mttl.io.errors import MttlError, some
 from mttl.io.files import write_table, write_text
 from mttl.io.reading import read_json
 from mttl.training.text_to_text import mean_score

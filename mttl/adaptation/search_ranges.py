@@ -16,7 +16,7 @@ import numpy as np
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.config.schema import Range
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import drop_cut_line, locked
 
 

@@ -25,7 +25,7 @@ from mttl.adaptation.settings import with_settings
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.run_folder import RunFolder, check_still_there
 from mttl.config.schema import Config, Search
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
 from mttl.runtime.command import make_console, only_warnings
 from mttl.runtime.progress_bar import counting_bar

@@ -31,7 +31,7 @@ from mttl.checkpoints.checkpoint_file import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
-from mttl.errors import ConfigError, DivergedError, MttlError
+from mttl.io.errors import ConfigError, DivergedError, MttlError
 from mttl.io.files import locked, write_text
 from mttl.io.reading import read_table, to_number
 from mttl.runtime.child_process import with_parent

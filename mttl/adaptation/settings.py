@@ -9,7 +9,7 @@ from mttl.config.config_errors import format_errors
 from mttl.config.data_schema import Data
 from mttl.config.merge_tree import Tree, merge, nested
 from mttl.config.schema import Config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.training.precision import PRECISIONS
 
 

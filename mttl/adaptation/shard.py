@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mttl.errors import MttlError, TaskError
+from mttl.io.errors import MttlError, TaskError
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.gpus import gpu_environment
 

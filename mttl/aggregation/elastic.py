@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.arithmetic import check_weights
-from mttl.errors import require_positive
+from mttl.io.errors import require_positive
 
 FLOOR = 1e-6
 

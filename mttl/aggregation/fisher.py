@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from mttl.config.enums import GRADIENTS
-from mttl.errors import require_at_least, require_one_of
+from mttl.io.errors import require_at_least, require_one_of
 
 Batch = Mapping[str, Tensor]
 # Calls the model and returns, per example, the log-likelihood and the number of its tokens.

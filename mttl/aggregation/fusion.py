@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 
 
 class FusionAttention(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.products import active_dtype, times_transpose, write_outer
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 
 METHODS = ("auto", "segments", "grouped_mm")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mttl.aggregation.arithmetic import check_weights
 from mttl.aggregation.magnitude import Trimmer, kept_count
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 
 ELECTIONS = ("total", "frequency")
 

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 from envs.array_file import load_arrays
 from mttl.analysis.layers import ACTIVE
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_table
 
 PREFIX = "routing/"

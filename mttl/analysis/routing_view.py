@@ -12,7 +12,7 @@ from mttl.analysis.layers import effective_skills_over_training, layer_statistic
 from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.similarity import task_similarity
 from mttl.analysis.skill_matching import align_groups, matched
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 
 
 @dataclass(frozen=True)

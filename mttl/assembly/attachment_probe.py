@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mttl.data.collate import TrainCollator, padded_inputs
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.context import Routing, RoutingSlot

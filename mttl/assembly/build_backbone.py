@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 
 from mttl.config.backbone_schema import Backbone
 from mttl.config.load import resolve_folder
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 from mttl.models.backbone import (
     BYTE_TOKENIZER,
     build_random,

@@ -22,7 +22,7 @@ from mttl.config.backbone_schema import Pretrained
 from mttl.config.schema import Config
 from mttl.config.skills_schema import LoRA
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder, write_text
 from mttl.models.backbone import is_decoder_only
 from mttl.moe.attach_experts import TokenLayers

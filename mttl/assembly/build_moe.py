@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import BLOCK_EXPERTS, LoRAExperts, MoE
 from mttl.config.plugin_section import PluginSection
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
 from mttl.moe.expert_parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle

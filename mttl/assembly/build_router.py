@@ -9,7 +9,7 @@ from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.factor_table import factor_rows
 from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import CPoly, Metadata, Polytropon, Router
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.plugins.classes import PluginError, describe_error
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.categorical import CategoricalRouter
@@ -95,11 +95,11 @@ def build_router(
         n_heads: Heads H.
         n_skills: Skills K.
         trained: Its weights are going to be loaded.
-        n_features: Size D of the backbone's embeddings; none where there is no text.
+        n_features: Size D of the backbone's embeddings; None without text.
 
     Raises:
-        ConfigError: If the matrix of an expert router cannot be read or does not fit, or a router
-            of one's own does not give what it must.
+        ConfigError: If the matrix of an expert router cannot be read or does not fit, or a
+            custom router has weights of another shape.
     """
     if isinstance(router, PluginSection):
         sizes = {"n_groups": n_groups, "n_tasks": len(tasks), "n_heads": n_heads}
@@ -163,7 +163,7 @@ def _with_room(made: TaskRouter, name: str, n_features: int | None) -> TaskRoute
 def _plugin_router(
     router: PluginSection, sizes: Mapping[str, int], n_features: int | None
 ) -> TaskRouter:
-    """Build a router of one's own, and see that it gives weights of the right shape."""
+    """Build a custom router, and check the shape of its weights."""
     features = {} if n_features is None else {"n_features": n_features}
     made = _with_room(router.make(**sizes, **features), router.kind, n_features)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.config.load import resolve_path
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_text
 
 

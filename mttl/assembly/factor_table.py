@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mttl.config.router_schema import Metadata
 from mttl.config.schema import Config
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 from mttl.tasks.folder import Gym
 
 Table = Mapping[str, Sequence[str]]
@@ -57,8 +57,7 @@ def factor_rows(
             if name not in names:
                 raise ConfigError(
                     f"the task '{task}' has the factor '{name}', which no task of training "
-                    f"has.{nearest(name, names)} Learn its row anew, with adapt.init 'mean' or "
-                    "'fresh'"
+                    f"has.{nearest(name, names)} Learn it, with adapt.init 'mean' or 'fresh'"
                 )
             row[names.index(name)] = 1
     return rows

@@ -8,7 +8,7 @@ from mttl.assembly.saved_settings import ModelSettings, read_settings
 from mttl.checkpoints.saved_inventory import load_skills, read_inventory
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Fusion
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 

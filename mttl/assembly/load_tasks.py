@@ -8,7 +8,7 @@ from torch import Tensor
 from mttl.assembly.model import Built, load_run
 from mttl.assembly.share_weights import share_weights
 from mttl.checkpoints.inventory_folder import check_named
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import read_table
 from mttl.metrics.crossfit import check_metric
 from mttl.runtime.gpus import device_of
@@ -19,7 +19,7 @@ def load_tasks(
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the model of every task, and its metric; adapted tasks come before the run's own.
 
-    What is alike in the models is held once, so they are only to be read.
+    Models share equal tensors in memory, so they must not be changed.
 
     Args:
         source: The folder of a run.

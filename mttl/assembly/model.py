@@ -26,10 +26,10 @@ from mttl.checkpoints.model_hub import download
 from mttl.checkpoints.saved_inventory import load_into, read_inventory
 from mttl.config.moe_schema import MEMBERS
 from mttl.config.plugin_section import PluginSection
-from mttl.config.schema import Config, Generation
+from mttl.config.schema import Config
 from mttl.config.skills_schema import Aggregation, Skills, kinds_of
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
@@ -139,7 +139,7 @@ def from_pretrained(
         backbone: As for `load_run`.
 
     Raises:
-        ConfigError: If it is no folder, and cannot be had from the hub.
+        ConfigError: If the folder does not exist, and the hub has no such repository.
         CheckpointError: As for `load_run`.
     """
     folder = Path(name)
@@ -161,18 +161,11 @@ def inventory_settings(
         options: That were ranked, by task.
     """
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
-    if config.generation == Generation():  # the default, which earlier versions did not write
-        names.remove("generation")
     sections = config.model_dump(mode="json", include=set(names))
-    own = {name: sections[name] for name in names}
+    own = {name: sections[name] for name in names} | {"precision": config.trainer.precision}
     if own["moe"] is not None:
         del own["moe"]["parallel"]  # of the training, not of the model
-    if config.trainer.precision != "32-true":  # the default, as above
-        own["precision"] = config.trainer.precision
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
-    for name in ("truncate", "template", "system", "date"):  # defaults, as above
-        if form[name] == PromptForm.model_fields[name].default:
-            del form[name]
     by_task = {"task_descriptions": descriptions, "task_options": options}
     return own | {"data": form | {name: texts for name, texts in by_task.items() if texts}}
 

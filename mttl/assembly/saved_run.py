@@ -23,9 +23,9 @@ from mttl.checkpoints.model_hub import make_repository, upload
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.capabilities import require_features
-from mttl.errors import CheckpointError
 from mttl.inference.model_card import Card, scores_of
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.io.yaml12 import dump, read_yaml
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
@@ -106,10 +106,6 @@ class SavedRun(Predictor):
             config, results = (source.parent / name for name in ("config.yaml", "results.csv"))
             if config.is_file():
                 settings = read_yaml(config, CheckpointError)
-                if not isinstance(settings, dict):
-                    raise CheckpointError(
-                        f"'{config}' holds no sections with settings; copy it again, or remove it"
-                    )
                 write_text(new / config.name, dump(settings | section))
             if results.is_file():
                 shutil.copyfile(results, new / results.name)
@@ -154,7 +150,7 @@ class SavedRun(Predictor):
         """Write what `save_pretrained` writes into a repository of the model hub.
 
         Args:
-            name: ``"OWNER/NAME"``, or the name of one's own; made if there is none.
+            name: ``"OWNER/NAME"``, or ``"NAME"`` for your own account; made if it does not exist.
             private: Whether a new one is.
             token: That may write; by default that of `hf auth login`.
             message: Of the commit.

@@ -17,7 +17,7 @@ from mttl.config.section import Section
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.config.train_only_keys import of_training, read_instead
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.plugins.classes import PluginError
 
 S = TypeVar("S", bound=Section)
@@ -113,8 +113,7 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
     wanted, trained = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
     for name in names:
         here, there = _value(wanted, name), _value(trained, name)
-        unknown = name in form and there is _ABSENT  # earlier versions did not write it down
-        if here != there and not unknown:
+        if here != there:
             has = "has no such setting"
             if there is not _ABSENT:
                 has = f"was trained with {json.dumps(there, ensure_ascii=False)}"

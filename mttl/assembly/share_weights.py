@@ -1,4 +1,4 @@
-"""Models that were loaded one by one share the memory of what is alike in them.
+"""Models that were loaded separately share the memory of equal tensors.
 
 Adapted tasks are loaded whole, backbone and skills included, and most of it is the run's.
 """
@@ -23,8 +23,8 @@ def share_weights(model: nn.Module, known: dict[str, list[torch.Tensor]]) -> int
     saved = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         mine = known.setdefault(name, [])
-        alike = _packed_alike if is_packed(tensor) else _alike
-        same = next((other for other in mine if alike(other, tensor)), None)
+        equal = _packed_equal if is_packed(tensor) else _equal
+        same = next((other for other in mine if equal(other, tensor)), None)
         if same is None:
             mine.append(tensor)
         elif is_packed(tensor):
@@ -36,7 +36,7 @@ def share_weights(model: nn.Module, known: dict[str, list[torch.Tensor]]) -> int
     return saved
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         (one.shape, one.dtype) == (other.shape, other.dtype)
         and one.data_ptr() != other.data_ptr()
@@ -44,7 +44,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _packed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _packed_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one is other or type(one) is not type(other):
         return False
     pairs = list(zip(parts(one), parts(other), strict=True))

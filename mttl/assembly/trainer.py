@@ -19,10 +19,10 @@ from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.router_schema import Categorical, Polytropon, Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
+from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
 from mttl.training.annealing import TemperatureAnnealing
-from mttl.training.distributed.peer_watchdog import PeerWatchdog
 from mttl.training.distributed.sharded_strategy import ShardedStrategy
 from mttl.training.distributed.shared_experts import ExpertSharing
 from mttl.training.loggers.step_monitor import StepMonitor
@@ -48,11 +48,18 @@ def build_trainer(
         folder: Where the run writes.
         built: The model; names of tasks and groups are read.
         resumed_step: The step that a resumed run continues from.
+
+    Raises:
+        ConfigError: If so many processes cannot share the experts out.
     """
     callbacks = _callbacks(config, folder, built)
     if config.data.global_batch_size is not None:
         callbacks = [SharedSteps(), *callbacks]
-    return _make_trainer(config.trainer, folder, callbacks, resumed_step)
+    trainer = _make_trainer(config.trainer, folder, callbacks, resumed_step)
+    shared = config.moe is not None and config.moe.parallel
+    if shared and (problem := config.moe.problem_of(trainer.world_size)):
+        raise ConfigError(problem)
+    return trainer
 
 
 def build_policy_trainer(
@@ -72,7 +79,7 @@ def build_policy_trainer(
         folder: Where the run writes.
         levels: Their names.
         groups: Names of the routed groups.
-        monitor: Says how well the policies do.
+        monitor: Callback that reports progress.
         every_n_steps: Steps between two checkpoints, and between two records of the routing.
         resumed_step: The step that a resumed run continues from.
     """
@@ -110,13 +117,13 @@ def _make_trainer(
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
-    first = [PeerWatchdog(), RunLock(folder)]  # others are told where one of the rest fails
+    note_launcher()
     return _lightning_trainer(
         **settings,
         default_root_dir=folder.path,
         logger=loggers,
-        # Those of one's own first: the last ones save the state of all.
-        callbacks=[*first, *(own.make() for own in section.callbacks), *callbacks],
+        # Plug-ins before the rest: the last callbacks save the state of all.
+        callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
         plugins=[CheckpointFile()],
         # Batches are dealt to the processes by the data module.
         use_distributed_sampler=False,

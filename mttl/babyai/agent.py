@@ -12,14 +12,14 @@ from mttl.skills.composed.composed_model import ComposedModel
 class Agent:
     """The policies of all tasks, acting side by side: their parameters are mixed once.
 
-    Make it anew when weights have changed.
+    Make a new agent when weights have changed.
 
     Args:
-        model: In evaluation mode: noise in the routing would change the policy from rollout to
-            learning.
-        n_tasks: Tasks T.
-        n_slots: Environments of each, N.
-        memory: What they remember; nothing by default.
+        model: Policies in evaluation mode: noise in the routing would change the policy between
+            rollout and learning.
+        n_tasks: Number of tasks T.
+        n_slots: Number of environments N of each task.
+        memory: Memories of the policies; zeros by default.
 
     Attributes:
         memory: Shape (T, N, 2 × memory size).
@@ -61,7 +61,7 @@ def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
 
     Args:
         logits: Shape (…, A).
-        generator: Of the CPU, so that every device draws alike.
+        generator: Generator of the CPU, so that all devices draw the same numbers.
     """
     noise = torch.rand(logits.shape, generator=generator, dtype=torch.float64)
     gumbel = -torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))

@@ -12,7 +12,7 @@ from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inv
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.router_schema import Router
 from mttl.config.section import Section
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 

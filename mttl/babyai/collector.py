@@ -14,7 +14,7 @@ from mttl.babyai.rl.ppo import action_log_probs
 from mttl.babyai.rl.rollout import Step, stack_steps
 from mttl.babyai.rl.sequences import EpisodeSequences, cut_sequences
 from mttl.config.babyai_schema import Ppo
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int64
 
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 WINDOW = 16  # batches; more would leave less to chance about which episodes meet
 

@@ -96,7 +96,7 @@ class EpisodeMonitor(Callback):
 
 
 def success_line(row: dict[str, float], levels: tuple[str, ...]) -> str:
-    """Return the success rates in per cent as a line; a dash where too few episodes have ended."""
+    """Return the success rates (%) in one line; a dash if too few episodes have ended."""
     rates = ((level, row[f"success/{level}"]) for level in levels)
     shown = "  ".join(
         f"{level} {'–' if math.isnan(rate) else f'{100 * rate:.0f}'}" for level, rate in rates

@@ -132,8 +132,8 @@ def episode_results(
 
 
 def episode_table(results: Sequence[Result]) -> Table:
-    """Return success rates in per cent and mean steps, a row per level and a column per choice."""
-    table = Table(title="Success per level (per cent), and steps", title_justify="left")
+    """Return success rates (%) and mean steps, a row per level and a column per choice."""
+    table = Table(title="Success per level (%), and steps", title_justify="left")
     table.add_column("level", overflow="fold")
     samples = list(dict.fromkeys(result.sample for result in results))
     for sample in samples:

@@ -15,9 +15,9 @@ from mttl.skills.composed.composed_model import ComposedModel
 class ImitationModule(PolicyModule):
     """Trains the policies of all levels to act as in demonstrations.
 
-    A policy follows each demonstration from its beginning to its end, with what it remembers by
-    itself; gradients flow back a number of steps. Every level counts alike, however long its
-    demonstrations. The critic learns nothing.
+    A policy follows each demonstration from beginning to end with its own memory; gradients flow
+    back a number of steps. All levels have the same weight, however long their demonstrations are.
+    The critic learns nothing.
 
     Args:
         model: Common parameters, skills and router; task t is level t.

@@ -35,6 +35,6 @@ class ImitationMonitor(Callback):
 
 
 def accuracy_line(n_passes: int, means: dict[str, float], levels: tuple[str, ...]) -> str:
-    """Return the accuracies in per cent as a line."""
+    """Return the accuracies (%) in one line."""
     shown = "  ".join(f"{level} {100 * means[f'accuracy/{level}']:.0f}" for level in levels)
-    return f"pass {n_passes}; actions as demonstrated, per cent: {shown}"
+    return f"pass {n_passes}; actions as demonstrated (%): {shown}"

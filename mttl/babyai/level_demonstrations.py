@@ -14,7 +14,7 @@ from envs.bot import Demonstration
 from envs.demonstration_file import load_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.rl.missions import without_padding
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 
 RECORD = "`mttl babyai record`"
 
@@ -86,11 +86,11 @@ def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDe
     except FileNotFoundError:
         hint = nearest(path.name, (file.name for file in path.parent.glob("*.npz")))
         raise ConfigError(
-            f"rl.demonstrations: there is no file '{path}'.{hint} Record one with {RECORD}"
+            f"rl.demonstrations: the file '{path}' does not exist.{hint} Record one with {RECORD}"
         ) from None
     except ValueError as error:
         raise ConfigError(
-            f"rl.demonstrations: {error}. Name another file, or record it anew with {RECORD}"
+            f"rl.demonstrations: {error}. Name another file, or record it again with {RECORD}"
         ) from error
     there = ", ".join(f"{level} ({n})" for level, n in counts.items())
     raise ConfigError(

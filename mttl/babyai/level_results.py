@@ -53,7 +53,7 @@ class LevelResult:
 
 
 def level_table(results: Sequence[LevelResult], title: str) -> Table:
-    """Return a row per level: success in per cent and episodes to solve it, means over seeds."""
+    """Return a row per level: success (%) and episodes to solve it, means over seeds."""
     table = Table(title=title, title_justify="left")
     table.add_column("level", overflow="fold")
     for heading in ("seeds", "greedy", "sampled", "episodes", "solved after"):

@@ -26,7 +26,7 @@ from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
@@ -66,7 +66,7 @@ def adapt_run(
             raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
     levels = None if tasks == "test" else tasks.split(",")
     results = adapt_babyai(config, source, levels=levels, out=out, allow_seen=allow_seen)
-    title = f"Adaptation to new levels, mode {config.adapt.mode} (success in per cent)"
+    title = f"Adaptation to new levels, mode {config.adapt.mode} (success, %)"
     make_console().print(level_table(results, title))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.config.optim_schema import Optim
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
 

@@ -28,7 +28,6 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.ppo_module import BabyAIModule
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
-from mttl.checkpoints.resuming import checkpoint_errors
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -38,11 +37,11 @@ from mttl.checkpoints.run_folder import (
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
-from mttl.errors import ConfigError, TrainingError
+from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
+from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.distributed.peer_watchdog import take_leave
 from mttl.training.loggers.show import close_loggers, open_loggers
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
@@ -106,14 +105,14 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))
-    with learning.open_data(trainer.global_rank) as data, checkpoint_errors(folder.last):
+    with learning.open_data(trainer.global_rank) as data:
         trainer.fit(
             learning.module,
             datamodule=data,
             ckpt_path=folder.last if step else None,
             weights_only=True,
         )
-    take_leave(trainer)
+    forget_launcher()
     # The same episodes would be played by all.
     results = _finish(config, model, levels, folder) if trainer.is_global_zero else []
     close_loggers(trainer, results)

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole beside their place, flushed, and then moved there."""
+"""Checkpoints on disk, which are written whole or not at all."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,13 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from mttl.checkpoints.whole_tensors import whole
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 from mttl.io.files import write_atomic
 
 USELESS = "the weights are useless from here on"
 TRAINING = (
-    "The last checkpoint is kept; lower optim.lr, or set trainer.gradient_clip_val, and start anew "
-    "or continue with --resume"
+    "The last checkpoint is kept; lower optim.lr, or set trainer.gradient_clip_val, and start "
+    "again or continue with --resume"
 )
 ADAPTATION = "Lower adapt.lr and adapt.router_lr, or set adapt.gradient_clip_val"
 
@@ -22,7 +22,7 @@ ADAPTATION = "Lower adapt.lr and adapt.router_lr, or set adapt.gradient_clip_val
 class CheckpointFile(TorchCheckpointIO):
     """Writes checkpoints so that a kill or a full disk leaves the old file or the new one.
 
-    Lightning writes into the folder of temporary files; where that is another file system, it then
+    Lightning writes to the folder of temporary files; if that is on another file system, it then
     copies over the only good checkpoint.
     """
 

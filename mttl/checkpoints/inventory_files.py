@@ -1,12 +1,8 @@
-"""The files of a saved inventory, one by one: facts about it, checksums, tensors that are checked.
-
-What makes a whole of them is `mttl.checkpoints.saved_inventory`.
-"""
+"""The files of a saved inventory: settings, checksums and tensors."""
 
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +11,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import check_name, file_sha256, read_json, reason, require_file
-from mttl.version import VERSION
+from mttl.runtime.version import VERSION
 
 FORMAT_VERSION = 1
-# Of folders that hold only what differs from another.
+# Version of folders that hold only the differences from another.
 ADAPTED_VERSION = 2
-# Where meta.json keeps the digests of all files.
+# Key of the digests of all files in meta.json.
 CHECKSUMS = "sha256"
-# Where it keeps what an adapted task was adapted from.
+# Key of the inventory that a task was adapted from.
 SOURCE = "source"
 LIBRARIES = ("torch", "transformers", "pytorch-lightning")
 
@@ -36,7 +32,7 @@ def libraries() -> dict[str, str]:
 
 
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
-    """Write what stands beside the tensors of an inventory, checksums included."""
+    """Write the names of tasks, the facts and the checksums of an inventory."""
     _write_json(folder / "tasks.json", list(tasks))
     _write_json(folder / "meta.json", meta | {CHECKSUMS: checksums(folder, meta)})
 
@@ -46,7 +42,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return what ``meta.json`` holds, after all files were compared with it.
+    """Return the content of ``meta.json``, after all files were compared with it.
 
     Raises:
         CheckpointError: If a file is missing or damaged, or the format is not this version's.
@@ -98,7 +94,7 @@ def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         folder: The folder ``skills/``.
-        meta: What its ``meta.json`` holds, or will.
+        meta: Content of its ``meta.json``.
     """
     facts = {name: value for name, value in meta.items() if name != CHECKSUMS}
     text = json.dumps(facts, sort_keys=True)
@@ -106,32 +102,27 @@ def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Compare the files of an inventory with what was noted when they were written.
+    """Compare the files of an inventory with their checksums.
 
     Args:
         folder: The folder ``skills/``.
-        meta: What its ``meta.json`` holds.
+        meta: Content of its ``meta.json``.
 
     Raises:
-        CheckpointError: If a file is another, or missing.
+        CheckpointError: If a file differs, or is missing.
     """
     noted, found = meta.get(CHECKSUMS, {"meta.json": ""}), checksums(folder, meta)
-    other = [name for name in sorted(noted) if noted[name] != found.get(name)]
-    more = [name for name in sorted(found) if name not in noted]
-    if other or more:
-        path = folder / (other + more)[0]
-        state = (
-            "missing"
-            if not os.path.lexists(path)
-            else "damaged (its checksum is not the one noted)"
-        )
-        raise CheckpointError(_unreadable(path, state))
+    for name in sorted(noted.keys() | found.keys()):
+        if noted.get(name) != found.get(name):
+            damaged = "damaged (its checksum is not the one noted)"
+            state = damaged if (folder / name).exists() else "missing"
+            raise CheckpointError(_unreadable(folder / name, state))
 
 
 def inventory_digest(skills: Path) -> str:
     """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
 
-    Versions of libraries have no part in it, so a run that is resumed after its end keeps it.
+    It does not depend on versions of libraries.
     """
     digest = hashlib.sha256()
     for name, own in _file_sums(skills).items():

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 
 
 def inventory_folder(folder: str | Path) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -24,24 +24,24 @@ def download(
 
     Args:
         name: Owner and name.
-        what: It holds, for messages.
+        what: Content of the repository, for messages.
         revision: Branch, tag or commit.
         token: Of a private one; by default that of `hf auth login`.
         only: Patterns of the files that are needed; all by default.
 
     Raises:
-        ConfigError: If it cannot be had.
+        ConfigError: If it cannot be loaded.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' is no folder, and cannot be the name of {what} on the hub: OWNER/NAME"
+            f"the folder '{name}' does not exist, and {what} on the hub is named OWNER/NAME"
         )
     files = None if only is None else list(only)
     try:
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=files))
     except Exception as error:  # the client's errors have no common base
         raise ConfigError(
-            f"'{name}' is no folder here and could not be loaded from the model hub: "
+            f"the folder '{name}' does not exist and could not be loaded from the model hub: "
             f"{reason(error)} Where the hub can be reached, run `hf download {name} --local-dir "
             "DIR`, and load DIR"
         ) from error

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind. Other programs read it: its layout is a contract."""
+"""The folder of a run. Other programs read it: its layout is a contract."""
 
 import logging
 import os
@@ -6,25 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mttl.config.data_schema import prefix_kind
-from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io import yaml12
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.reading import read_text
 
 logger = logging.getLogger(__name__)
-# Settings that runs of earlier versions do not have, and what they mean by that.
-LATER_SETTINGS: dict[str, Any] = {
-    "data.truncate": "end",
-    "data.template": "plain",
-    "data.date": None,
-    "generation.from_backbone": False,
-    "moe.parallel": False,
-    "skills.identical_init": False,
-    "trainer.callbacks": [],
-}
-
-
-# What a run is called and where it lies; `run.seed` and `run.start` say what it learns.
+# Settings of a run's place, which do not change what it learns.
 PLACE = ("run.dir", "run.name")
 
 
@@ -35,16 +22,16 @@ class RunFolder:
         path: The folder itself: ``run.dir / run.name``.
 
     Attributes:
-        config: The resolved configuration.
-        metrics: What was logged, by step.
+        config: Resolved configuration.
+        metrics: Logged metrics, by step.
         checkpoints: Lightning's checkpoints.
-        last: The checkpoint to resume from.
-        best: The checkpoint with the best mean score.
-        results: The score of every task.
-        baselines: What copying the input and the most frequent answer score.
-        predictions: The answers to every row.
-        skills: The trained inventory: what later work starts from.
-        plots: The arrays behind figures.
+        last: Checkpoint to resume from.
+        best: Checkpoint with the best mean score.
+        results: Score of every task.
+        baselines: Scores of copying the input, and of the most frequent answer.
+        predictions: Answers to every row.
+        skills: Trained inventory.
+        plots: Arrays of figures.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,10 +105,10 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         return 0
     if not os.path.lexists(folder.config):
         raise CheckpointError(
-            f"'{folder.config}' is missing, so nothing tells which settings the run had. Copy it "
-            "back, or start anew with -k run.name=NAME"
+            f"'{folder.config}' is missing, and with it the settings of the run. Copy it back, or "
+            "start a new run with -k run.name=NAME"
         )
-    changed = changed_settings(read_text(folder.config, CheckpointError, MOST_YAML), config_text)
+    changed = changed_settings(read_text(folder.config, CheckpointError), config_text)
     if changed:
         raise ConfigError(
             f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
@@ -129,26 +116,17 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
             "start a new run with -k run.name=NAME"
         )
     if not os.path.lexists(folder.last):
-        logger.warning("no state had been saved yet: '%s' begins anew", folder.path)
+        logger.warning("no state had been saved yet: '%s' starts at step 0", folder.path)
         return 0
     from mttl.io.torch_file import load_torch
 
-    advice = "Copy it again, or start anew with -k run.name=NAME"
-    checkpoint = load_torch(folder.last, advice)
-    state = checkpoint if isinstance(checkpoint, dict) else {}
-    step = state.get("global_step")
-    lacks = [] if type(step) is int and step >= 0 else ["global_step"]
-    if lacks := lacks or _missing_state(state):
-        raise CheckpointError(
-            f"'{folder.last}' is damaged (it has no {', '.join(lacks)}): the run cannot go on "
-            f"as it would have. {advice}"
-        )
+    state = load_torch(folder.last, "Copy it again, or start a new run with -k run.name=NAME")
     if folder.best.is_file():
         load_torch(folder.best, "Copy it again, or delete it to go on without those weights")
     elif (score := _best_score(state)) is not None:
         logger.warning(
             "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best from "
-            "here on are kept; where no validation follows, the last ones",
+            "here on are kept; if no validation follows, the last ones",
             *(folder.best, score),
         )
     return int(state["global_step"])
@@ -159,35 +137,21 @@ def _best_score(state: Mapping[str, Any]) -> float | None:
     return next((float(score) for score in scores if score is not None), None)
 
 
-def _missing_state(state: Mapping[str, Any]) -> list[str]:
-    """Return what a checkpoint lacks for its run to go on as if it had never stopped."""
-    needed = ["state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks"]
-    lacks = [name for name in needed if state.get(name) in (None, [])]
-    if not any(name.endswith("DataModule") for name in state):
-        lacks.append("position in the data")
-    if not {"random_states", "random_state"} & state.keys():
-        lacks.append("random_states")
-    for own in state.get("optimizer_states") or ():
-        if not own.get("state") and any(group["params"] for group in own.get("param_groups", ())):
-            lacks.append("state of the optimizer")
-    return lacks
-
-
 def check_still_there(folder: RunFolder) -> None:
-    """See at the end of a run that its folder was not removed while it went on.
+    """Check at the end of a run that its folder was not removed.
 
     Raises:
         TrainingError: If it was.
     """
     if not folder.config.is_file():
         raise TrainingError(
-            f"'{folder.path}' was removed while the run went on: what is there now is not a "
-            "whole run. Delete it, and start the run anew"
+            f"'{folder.path}' was removed while the run went on, and is not a whole run. Delete "
+            "it, and start the run again"
         )
 
 
 def _visible(folder: Path) -> bool:
-    """Return whether a folder holds anything but locks and what a killed process left."""
+    """Return whether a folder holds more than locks and temporary files."""
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
@@ -202,9 +166,9 @@ def changed_settings(
     Args:
         before: A configuration as YAML.
         now: Another one.
-        ignore: How the names begin that may differ; by default, of what training may change when
-            it is resumed.
-        but: Names that may not differ all the same.
+        ignore: Beginnings of names that may differ; by default, those that may change when a run
+            is resumed.
+        but: Names that may not differ in spite of ``ignore``.
     """
     return [
         f"{name} ({first} before, {second} now)"
@@ -223,10 +187,8 @@ def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[
     for run in (one, other):
         path = RunFolder(run).config
         if not path.is_file():
-            raise CheckpointError(
-                f"'{path}' is missing, so nothing tells which settings the run had. Copy it back"
-            )
-        texts.append(read_text(path, CheckpointError, MOST_YAML))
+            raise CheckpointError(f"'{path}' is missing, and with it the settings of the run")
+        texts.append(read_text(path, CheckpointError))
     return [
         f"{name} ({first} and {second})"
         for name, first, second in _differences(*texts)
@@ -238,12 +200,12 @@ def seed_of(run: Path) -> int:
     """Return the seed of a run.
 
     Raises:
-        CheckpointError: If the folder has no configuration, or it is damaged.
+        CheckpointError: If the folder has no configuration.
     """
     path = RunFolder(run).config
     if not path.is_file():
         raise CheckpointError(f"'{run}' is no run: it has no config.yaml")
-    seed = dotted_settings(read_text(path, CheckpointError, MOST_YAML)).get("run.seed")
+    seed = dotted_settings(read_text(path, CheckpointError)).get("run.seed")
     if type(seed) is not int:
         raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")
     return seed
@@ -252,12 +214,6 @@ def seed_of(run: Path) -> int:
 def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and both values of every setting that differs."""
     first, second = (dotted_settings(text) for text in (one, other))
-    for settings in (first, second):
-        if "data.prefix" in settings:
-            settings["data.prefix"] = prefix_kind(settings["data.prefix"])
-        for name, default in LATER_SETTINGS.items():
-            if any(known.startswith(f"{name.partition('.')[0]}.") for known in settings):
-                settings.setdefault(name, default)
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             yield name, first.get(name), second.get(name)
@@ -265,18 +221,11 @@ def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
 
 def dotted_settings(text: str) -> dict[str, Any]:
     """Return the settings of a configuration as YAML, by dotted names."""
-    return _flat(_parsed(text))
-
-
-def _parsed(text: str) -> Any:
     try:
-        return yaml12.parse(text)
+        return _flat(yaml12.parse(text))
     except yaml12.YAMLError as error:
         problem = yaml12.problem(error)
-        raise CheckpointError(
-            f"the config.yaml of the run is damaged ({problem}). Copy it again, or start anew with "
-            "-k run.name=NAME"
-        ) from error
+        raise CheckpointError(f"the config.yaml of the run is damaged ({problem})") from error
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

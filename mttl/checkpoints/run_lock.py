@@ -9,9 +9,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import locked
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.reading import read_text
 from mttl.runtime.processes import gathered
 
 PATIENCE = 10.0  # seconds
@@ -75,4 +75,4 @@ class RunLock(Callback):
 
 
 def _seen(path: Path) -> str | None:
-    return read_text(path, ConfigError, MOST_YAML) if path.is_file() else None
+    return read_text(path, ConfigError) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The weights that did best on the development rows."""
+"""A callback that keeps the weights with the best score on the development rows."""
 
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,20 @@ from mttl.checkpoints.checkpoint_file import check_weights
 class SaveBest(Checkpoint):
     """Saves the weights after a validation whose score is the best so far.
 
-    Nothing in its state depends on where the run is: a moved folder goes on.
+    Its state has no paths, so a moved run can be resumed.
 
     Args:
-        checkpoint: Where to save.
+        checkpoint: File to write.
         monitor: Name of the score; larger is better.
 
     Attributes:
-        score: The best one so far.
+        score: Best score so far.
     """
 
     def __init__(self, checkpoint: Path, monitor: str = "val/score") -> None:
         self.checkpoint = checkpoint
         self.monitor = monitor
         self.score: float | None = None
-
-    @property
-    def state_key(self) -> str:
-        """The name of its state: that of Lightning's callback, which earlier runs were saved by."""
-        settings = {
-            **{"monitor": self.monitor, "mode": "max", "every_n_train_steps": 0},
-            **{"every_n_epochs": 1, "train_time_interval": None},
-        }
-        return f"ModelCheckpoint{settings!r}"
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if this validation was the best one."""
@@ -53,7 +44,7 @@ class SaveBest(Checkpoint):
         return {"best_model_score": score}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the best score, if the weights that had it are there still."""
+        """Go on from the best score, if its weights still exist."""
         score = state_dict["best_model_score"]
         if score is not None and self.checkpoint.is_file():
             self.score = float(score)

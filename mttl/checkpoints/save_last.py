@@ -8,10 +8,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.checkpoints.checkpoint_file import check_weights
-from mttl.errors import TrainingError
+from mttl.io.errors import TrainingError
 
-# A run of ten hours should not lose its first hour: the first checkpoint comes after this part of
-# the steps between two, and the distances double until they are as long.
+# The first checkpoint comes after this fraction of the interval; distances then double up to it.
 FIRST = 1 / 20
 
 
@@ -65,8 +64,7 @@ class SaveLast(Checkpoint):
             return
         if self._saved_at and trainer.is_global_zero and not self.checkpoint.is_file():
             raise TrainingError(
-                f"'{self.checkpoint}' is gone: somebody removed it while the run went on. Start "
-                "the run anew"
+                f"'{self.checkpoint}' was removed while the run went on. Start the run again"
             )
         check_weights(trainer.lightning_module, trainer.global_step)
         # What was logged up to here first: a resumed run takes it from there.

@@ -49,7 +49,7 @@ from mttl.checkpoints.model_tensors import (
     skill_tensors,
 )
 from mttl.checkpoints.whole_tensors import for_first, is_first
-from mttl.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder
 from mttl.io.safetensors_file import write_tensors
 from mttl.skills.attention import AttendedInventory
@@ -200,7 +200,7 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
     folder = inventory_folder(folder)
     meta = read_facts(folder)
     if source is not None and SOURCE not in meta:
-        raise CheckpointError(f"'{folder}' is no adapted task, and needs no run beside it")
+        raise CheckpointError(f"'{folder}' is a run, not an adapted task: leave the other run out")
     base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
     trained = meta["backbone"]["trained"]
     return SavedInventory(

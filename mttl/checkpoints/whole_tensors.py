@@ -60,8 +60,8 @@ def spread_like(value: Any, target: Tensor) -> Any:
         value: The same in every process.
         target: A tensor of a model.
     """
-    alike = isinstance(value, Tensor) and value.shape == target.shape
-    if not alike or not isinstance(target, DTensor) or isinstance(value, DTensor):
+    same_shape = isinstance(value, Tensor) and value.shape == target.shape
+    if not same_shape or not isinstance(target, DTensor) or isinstance(value, DTensor):
         return value
     value = value.to(target.device, target.dtype)
     # Each process takes its part of what it has: nothing is sent.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.commands.options import READ, WRITTEN, add_config, add_run, add_shares, make_parser
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:

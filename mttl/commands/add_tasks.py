@@ -18,9 +18,9 @@ from mttl.commands.options import (
     make_parser,
     new_path,
 )
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_table, write_text
-from mttl.io.reading import MOST_YAML, read_table, read_text
+from mttl.io.reading import read_table, read_text
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
     Means are left out: they are of fewer tasks.
     """
     if parts[0].config.is_file():
-        write_text(new.config, read_text(parts[0].config, CheckpointError, MOST_YAML))
+        write_text(new.config, read_text(parts[0].config, CheckpointError))
     from mttl.tasks.partition import MEAN
 
     tables = [part.results for part in parts if part.results.is_file()]

@@ -18,7 +18,7 @@ from envs.files import FILM_ENDINGS
 from envs.levels import find_level
 from mttl.commands.name_checks import run_tasks
 from mttl.commands.options import WORK, WRITTEN, add_source, make_parser, natural
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:

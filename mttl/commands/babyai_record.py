@@ -13,7 +13,7 @@ from pathlib import Path
 from envs.errors import LevelError
 from envs.levels import PAPER_LEVELS
 from mttl.commands.options import WORK, WRITTEN, make_parser, natural, new_path, positive
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 

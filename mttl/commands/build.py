@@ -24,7 +24,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mttl.commands.options import READ, WORK, WRITTEN, make_parser, positive
-from mttl.errors import TaskError, nearest
+from mttl.io.errors import TaskError, nearest
 from mttl.io.files import locked
 from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console
 from mttl.runtime.progress_bar import counting_bar

@@ -20,6 +20,14 @@ The tables are written to OUT/table.md, table.csv and scores.csv whenever a meth
 import argparse
 from pathlib import Path
 
+from mttl.commands.comparison.methods import (
+    METHODS,
+    REFERENCE,
+    VARIANTS,
+    check_modes,
+    custom_methods,
+    plan,
+)
 from mttl.commands.options import (
     READ,
     WORK,
@@ -28,8 +36,7 @@ from mttl.commands.options import (
     make_parser,
     positive,
 )
-from mttl.comparison.methods import METHODS, REFERENCE, VARIANTS, check_modes, custom_methods, plan
-from mttl.errors import ConfigError, MttlError
+from mttl.io.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console
 
 # A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
@@ -47,14 +54,14 @@ TRAINING = {
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
-    from mttl.comparison.existing import check_pairs, read_runs, summary
+    from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 
     if options.seeds_of_one:
         make_console().print(summary(options.seeds_of_one), markup=False, soft_wrap=True)
         return 0
-    from mttl.comparison.comparison_folder import MethodComparison, carry_out
-    from mttl.comparison.result_tables import write_tables
-    from mttl.comparison.tables import check_rows
+    from mttl.commands.comparison.comparison_folder import MethodComparison, carry_out
+    from mttl.commands.comparison.result_tables import write_tables
+    from mttl.commands.comparison.tables import check_rows
 
     own = custom_methods(options.method, options.modes or ())
     shipped = options.methods

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
 from mttl.runtime.command import make_console

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
 

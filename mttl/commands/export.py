@@ -29,7 +29,7 @@ from mttl.commands.options import (
     make_parser,
     new_path,
 )
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, new_path, positive
 from mttl.config.enums import GRADIENTS
-from mttl.errors import ConfigError, TrainingError
+from mttl.io.errors import ConfigError, TrainingError
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 from mttl.tasks.folder import SPLITS, Gym

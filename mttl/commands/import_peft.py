@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.options import READ, WORK, WRITTEN, make_parser, new_path, positive
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:

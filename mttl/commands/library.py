@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def add(options: argparse.Namespace) -> None:
     """Add members."""
-    from mttl.errors import CheckpointError, ConfigError, MttlError
+    from mttl.io.errors import CheckpointError, ConfigError, MttlError
     from mttl.library.library_folder import add_members, library_to_be, member_problems
     from mttl.peft_format.base_facts import describe_base
     from mttl.peft_format.member_sources import MemberOptions, base_problems, gather
@@ -131,7 +131,7 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
     """Return the model below a library; none, and a line that says so, if it is not here."""
     from mttl.assembly.build_backbone import build_backbone
     from mttl.config.backbone_schema import Pretrained
-    from mttl.errors import ConfigError
+    from mttl.io.errors import ConfigError
 
     try:
         backbone = Pretrained(kind="pretrained", name=base.name)
@@ -186,7 +186,7 @@ def run(options: argparse.Namespace) -> None:
     from mttl.assembly.model import load_run
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
-    from mttl.errors import ConfigError
+    from mttl.io.errors import ConfigError
     from mttl.io.files import new_folder
     from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written, task_answers
@@ -250,7 +250,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _prefix_of(prefixes: set[str | None]) -> str:
     """Return the task prefix that members were trained with; none if no card names one."""
-    from mttl.errors import ConfigError
+    from mttl.io.errors import ConfigError
 
     known = prefixes - {None} or {"none"}
     if len(known) > 1:
@@ -285,7 +285,7 @@ def export(options: argparse.Namespace) -> None:
 
 def cluster(options: argparse.Namespace) -> None:
     """Write which members belong together, as the matrix that router: expert reads (MBC)."""
-    from mttl.errors import ConfigError
+    from mttl.io.errors import ConfigError
     from mttl.io.files import write_table
     from mttl.library.clusters import (
         best_clusters,

@@ -11,7 +11,7 @@ starts again.
 import argparse
 
 from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 

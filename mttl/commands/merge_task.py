@@ -21,7 +21,7 @@ from mttl.commands.options import (
     make_parser,
     new_path,
 )
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from mttl.adaptation.shard import Shard
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.plugins.classes import trust
 from mttl.runtime.command import make_console
-from mttl.version import VERSION
+from mttl.runtime.version import VERSION
 
 # Groups of options in the help of a command.
 READ, WORK, WRITTEN = "what is read", "how it is done", "what is written"

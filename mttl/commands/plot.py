@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 def count_choices(run: Path, split: str) -> None:
     """Count which experts the tokens of a run choose on the rows of a split, and write it there."""
     from mttl.commands.routing_report.open_rows import open_rows
-    from mttl.errors import ConfigError
+    from mttl.io.errors import ConfigError
     from mttl.training.token_report import write_token_routing
 
     module, data = open_rows(run, "--count")

@@ -25,7 +25,7 @@ from mttl.commands.options import (
     natural,
     positive,
 )
-from mttl.errors import ConfigError, TaskError, nearest
+from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.reading import require_file
 
 

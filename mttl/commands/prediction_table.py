@@ -14,7 +14,6 @@ from rich.table import Table
 
 from mttl.assembly.load_tasks import load_tasks
 from mttl.assembly.model import Built
-from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.inference.choices import check_choices
 from mttl.inference.input_table import (
     ANSWER,
@@ -32,8 +31,9 @@ from mttl.inference.input_table import (
     references_of,
     text_of,
 )
+from mttl.io.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.io.files import locked, write_text
-from mttl.io.reading import MOST_TEXT, read_text
+from mttl.io.reading import read_text
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 from mttl.plugins import classes as plugins
@@ -254,9 +254,7 @@ def _kind_of(name: str | None) -> str | None:
 def _text_of(questions: str | None) -> str:
     if questions is not None:
         return read_text(questions, TaskError)
-    data = sys.stdin.buffer.read(MOST_TEXT + 1)
-    if len(data) > MOST_TEXT:
-        raise TaskError(f"standard input has more than {MOST_TEXT:,} bytes; divide it")
+    data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import READ, WORK, WRITTEN, CommandParser, make_parser
 from mttl.config.enums import SCOPES, STRUCTURES
-from mttl.errors import CheckpointError, ConfigError, nearest
+from mttl.io.errors import CheckpointError, ConfigError, nearest
 from mttl.io.reading import read_text, require_file
 from mttl.runtime.command import make_console
 from mttl.sparse.lottery_settings import CRITERIA, FORMS, SCHEDULES, LotterySettings

@@ -14,9 +14,7 @@ from mttl.assembly.build_backbone import (
 )
 from mttl.assembly.factor_table import with_factors
 from mttl.assembly.model import Built, build_model, inventory_settings
-from mttl.assembly.process_count import check_processes
 from mttl.assembly.trainer import build_trainer, with_shared_batches
-from mttl.checkpoints.resuming import checkpoint_errors
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -31,17 +29,17 @@ from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
-from mttl.errors import CheckpointError
 from mttl.inference.task_options import wanted_options
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.reading import read_text
 from mttl.models.backbone import is_decoder_only
 from mttl.moe.expert_parallel import make_whole
+from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import select_tasks
 from mttl.training.attention_report import attention_by_task, has_attention
-from mttl.training.distributed.peer_watchdog import take_leave
 from mttl.training.loggers.show import close_loggers, open_loggers, show_answers
 from mttl.training.meta.meta_module import MetaModule
 from mttl.training.packing_check import check_packing
@@ -74,7 +72,7 @@ def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     if config.data.template != "chat" or day is not None:
         return config
     if resume and folder.config.is_file():
-        day = dotted_settings(read_text(folder.config, CheckpointError, MOST_YAML)).get("data.date")
+        day = dotted_settings(read_text(folder.config, CheckpointError)).get("data.date")
     elif "strftime_now" in str(build_tokenizer(config.backbone).chat_template):
         day = str(datetime.date.today())
     return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
@@ -85,7 +83,6 @@ def train(config: Config, *, resume: bool = False) -> None:
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     config = _dated(config, folder, resume=resume)
     text = dump_config(config)
-    check_processes(config)
     config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
@@ -127,13 +124,12 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
-    with checkpoint_errors(folder.last):
-        trainer.fit(
-            module,
-            datamodule=data,
-            ckpt_path=folder.last if step else None,
-            weights_only=True,
-        )
+    trainer.fit(
+        module,
+        datamodule=data,
+        ckpt_path=folder.last if step else None,
+        weights_only=True,
+    )
 
     # Results: scores, baselines, answers, and the inventory.
     if folder.best.is_file():  # there is none where nothing was validated
@@ -180,7 +176,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         if config.moe is not None and config.data.evaluate:
             rows = data.evaluation_dataloader(config.data.evaluate[0])
             write_token_routing(folder.plots / "token_routing.npz", module, rows)
-    take_leave(trainer)
+    forget_launcher()
     if trainer.is_global_zero:
         check_still_there(folder)
         console.print(result_table(results, baselines))

@@ -16,7 +16,7 @@ A section of settings names the features that it lacks, each with the reason and
 | ``starts`` | ``run.start`` |
 | ``has_heads`` | ``skills.n_heads`` above 1 |
 | ``takes_signed_weights`` | routers whose weights may be negative |
-| ``merges``, ``averages`` | `merge-task` and recipes, of a task and of all skills alike |
+| ``merges``, ``averages`` | `merge-task` and recipes: a task, and the mean of all skills |
 | ``exports_lora``, ``exports_inventory`` | `export` |
 | ``ablates`` | `ablate` |
 | ``policies`` | BabyAI |
@@ -27,7 +27,7 @@ A section of settings names the features that it lacks, each with the reason and
 from collections.abc import Iterator, Mapping
 
 from mttl.config.section import Section
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 
 def missing_features(config: Section, asked: Mapping[str, str] | None = None) -> list[str]:

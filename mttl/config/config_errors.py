@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from mttl.config.merge_tree import Sources
 from mttl.config.plugin_section import PluginKinds, plugin_kinds_in
 from mttl.config.section import kind_of, models_in
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 
 TYPES = {
     "int_type": "a whole number",
@@ -120,7 +120,7 @@ def _line(
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
         given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
         listed = ", ".join(allowed)
-        own = " A class of your own is module:Class." if _takes_plugins(key, root) else ""
+        own = " A custom class is module:Class." if _takes_plugins(key, root) else ""
         return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}{own}"
     if kind == "literal_error":
         expected = context["expected"].replace(" or ", ", ").replace("'", "")

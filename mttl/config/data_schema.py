@@ -1,7 +1,7 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
 import datetime
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -34,7 +34,7 @@ class Temperature(Section):
 
     kind: Literal["temperature"]
     temperature: PositiveFloat = 2.0
-    """1 draws by size; large values draw all tasks alike."""
+    """1 draws by size; large values draw all tasks equally often."""
 
 
 class Homogeneous(Section):
@@ -52,11 +52,6 @@ Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
 
-def prefix_kind(value: Any) -> Any:
-    """Return the choice that a setting names: earlier versions wrote true or false."""
-    return ("name" if value else "none") if isinstance(value, bool) else value
-
-
 def _day(text: str) -> str:
     return datetime.date.fromisoformat(text).isoformat()
 
@@ -72,7 +67,7 @@ class Data(Section):
     """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`. With `tasks` it may
     be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
     tasks: str | None = None
-    """YAML file of tasks of one's own, which are built into the gym when a command starts."""
+    """YAML file of custom tasks, which are built into the gym when a command starts."""
     partition: str | dict[str, list[TaskName]] = "auto"
     """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
     `tasks` on its `side`, or without `tasks` every task of the gym in train."""
@@ -111,13 +106,11 @@ class Data(Section):
     truncate: Truncate = "end"
     """Which side of an input is cut that is longer; what stands before it (`prefix`,
     `descriptions`) stays."""
-    prefix: Annotated[_TaskPrefix, BeforeValidator(prefix_kind)] = "name"
-    """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
-    nothing of the name), or nothing. `auto` shows the name only where the router does not tell
-    tasks apart (shared, average, random, smear, retrieval, none, expert where two rows of its
-    matrix have equal shares, and metadata where two tasks of `router.factors` have the same; one of
-    your own, and factors in TASKS.csv, are taken to), and a run records which it was. Earlier
-    versions wrote true for name and false for none."""
+    prefix: _TaskPrefix = "name"
+    """Task prefix of every input: `[name]` of the task, its `[code]` (six letters that do not
+    reveal the name), or `none`. `auto` prepends the name only if the router cannot identify the
+    task: shared, average, random, smear, retrieval, none; expert if two rows of its matrix have
+    equal shares; metadata if two tasks have the same `router.factors`. A run records the choice."""
     descriptions: bool = False
     """Put the description from TASKS.csv before every input; in a chat it is system text."""
     template: Template = "plain"
@@ -149,8 +142,8 @@ class Data(Section):
     def _checked(self) -> Self:
         if self.dir is None and self.tasks is None:
             raise ValueError(
-                "dir must name the folder of a gym; only with tasks, a YAML file of tasks of one's "
-                "own, may it be left out"
+                "dir must name the folder of a gym; it may be left out only with tasks, a YAML "
+                "file of custom tasks"
             )
         for name in ("system", "date"):
             if getattr(self, name) is not None and self.template != "chat":

@@ -17,8 +17,8 @@ from mttl.config.router_schema import BLIND_TO_TASKS
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.config.worlds import WORLDS, world_of
-from mttl.errors import ConfigError, nearest
 from mttl.io import yaml12
+from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_text
 from mttl.io.shipped_files import shipped_folder
 
@@ -45,10 +45,9 @@ def load_config(
             given, then under ``configs/`` here, then among those that are shipped, with or
             without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
-        plugins: What to do with classes of one's own: import them, because the user names them;
-            `mttl.config.plugin_section.LEAVE` them out; or None: take them where they are trusted.
-        as_written: Leave `data.prefix: auto` as it is, which no model can be built from; otherwise
-            the router says what it means.
+        plugins: Treatment of custom classes: import them, because the user names them;
+            `mttl.config.plugin_section.LEAVE` them out; or None: import those that are trusted.
+        as_written: Keep `data.prefix: auto`; otherwise it is replaced according to the router.
 
     Returns:
         The configuration. Its name comes from the files where none is given.
@@ -109,12 +108,12 @@ def load_any_config(
     try:
         return schema.model_validate(tree, context=plugins)
     except ValidationError as error:
-        told = format_errors(error, tree, sources, schema)
+        found = format_errors(error, tree, sources, schema)
         sections = schema.model_fields.items()
         absent = [name for name, field in sections if field.is_required() and name not in tree]
         if len(absent) > 1:
-            told += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
-        raise ConfigError(told) from None
+            found += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
+        raise ConfigError(found) from None
 
 
 def _is_whole(tree: Tree) -> bool:
@@ -128,7 +127,7 @@ def _is_whole(tree: Tree) -> bool:
 
 
 def join_files(names: str, last: str) -> str:
-    """Return files joined with one more, without those that it leaves nothing of.
+    """Return files joined with one more, without those that it overrides completely.
 
     Args:
         names: As for `load_config`.
@@ -157,14 +156,11 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
     places = (Path(), Path(CONFIGS), folder)
     candidates = [place / (name + ending) for ending in endings for place in places]
     for path in candidates:
-        # What is no regular file is refused by who reads it; names may be of any length.
         if os.path.exists(path) and not os.path.isdir(path):
             return path
-    told = f"there is no file '{name}'"
-    if setting:
-        told = f"{setting}: {told}"
+    missing = f"{setting}: " * bool(setting) + f"the file '{name}' does not exist"
     if Path(name).is_absolute():
-        raise ConfigError(told)
+        raise ConfigError(missing)
     known = {
         str(path.relative_to(place))
         for place in places[1:]
@@ -172,7 +168,7 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
         if path.is_file()
     }
     like = nearest(name, sorted(known))
-    raise ConfigError(f"{told}, nor one in {CONFIGS}/, nor in {folder}.{like}")
+    raise ConfigError(f"{missing} here, nor in {CONFIGS}/, nor in {folder}.{like}")
 
 
 def resolve_path(name: str, setting: str) -> Path:
@@ -237,11 +233,7 @@ def _join(names: Sequence[str]) -> _Joined:
 
 
 def _refuse_overruled(joined: _Joined) -> None:
-    """Refuse a file on top of another of which nothing is left.
-
-    Raises:
-        ConfigError: If later files say otherwise about all that it sets.
-    """
+    """Refuse a file whose settings are all overridden by later files."""
     heard = set(joined.sources.values())
     for place in joined.overruled:
         after = map(str, joined.paths[place + 1 :])
@@ -277,11 +269,11 @@ def _has_equal_rows(matrix: str) -> bool:
         # Shares of the same weights may differ by rounding.
         return _repeats(tuple(round(weight / sum(row), 9) for weight in row) for row in rows)
     except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
-        return False  # It is told when the matrix is read.
+        return False  # reported when the matrix is read
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return the list that a value is; what is none is told when the configuration is checked."""
+    """Return a list as it is, and any other value, which validation refuses, in a list."""
     return value if isinstance(value, list) else [value]
 
 
@@ -307,7 +299,7 @@ def _of_the_gym(tree: Tree) -> Tree:
             "for all that use the gym"
         )
     first, *_ = read_text(find_file(matrix), ConfigError).split("\n")
-    # A header without skills is told when the matrix is read.
+    # A header without skills is reported when the matrix is read.
     return tree | {"skills": skills | {"n_skills": max(1, first.count(","))}}
 
 

@@ -1,4 +1,4 @@
-"""Settings of classes of one's own, read from their signatures."""
+"""Settings of custom classes, derived from their signatures."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ from pydantic_core import CoreSchema, core_schema
 from mttl.config.section import Section, kind_of, models_in
 from mttl.plugins.classes import Family, PluginError, find_class, make, parameters
 
-# What a configuration is read for, as the context of a validation.
+# Contexts of a validation.
 IMPORT: dict[str, str] = {"plugins": "import"}
 LEAVE: dict[str, str] = {"plugins": "leave"}
 
 
 class PluginSection(Section):
-    """A section of settings of a class of one's own, named as `module:Class`."""
+    """Settings of a custom class, which is named as `module:Class`."""
 
     model_config = ConfigDict(protected_namespaces=())
     plugin_class: ClassVar[type[Any]]
@@ -31,7 +31,7 @@ class PluginSection(Section):
         """Build an object of the class.
 
         Args:
-            **given: What the program supplies; the class takes what it declares.
+            **given: Arguments of the program; those that the class does not declare are left out.
         """
         own = self.plugin_class
         settings = {
@@ -41,17 +41,17 @@ class PluginSection(Section):
 
 
 class _Unread(PluginSection):
-    """A part whose class is not looked at, where a file of a run is read for other settings."""
+    """A section whose class is not imported, because only other sections are needed."""
 
     model_config = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True)
 class PluginKinds:
-    """Lets a section be of a class of one's own too: put it behind the known kinds.
+    """Annotation that lets a section name a custom class; put it after the built-in kinds.
 
     Args:
-        family: What the classes are.
+        family: Kind of the classes.
         base: Settings that all kinds of the section have.
     """
 
@@ -105,7 +105,7 @@ class PluginKinds:
 
 
 def plugin_name(family: Family) -> Callable[[str, ValidationInfo], str]:
-    """Return a validator of names, which imports those of classes of one's own."""
+    """Return a validator of names, which imports custom classes."""
 
     def validate(name: str, info: ValidationInfo) -> str:
         if info.context != LEAVE and family.is_plugin(name):
@@ -116,7 +116,7 @@ def plugin_name(family: Family) -> Callable[[str, ValidationInfo], str]:
 
 
 def plugin_kinds_in(annotation: Any, metadata: Any = ()) -> PluginKinds | None:
-    """Return what a field says about classes of one's own, if it does."""
+    """Return the annotation of a field about custom classes, if any."""
     found = [item for item in metadata if isinstance(item, PluginKinds)]
     if hasattr(annotation, "__metadata__"):
         found += [item for item in annotation.__metadata__ if isinstance(item, PluginKinds)]

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from mttl.config.plugin_section import plugin_kinds_in
 from mttl.config.section import kind_of, models_in
 from mttl.config.worlds import WORLDS
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 
 TYPES = {
     **{int: "whole number", float: "number", bool: "true or false", str: "text"},

@@ -188,7 +188,7 @@ class Private(_AnyRouter):
 
 
 class Average(_Blind):
-    """All skills alike."""
+    """All skills with equal weights."""
 
     kind: Literal["average"]
 
@@ -248,7 +248,7 @@ class Retrieval(_ByPrompt):
     top_k: PositiveInt = 3
     """Members that an input uses."""
     temperature: PositiveFloat = 0.1
-    """Of the softmax over their similarities; large ones weigh the members alike."""
+    """Temperature of the softmax over similarities; at large ones all members weigh the same."""
     by: Literal["prompts", "examples"] = "prompts"
     """What is compared: each prompt, or some rows of its task."""
 

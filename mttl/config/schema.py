@@ -24,7 +24,7 @@ from mttl.config.section import (
     once,
 )
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 from mttl.plugins.classes import CALLBACKS, LOSSES
 
 
@@ -90,13 +90,14 @@ class Adapt(Section):
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit | Literal["auto", "best_of_two"] = "auto"
-    """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
-    of the trained task by which its training rows cost least, at its row of the Expert's matrix,
-    with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
-    skills alike, or as free coefficients of the skills: all 1 / K (CAT), or the weights of the
-    trained task by which its rows cost least. `auto` is the best row in mode `all`,
-    if there are examples and trained tasks are routed differently, and else the mean. `best_of_two`
-    is the same, but where that is the best row adapts from the mean as well, and keeps what scores
+    """How the routing of a new task starts: at the mean of the trained tasks (`mean`), untrained
+    (`fresh`), at the trained task with the lowest loss on the new examples (`nearest_task`), at its
+    row of the Expert's matrix (`expert_row`), with a fresh skill (`private_skill`), as Polytropon's
+    row (`learned`), composed of its factors (`factors`), at equal weights (`average`), or as free
+    coefficients of the skills: all 1 / K (`coefficients`, CAT), or those of the trained task with
+    the lowest loss (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are
+    examples and trained tasks are routed differently, and else `mean`. `best_of_two` is `auto`, but
+    where that is `nearest_task` it adapts from the mean as well, and keeps the start that scores
     higher on the development rows: twice the work."""
     gradient_free: bool = False
     """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
@@ -141,7 +142,7 @@ class Adapt(Section):
             "train; use 'skills_only' or 'full', or another init, as 'mean'": init
             == "private_skill"
             and mode in ("zero_shot", "router_only", "average"),
-            "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
+            "mode 'average' gives a new task equal weights of all skills, so init 'fresh' changes "
             "nothing; leave it out": init == "fresh" and mode == "average",
             f"init '{init}' begins as the trained task that explains the new task's rows best, and "
             f"{told}; use '{like}', or another mode and some examples": init in AS_TRAINED
@@ -157,7 +158,8 @@ class Adapt(Section):
             f"up_lr_ratio ({self.up_lr_ratio:g}) is for skills that are trained, which mode "
             f"'{mode}' does not; leave it out, or use 'all' or 'skills_only'": self.up_lr_ratio != 1
             and mode in ("zero_shot", "router_only"),
-            f"mode 'average' mixes all skills alike and takes no init '{init}'": mode == "average"
+            f"mode 'average' has equal weights of all skills and takes no init '{init}'": mode
+            == "average"
             and init in ("expert_row", "learned"),
             f"mode '{mode}' takes no row over from training, so init 'factors' composes none; use "
             "'zero_shot', 'router_only', 'skills_only', 'all' or 'full'": init == "factors"
@@ -303,7 +305,7 @@ class Trainer(Section):
     loggers: list[Literal["tensorboard", "wandb"]] = []
     """Experiment loggers, beside metrics.csv."""
     callbacks: list[Annotated[PluginSection, PluginKinds(CALLBACKS)]] = []
-    """Callbacks of one's own for Lightning's trainer."""
+    """Custom callbacks of Lightning's trainer."""
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 
@@ -342,7 +344,7 @@ class Config(Section):
     optim: Optim
     """Optimizer and learning rates."""
     loss: Annotated[PluginSection, PluginKinds(LOSSES)] | None = None
-    """A training loss of one's own; cross-entropy by default."""
+    """Custom training loss; cross-entropy by default."""
     generation: Generation = Generation()
     """How answers are generated."""
     adapt: Adapt = Adapt()
@@ -363,7 +365,7 @@ class Config(Section):
                 f"'{self.skills.kind}'; remove it, or take skills.kind: lora"
             )
         if self.loss is not None and self.optim.label_smoothing:
-            problems.append("optim.label_smoothing must be 0 with a loss of one's own")
+            problems.append("optim.label_smoothing must be 0 with a custom loss")
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(
@@ -411,7 +413,7 @@ class Config(Section):
         return self
 
     def _is_low_rank(self) -> bool:
-        """Return whether any skills or experts have two factors; those of one's own may."""
+        """Return whether any skills or experts may have two factors; custom ones may."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
         return any(one.kind == "lora" or isinstance(one, PluginSection) for one in kinds)
 

@@ -37,7 +37,7 @@ class _AnySkills(_Sizes):
     gate: bool = False
     """A learned gate weakens what skills change, token by token and layer by layer (UniPELT)."""
     identical_init: bool = False
-    """All skills begin as the first one, so that the mean of trained ones is one too (AdaMix)."""
+    """Identical initialisation of all skills, so that the mean of trained skills works (AdaMix)."""
 
 
 class LowRankChange(Section):
@@ -197,7 +197,7 @@ class _Bottleneck(_AnySkills):
     activation: Activation = "relu"
     """Between the two projections."""
     parallel: bool = False
-    """Read the block's input, beside it; otherwise its output, behind it."""
+    """Read the input of the block, in parallel; otherwise its output, in sequence."""
     scale: PositiveFloat = 1.0
     """Factor on the change."""
     layer_norm: bool = False

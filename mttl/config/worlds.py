@@ -8,7 +8,7 @@ from typing import Any
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.schema import Config
 from mttl.config.section import Section
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 @dataclass(frozen=True)

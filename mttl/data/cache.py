@@ -22,7 +22,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetInfo, Features
 from datasets.table import InMemoryTable
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.files import new_folder
 from mttl.io.reading import read_json
 

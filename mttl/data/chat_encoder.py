@@ -23,7 +23,7 @@ from mttl.config.data_schema import Truncate
 from mttl.data.encode import Frame, TextEncoder
 from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
 
 # Words that no template holds, nor changes.

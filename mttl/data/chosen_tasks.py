@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mttl.config.data_schema import Data
 from mttl.config.load import resolve_folder, resolve_path
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.io.files import locked
 from mttl.io.shipped_files import shipped_folder
 from mttl.tasks.building.build_gym import build_task

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from mttl.config.data_schema import Truncate
 from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mttl.data.samplers import TaskBatchSampler
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 class ResumableLoader(DataLoader):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mttl.data.collate import TrainCollator, checked_task_ids, pad
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 class PackedSequences:

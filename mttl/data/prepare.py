@@ -19,7 +19,7 @@ from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.prompt_form import PromptForm
 from mttl.data.prompt_prefix import PromptPrefix, check_codes
-from mttl.errors import TaskError, nearest
+from mttl.io.errors import TaskError, nearest
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.rows import Row, RowFile
 

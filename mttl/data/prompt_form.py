@@ -1,22 +1,22 @@
 """How a question to a trained model looks, and how long its answer may be: as in training."""
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import PositiveInt
 from transformers import PreTrainedTokenizerBase
 
-from mttl.config.data_schema import Data, TaskPrefix, Template, Truncate, prefix_kind
+from mttl.config.data_schema import Data, TaskPrefix, Template, Truncate
 from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_prefix import PromptPrefix, prompt_prefix
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 
 
 class PromptForm(Section):
     """The form of inputs and answers; a saved inventory has it among its settings."""
 
-    prefix: Annotated[TaskPrefix, BeforeValidator(prefix_kind)] = "name"
+    prefix: TaskPrefix = "name"
     """What stands before every input; see the section `data`."""
     descriptions: bool = False
     """Whether the description of the task follows it."""

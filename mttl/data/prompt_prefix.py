@@ -6,7 +6,7 @@ from string import ascii_lowercase
 from typing import NamedTuple
 
 from mttl.config.data_schema import TaskPrefix
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 
 _CODE_LETTERS = 6
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from mttl.errors import CheckpointError, nearest
+from mttl.io.errors import CheckpointError, nearest
 
 KINDS = ("proportional", "uniform", "temperature", "homogeneous")
 

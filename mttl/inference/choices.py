@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from mttl.data.encode import TextEncoder
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 
 
 @dataclass(frozen=True)

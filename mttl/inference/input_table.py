@@ -18,7 +18,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, shown, table_rows
 from mttl.tasks.filters import RecordError
 from mttl.tasks.template_field import texts

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mttl.errors import CheckpointError
 from mttl.inference.question_template import QuestionTemplate
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_table
-from mttl.version import VERSION
+from mttl.runtime.version import VERSION
 
 Kind = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"]
 _LIBRARIES = {"model": "transformers", "skills": "mttl"}

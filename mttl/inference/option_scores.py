@@ -26,7 +26,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.models.cache_argument import cache_argument
 from mttl.models.teacher_forcing import forced_logits, run_at
 from mttl.routing.context import Routing
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 from mttl.skills.inputs.skilled_embedding import SkilledEmbedding
 from mttl.skills.skilled_model import SkilledModel
 

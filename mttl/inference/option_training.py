@@ -26,11 +26,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from mttl.errors import TaskError
 from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_scores import option_losses
+from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 
 CERTAIN = 1e-2

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad_id_of
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import TaskError, nearest
 from mttl.inference.batched_answers import answer_texts, batches_by_length
 from mttl.inference.choices import OptionChoice, check_choices, choice_ids
 from mttl.inference.option_scores import option_scores
+from mttl.io.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 

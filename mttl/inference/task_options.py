@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from mttl.errors import TaskError, some
 from mttl.inference.choices import check_choices
+from mttl.io.errors import TaskError, some
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import RowFile
 

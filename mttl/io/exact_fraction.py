@@ -1,16 +1,15 @@
-"""Shares as they are written: 1.1 times 50 is 55, and not a little more."""
+"""Exact product of a decimal fraction and an integer: 1.1 times 50 is 55."""
 
 from fractions import Fraction
 
 
 def exact_fraction(share: float, n: int) -> Fraction:
-    """Return a share of a number exactly, for rounding.
+    """Return the exact product of a fraction and a number.
 
-    A float is taken for the shortest decimal that stands for it, which is what somebody wrote:
-    binary floats lie a little beside most decimals, and rounding up or down makes that a whole one.
+    A float counts as the shortest decimal that it prints as, which is what the user wrote.
 
     Args:
-        share: A finite number.
-        n: What it is a share of.
+        share: A finite fraction.
+        n: The whole number.
     """
     return Fraction(str(share)) * n

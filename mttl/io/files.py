@@ -3,11 +3,10 @@
 import csv
 import ctypes
 import errno
-import glob
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,103 +14,76 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-# What a disk may answer, whatever file is next.
+# Answers of a disk that no other file would change.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
-# What a file system without locks may answer.
+# Answers of a file system without locks.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-GONE = "its folder was removed meanwhile"
-
-
-class FolderGoneError(FileNotFoundError):
-    """The folder of a file was removed while the file was written."""
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` that takes its name once the block has succeeded.
+    """Give a temporary path next to ``path`` that takes its name once the block has succeeded.
 
     The content is flushed to the disk before the rename, so that after a crash the file is the old
-    one or the new one. After an error nothing is left behind; what a process that was killed has
-    left is removed by the next one that writes the file.
+    one or the new one. After an error nothing is left behind.
 
     Args:
         path: The file to write; missing parent folders are made.
 
     Yields:
         Where to write.
-
-    Raises:
-        FolderGoneError: If the folder was removed meanwhile.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-
-    def make() -> Path:
-        handle, name = tempfile.mkstemp(*_temporary_name(target), target.parent)
-        os.close(handle)
-        return Path(name)
-
-    with _held(make, target) as temporary:
-        try:
-            yield temporary
-            _flush(temporary)
-            # mkstemp makes private files; give the usual permissions.
-            temporary.chmod(0o666 & ~_umask())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+    temporary = _temporary(target)
+    temporary.touch()
+    mode = temporary.stat().st_mode
+    try:
+        yield temporary
+        _flush(temporary)
+        temporary.chmod(mode)  # safetensors makes private files
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give a temporary folder beside ``path`` that takes its name once the block has succeeded.
+    """Give a temporary folder next to ``path`` that takes its name once the block has succeeded.
 
-    Its files are flushed first. After an error nothing is left behind; what a process that was
-    killed has left is removed by the next one that makes the folder.
+    Its files are flushed first. After an error nothing is left behind.
 
     Args:
         path: The folder to make; missing parent folders are made.
-        replace: Let it take the place of an earlier one.
+        replace: Replace an earlier folder.
 
     Yields:
         Where to write.
 
     Raises:
-        FileExistsError: If there is something at ``path`` already, but for an empty folder or one
-            that may be replaced.
-        FolderGoneError: If the folder above was removed meanwhile.
+        FileExistsError: If ``path`` exists, unless it is an empty folder or may be replaced.
     """
     target = Path(path)
     if target.is_file() or (not replace and target.is_dir() and any(target.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-
-    def make() -> Path:
-        return Path(tempfile.mkdtemp(*_temporary_name(target), target.parent))
-
-    with _held(make, target) as temporary:
-        try:
-            yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    _flush(file)
-            temporary.chmod(0o777 & ~_umask())
-            if not (replace and target.is_dir()):
+    temporary = _temporary(target)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _flush(file)
+        if not (replace and target.is_dir()):
+            temporary.replace(target)
+        elif not _exchange(temporary, target):
+            earlier = temporary.with_suffix(".earlier")
+            target.replace(earlier)
+            try:
                 temporary.replace(target)
-            elif not _exchange(temporary, target):
-                earlier = temporary.with_suffix(".earlier")
-                target.replace(earlier)
-                try:
-                    temporary.replace(target)
-                finally:  # it is removed below, or put back
-                    earlier.replace(temporary if target.exists() else target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            finally:  # it is removed below, or put back
+                earlier.replace(temporary if target.exists() else target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -126,64 +98,8 @@ def _exchange(first: Path, second: Path) -> bool:
     )
 
 
-def _temporary_name(target: Path) -> tuple[str, str]:
-    """Return suffix and prefix."""
-    return ".part", f".{target.name}."
-
-
-@contextmanager
-def _held(make: Callable[[], Path], target: Path) -> Iterator[Path]:
-    """Make a temporary file or folder and lock it, which tells others that it is in use."""
-    for left_behind in target.parent.glob(f".{glob.escape(target.name)}.????????.part"):
-        _remove_unless_held(left_behind)
-    while True:
-        try:
-            temporary = make()
-            handle = os.open(temporary, os.O_RDONLY)
-        except FileNotFoundError as error:
-            if target.parent.is_dir():  # another process took it for one that was left behind
-                continue
-            raise FolderGoneError(errno.ENOENT, GONE, str(target)) from error
-        # It may still have been removed before it was locked.
-        if _lock(handle) and target.parent.is_dir() and not temporary.exists():
-            os.close(handle)
-            continue
-        try:
-            yield temporary
-        except FileNotFoundError as error:
-            if temporary.parent.is_dir():
-                raise
-            raise FolderGoneError(errno.ENOENT, GONE, str(target)) from error
-        finally:
-            os.close(handle)
-        return
-
-
-def _remove_unless_held(path: Path) -> None:
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # it has just gone, or belongs to somebody else
-        return
-    try:
-        if not _lock(handle):
-            return
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int) -> bool:
-    """Lock an open file or folder; False if another process has, or nothing can be locked here."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
 
 
 def _flush(path: Path) -> None:
@@ -240,7 +156,7 @@ def write_table(
 
     Args:
         path: The file.
-        columns: Its head.
+        columns: Names of its columns.
         rows: Values by column; where one is missing, the cell is empty.
     """
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -254,20 +170,14 @@ def append_line(path: str | Path, line: str) -> None:
 
     Args:
         path: The file; it is made where it is missing.
-        line: Without its end.
-
-    Raises:
-        FolderGoneError: If the folder was removed meanwhile.
+        line: The line, without its end.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        drop_cut_line(path)
-        with Path(path).open("ab") as file:
-            file.write(line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except FileNotFoundError as error:  # the folder was there a moment ago
-        raise FolderGoneError(errno.ENOENT, GONE, str(path)) from error
+    drop_cut_line(path)
+    with Path(path).open("ab") as file:
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def drop_cut_line(path: str | Path) -> None:
@@ -279,9 +189,3 @@ def drop_cut_line(path: str | Path) -> None:
     if Path(path).is_file():
         with Path(path).open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

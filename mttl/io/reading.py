@@ -1,10 +1,6 @@
-"""One reader of text, JSON and YAML: files of people and of runs, within limits.
+"""Reading text, JSON and tables: what is wrong with a file is an error that names the file.
 
-Whatever is wrong with a file ends in an error of the package whose message names the file, what was
-found, what is allowed and what to do. Nothing that a file holds is run; what is too large or no
-regular file is refused before it is read.
-
-For all functions: `error` is what they raise, and `place` tells where a text is from.
+For all functions, `error` is the class that they raise, and `place` says where a text is from.
 """
 
 import csv
@@ -12,83 +8,62 @@ import hashlib
 import io
 import json
 import math
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
-# Bytes of a file that is read at once. YAML is parsed in Python, a thousand times slower.
-MOST_TEXT, MOST_YAML = 1 << 28, 1 << 20
-# Bytes of a line of a table or of JSON Lines; the csv module's own limit is far below.
+# Bytes of a line of a table or of JSON Lines; the limit of the csv module is far below.
 MOST_LINE = 1 << 24
 csv.field_size_limit(MOST_LINE)
 _KINDS = {dict: "an object", list: "a list"}
 
 
 def require_file(path: str | Path, error: type[MttlError]) -> int:
-    """Return the size of a regular file.
-
-    Args:
-        path: The file. Opening a pipe would wait for ever, and a device has no end.
-        error: What to raise.
+    """Return the size of a file.
 
     Raises:
-        MttlError: Of the given kind, if there is no such file, it cannot be reached, or it is a
-            folder, a pipe or a device.
+        MttlError: Of the given class, if there is no such file, or it is a folder.
     """
-    try:
-        status = Path(path).stat()
-    except FileNotFoundError as cause:
-        raise error(f"'{path}' does not exist: check the name, or copy the file there") from cause
-    except (OSError, ValueError) as cause:  # a name with a null character is a ValueError
-        raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
-    if not stat.S_ISREG(status.st_mode):
-        kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or a device"
-        raise error(f"'{path}' is a {kind}; it must be a regular file: give the file itself")
-    return status.st_size
+    if not Path(path).exists():
+        raise error(f"'{path}' does not exist: check the name, or copy the file there")
+    if Path(path).is_dir():
+        raise error(f"'{path}' is a folder; it must be a file: give the file itself")
+    return Path(path).stat().st_size
 
 
-def read_bytes(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -> bytes:
-    """Return what a regular file of limited size holds.
+def read_bytes(path: str | Path, error: type[MttlError]) -> bytes:
+    """Return the content of a file.
 
     Raises:
-        MttlError: Of the given kind, if it cannot be read or is larger.
+        MttlError: Of the given class, if it cannot be read.
     """
-    size = require_file(path, error)
-    if size > most:
-        raise error(
-            f"'{path}' has {size:,} bytes; at most {most:,} can be read. Is it the right file?"
-        )
+    require_file(path, error)
     try:
-        with Path(path).open("rb") as file:
-            return file.read(most)
+        return Path(path).read_bytes()
     except OSError as cause:
         raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
 
 
 def file_sha256(path: Path, error: type[MttlError]) -> str:
-    """Return the SHA-256 of a regular file, which may be larger than what is read at once.
+    """Return the SHA-256 of a file of any size.
 
     Raises:
-        MttlError: Of the given kind, if it cannot be read.
+        MttlError: Of the given class, if it does not exist.
     """
     require_file(path, error)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as cause:
-        raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_text(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -> str:
-    """Return the text of a regular file; a byte order mark at its beginning is dropped.
+def read_text(path: str | Path, error: type[MttlError]) -> str:
+    """Return the text of a file, without a byte order mark.
 
     Raises:
-        MttlError: Of the given kind, if it cannot be read, is larger or is no UTF-8.
+        MttlError: Of the given class, if it cannot be read or is not UTF-8.
     """
-    data = read_bytes(path, error, most)
+    data = read_bytes(path, error)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
@@ -99,7 +74,7 @@ def read_text(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -
 
 
 def read_json(path: str | Path, error: type[MttlError], kind: type | None = None) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises:
         MttlError: As for `read_text` and `parse_json`.
@@ -110,11 +85,11 @@ def read_json(path: str | Path, error: type[MttlError], kind: type | None = None
 def parse_json(
     text: str | bytes, place: str, error: type[MttlError], kind: type | None = None
 ) -> Any:
-    """Return what JSON text holds.
+    """Return the value of JSON text.
 
     Raises:
-        MttlError: Of the given kind, if it is not JSON, nested too deeply, has a key twice, holds
-            a number that is not finite, or is of another kind.
+        MttlError: Of the given class, if it is not JSON, a key is repeated, a number is not
+            finite, or the value is not of the type ``kind``.
     """
     try:
         value = json.loads(text, **JSON_RULES)
@@ -122,11 +97,9 @@ def parse_json(
         line = "" if ", line " in place else f", line {cause.lineno}"
         raise error(
             f"{place}{line}, column {cause.colno}: not valid JSON: {cause.msg}. "
-            "Mend the line, or copy the file again"
+            "Fix the line, or copy the file again"
         ) from cause
-    except RecursionError as cause:
-        raise error(f"{place}: nested too deeply") from cause
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise error(f"{place}: not valid JSON: {reason(cause)}") from cause
     if kind is not None and not isinstance(value, kind):
         raise error(f"{place}: holds {shown(value)}; it must hold {_KINDS[kind]}")
@@ -139,8 +112,8 @@ def read_table(
     """Return the rows of a CSV file with a header, by column.
 
     Raises:
-        MttlError: Of the given kind, as for `read_text`, or if the file is no table, a row has more
-            or fewer cells than the header, or a column is missing or stands twice.
+        MttlError: Of the given class, as for `read_text`, or if a row has more or fewer cells than
+            the header, or a column is missing or repeated.
     """
     return [row for _, row in table_rows(read_text(path, error), str(path), error, columns)]
 
@@ -158,19 +131,19 @@ def table_rows(
     """Read the rows of a table one by one; blank lines are skipped.
 
     Args:
-        lines: Its text, or its lines with their ends.
-        place: Where it is from, for the message.
-        error: What to raise.
-        columns: Which must be there.
-        names: Of the columns of a table without a header.
-        delimiter: Between cells. Where it is a tab, nothing is quoted.
-        advice: What to do about a malformed table.
+        lines: The text, or its lines with their ends.
+        place: Origin of the text, for messages.
+        error: Class of the errors.
+        columns: Names of columns that are required.
+        names: Names of the columns of a table without a header.
+        delimiter: Character between cells; with a tab, nothing is quoted.
+        advice: How to fix a malformed table, for messages.
 
     Yields:
         The number of a row's last line, and its cells by column.
 
     Raises:
-        MttlError: Of the given kind, as for `read_table`.
+        MttlError: Of the given class, as for `read_table`.
     """
     if isinstance(lines, str):
         lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
@@ -214,7 +187,7 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
     """Return the number in a cell of a table, which may be NaN.
 
     Raises:
-        MttlError: Of the given kind, if it is no number, or not finite otherwise.
+        MttlError: Of the given class, if it is not a number, or infinite.
     """
     try:
         value = float(text)
@@ -226,10 +199,10 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
 
 
 def check_name(name: Any, place: str, error: type[MttlError]) -> str:
-    """Return a name that can stand in a table, a file's name and on a terminal.
+    """Return a name that can be used in tables and file names.
 
     Raises:
-        MttlError: Of the given kind, if it is no text, empty, or cannot be printed.
+        MttlError: Of the given class, if it is not a text, empty, or not printable.
     """
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise error(f"{place} is {shown(name)}; it must be a name of characters that are printed")
@@ -237,17 +210,17 @@ def check_name(name: Any, place: str, error: type[MttlError]) -> str:
 
 
 def check_count(value: Any, name: str) -> None:
-    """Refuse what is no number of things.
+    """Refuse a value that is not a count.
 
     Raises:
-        ValueError: If it is no whole number from 0 to 2^63 - 1.
+        ValueError: If it is not a whole number from 0 to 2^63 - 1.
     """
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{name} must be a whole number of at least 0, not {shown(value)}")
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Return a value for a message: short, in ASCII, without control characters."""
+    """Return a value for a message: short, in ASCII."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -256,35 +229,33 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line of limited length why something failed."""
+    """Return the message of an error in one line of limited length."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return line if len(line) <= 300 else line[:297] + "..."
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # The json module would keep the last of two equal keys and drop the first in silence.
+    # The json module keeps the last of two equal keys, and drops the first without a warning.
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {shown(twice)} stands there twice")
+        raise ValueError(f"the key {shown(twice)} is repeated")
     return found
 
 
 def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
+    if not math.isfinite(value := float(text)):
         raise ValueError(f"the number {shown(text)} is too large")
     return value
 
 
-# How every JSON is read, by `json.loads` and decoders.
+# Arguments of `json.loads` and decoders.
 JSON_RULES: dict[str, Any] = {
     "object_pairs_hook": _without_repeats,
     "parse_constant": _refuse_constant,

@@ -1,4 +1,4 @@
-"""safetensors files, written whole or not at all; an `OSError` names the one a disk refuses."""
+"""safetensors files, written whole or not at all."""
 
 import os
 import re
@@ -21,11 +21,11 @@ def write_tensors(
 
     Args:
         path: The file.
-        tensors: They may not share memory.
-        metadata: Texts beside them.
+        tensors: Tensors that do not share memory.
+        metadata: Texts of the header.
 
     Raises:
-        OSError: If the disk refuses; the library's own error says neither what nor where.
+        OSError: If the disk refuses; the error of the library names no file.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     given = None if metadata is None else dict(metadata)

@@ -1,4 +1,4 @@
-"""Where the files lie that come with the package: configurations and small data."""
+"""The folder of shipped configurations and small data."""
 
 from pathlib import Path
 

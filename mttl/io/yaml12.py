@@ -1,4 +1,4 @@
-"""YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and no key stands twice."""
+"""YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and repeated keys are refused."""
 
 import copy
 import io
@@ -11,12 +11,10 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-from mttl.errors import MttlError
-from mttl.io.reading import MOST_YAML, read_text, reason
+from mttl.io.errors import MttlError
+from mttl.io.reading import read_text, reason
 
 __all__ = ["YAMLError", "dump", "parse", "problem", "read_yaml"]
-
-MOST_KEPT = 2**16  # characters of a text whose tree is kept
 
 
 class _CoreSchema(VersionedResolver):
@@ -44,15 +42,12 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def parse(text: str) -> Any:
-    """Read YAML.
-
-    Args:
-        text: The document.
+    """Return the tree of a YAML document.
 
     Raises:
-        YAMLError: If it is malformed, a key stands twice, or it is too deep.
+        YAMLError: If it is malformed, or a key is repeated.
     """
-    return copy.deepcopy(_parsed(text) if len(text) <= MOST_KEPT else _parsed.__wrapped__(text))
+    return copy.deepcopy(_parsed(text))
 
 
 @lru_cache(maxsize=256)  # ruamel takes milliseconds a line, and the same fragments come back
@@ -61,24 +56,21 @@ def _parsed(text: str) -> Any:
         return _yaml().load(text)
     except YAMLError:
         raise
-    except RecursionError:
-        refusal = "it is nested too deeply"
-    except Exception as error:  # numbers of too many digits, keys that are lists, faults of ruamel
-        refusal = f"it cannot be read ({reason(error)})"
-    raise YAMLError(refusal)
+    except Exception as error:  # keys that are lists, faults of ruamel
+        raise YAMLError(f"it cannot be read ({reason(error)})") from error
 
 
 def read_yaml(path: str | Path, error: type[MttlError]) -> Any:
-    """Return what a YAML file holds.
+    """Return the tree of a YAML file.
 
     Args:
         path: The file, in UTF-8.
-        error: What to raise.
+        error: Class of the errors.
 
     Raises:
-        MttlError: Of the given kind, if it cannot be read or `parse` refuses it.
+        MttlError: Of the given class, if it cannot be read or `parse` refuses it.
     """
-    text = read_text(path, error, MOST_YAML)
+    text = read_text(path, error)
     try:
         return parse(text)
     except YAMLError as cause:
@@ -96,9 +88,9 @@ def problem(error: YAMLError) -> str:
     """Return an error of `parse` in one line."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark is not None else ""
-    # Of a key that stands twice the values are told too, as `{}` where they are mappings.
-    told = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
-    return " ".join(f"{where}{told}".split())
+    # The message about a repeated key also quotes its values, as `{}` if they are mappings.
+    text = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
+    return " ".join(f"{where}{text}".split())
 
 
 def _yaml() -> YAML:

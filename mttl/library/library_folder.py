@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.checkpoints.inventory_files import read_tensors
-from mttl.errors import CheckpointError, ConfigError, nearest, some
+from mttl.io.errors import CheckpointError, ConfigError, nearest, some
 from mttl.io.files import locked, new_folder, write_text
 from mttl.io.reading import file_sha256, read_bytes, read_json, shown
 from mttl.io.safetensors_file import write_tensors

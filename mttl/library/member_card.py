@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import check_name, parse_json, shown
 
 CARD_VERSION = 1

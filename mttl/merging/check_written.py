@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from mttl.assembly.saved_run import SavedRun
-from mttl.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import reason
 from mttl.library.low_rank_change import LowRank
 from mttl.merging.weights_folder import Weights

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from mttl.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import read_json
 from mttl.merging.tensor_file import Entry
 from mttl.merging.weights_folder import Weights

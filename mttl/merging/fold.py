@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed, is_transposed
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.merging.dequantise import dense_layer
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.skilled_layer import SkilledLayer

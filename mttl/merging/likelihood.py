@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mttl.aggregation.fisher import Batch, LogLikelihood
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs, targets_of
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 from mttl.training.loss import token_losses
 
 

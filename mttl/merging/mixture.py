@@ -22,7 +22,7 @@ from mttl.checkpoints.model_tensors import (
 )
 from mttl.checkpoints.saved_inventory import SavedInventory, copy_saved, read_inventory
 from mttl.config.capabilities import require_features
-from mttl.errors import CheckpointError, ConfigError, grouped, nearest
+from mttl.io.errors import CheckpointError, ConfigError, grouped, nearest
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.loaded_names import empty_model
 from mttl.merging.weights_folder import Weights

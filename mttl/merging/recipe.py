@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 from mttl.config.config_errors import format_errors
 from mttl.config.load import read_yaml
 from mttl.config.section import Section, Seed
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 Density = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]

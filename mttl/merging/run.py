@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from mttl.assembly.build_backbone import build_tokenizer
-from mttl.errors import CheckpointError, ConfigError
 from mttl.inference.prompt_export import PromptExport
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import read_bytes
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide

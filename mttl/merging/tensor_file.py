@@ -14,7 +14,7 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import parse_json, require_file
 
 DTYPES = {

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import check_name, read_json, reason
 from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.tensor_file import Entry, TensorFile

@@ -17,7 +17,7 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 from mttl.metrics.answer_scores import (
     best,
     exact_match,

@@ -28,7 +28,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 from mttl.models.quantised import (
     check_quantisation,
     check_stored,

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 NAME = "mttl_prefixed_"
 PLAIN = "sdpa"

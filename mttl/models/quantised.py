@@ -10,7 +10,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from mttl.config.backbone_schema import Quantisation
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.runtime.libraries import missing_libraries
 
 # transformers loads onto a named device with accelerate alone.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.models.encoder_decoder.modeling_encoder_decoder import shift_tokens_right
 
 from mttl.models.backbone import is_decoder_only
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:

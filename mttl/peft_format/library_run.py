@@ -15,7 +15,7 @@ from mttl.config.backbone_schema import Pretrained
 from mttl.config.load import dump_config
 from mttl.config.moe_schema import LoRAExperts, MoE
 from mttl.config.schema import Config
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.library.library_folder import Library, Member
 from mttl.library.stacking import stack_members, without_general
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.library.library_folder import CARD, Member
 from mttl.library.low_rank_change import LowRank

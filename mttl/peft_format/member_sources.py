@@ -9,9 +9,9 @@ from typing import Any
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_folder import find_inventory
 from mttl.checkpoints.model_hub import download
-from mttl.errors import CheckpointError, ConfigError, MttlError
 from mttl.inference.model_card import scores_of
-from mttl.io.reading import MOST_YAML, read_bytes, read_text
+from mttl.io.errors import CheckpointError, ConfigError, MttlError
+from mttl.io.reading import read_bytes, read_text
 from mttl.io.yaml12 import YAMLError, parse, read_yaml
 from mttl.library.library_folder import CARD, LIBRARY, Member, is_library, open_library
 from mttl.library.member_card import BaseModel, MemberCard, parse_card
@@ -190,7 +190,7 @@ def _training(folder: PeftFolder) -> dict[str, Any]:
 def _front_matter(path: Path) -> dict[str, Any]:
     """Return what stands at the head of a model card; nothing where there is none."""
     try:
-        head = read_text(path, CheckpointError, MOST_YAML).split("---\n", 2)
+        head = read_text(path, CheckpointError).split("---\n", 2)
         told = parse(head[1]) if len(head) == 3 and not head[0] else {}
     except (CheckpointError, YAMLError):
         return {}

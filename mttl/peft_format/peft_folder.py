@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mttl.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import write_text
 from mttl.io.reading import read_json, reason, require_file
 from mttl.io.safetensors_file import write_tensors

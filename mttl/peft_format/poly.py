@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.merging.fold import require_plain
 from mttl.peft_format.peft_folder import CONFIG, PeftFolder, by_layer
 from mttl.routing.task.c_poly import CPolyRouter

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_transposed
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.library.low_rank_change import LowRank
 from mttl.models.backbone import is_decoder_only
 from mttl.peft_format.lora_export import (

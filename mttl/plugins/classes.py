@@ -1,16 +1,15 @@
-"""Classes of one's own: found by the name that a setting gives, and never imported unasked.
+"""Plug-ins: custom classes, found by the name in a setting, and imported only if trusted.
 
 A name is ``package.module:Class``, ``./file.py:Class``, or that of an entry point of an installed
 package (groups ``mttl.routers``, ``mttl.skills`` and so on, see `FAMILIES`).
 
-Importing is running. A module is imported where the user's own configuration names it, where an
-installed package offers it as an entry point, or where it is trusted by name (``--trust``, or the
-environment variable ``MTTL_TRUST``). What a file of a run names is looked up among the modules that
-are imported already, and refused otherwise.
+Importing a module runs its code. A module is imported if the configuration of the user names it, if
+an installed package offers it as an entry point, or if it is trusted by name (``--trust``, or the
+environment variable ``MTTL_TRUST``). A class that only a file of a run names must be in a module
+that is already imported.
 """
 
 import importlib
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
@@ -24,24 +23,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mttl.errors import ConfigError, MttlError, nearest
+from mttl.io.errors import ConfigError, MttlError, nearest
 
-# Modules, packages and files whose code may run whoever names it, joined by commas.
+# Trusted modules, packages and files, joined by commas.
 TRUST = "MTTL_TRUST"
 
 
 class PluginError(ConfigError):
-    """A class of one's own that is missing, of the wrong kind, or not trusted."""
+    """A custom class that is missing, of the wrong kind, or not trusted."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Classes that can take one place.
+    """A kind of plug-in.
 
     Attributes:
-        name: Of the group of entry points, after ``mttl.``.
-        title: What one of them is.
-        base: Their base class, as ``module:Class``.
+        name: Name of the group of entry points, after ``mttl.``.
+        title: Name of one member, for messages.
+        base: Base class, as ``module:Class``.
         given: Arguments that the program supplies; all others are settings.
     """
 
@@ -61,7 +60,7 @@ class Family:
         return getattr(sys.modules.get(module), attribute, None)
 
     def is_plugin(self, name: object) -> bool:
-        """Tell whether a name stands for a class of one's own."""
+        """Return whether a name is that of a custom class."""
         return isinstance(name, str) and (":" in name or name in self.entries())
 
 
@@ -93,7 +92,7 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
     """Return a class by the name that a setting gives.
 
     Args:
-        family: What it has to be.
+        family: Kind of the class.
         name: ``module:Class``, ``file.py:Class``, or that of an entry point.
         trusted: Whether the user named it, and not a file of a run.
 
@@ -129,16 +128,16 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
 
 
 def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """Build an object of a class of one's own.
+    """Build an object of a custom class.
 
     Args:
         cls: The class.
-        given: What the program supplies; the class takes what it declares.
-        settings: What the configuration says.
+        given: Arguments of the program; those that the class does not declare are left out.
+        settings: Arguments of the configuration.
 
     Raises:
-        ValueError: What the class says about a value.
-        PluginError: If it fails otherwise.
+        ValueError: If the class refuses a value.
+        PluginError: If it raises another error.
     """
     declared = parameters(cls)
     try:
@@ -157,34 +156,24 @@ def parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def trust(names: str) -> None:
-    """Trust modules, packages or files in this process and in those that it starts.
+    """Trust modules, packages or files in this process and its children.
 
     Args:
-        names: Joined by commas.
-
-    Raises:
-        PluginError: If there is no such module or file.
+        names: Names, joined by commas.
     """
-    for name in (given.strip() for given in names.split(",")):
-        if not (Path(name).is_file() if name.endswith(".py") else _has_module(name)):
-            raise PluginError(
-                f"--trust '{name}': there is no such {'file' if name.endswith('.py') else 'module'}"
-                f", neither in '{Path.cwd()}' nor where Python looks; name a module, a package or "
-                "a file, as ./my_router.py"
-            )
     before = os.environ.get(TRUST)
     os.environ[TRUST] = f"{before},{names}" if before else names
 
 
 @contextmanager
 def plugin_call(own: object) -> Iterator[None]:
-    """Tell what a method of a class of one's own raises as a mistake in that class.
+    """Turn errors of a custom object into an `PluginError` that names its file and line.
 
     Args:
-        own: The object. What one of the program's raises is left as it is.
+        own: The object. Errors of a built-in one pass unchanged.
 
     Raises:
-        PluginError: If it raises.
+        PluginError: If the block raises.
     """
     try:
         yield
@@ -192,14 +181,14 @@ def plugin_call(own: object) -> Iterator[None]:
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # A process that lost another is no mistake in the class.
+        # An error of communication between processes is not one of the class.
         if type(own).__module__.startswith("mttl.") or "torch/distributed" in last.filename:
             raise
         raise PluginError(f"{type(own).__name__} failed: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what went wrong, and where in the code of one's own."""
+    """Return an error with its file and line in custom code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
     last = (own or frames)[-1]
@@ -207,7 +196,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def raised_in_plugin(error: BaseException) -> str | None:
-    """Return which class of one's own an error came through, and what went wrong in it, or None."""
+    """Return which custom class raised an error, and the error; None if none did."""
     bases = tuple(base for family in FAMILIES if (base := family.loaded_base()) is not None)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -222,15 +211,6 @@ def _is_library(file: str) -> bool:
     )
 
 
-def _has_module(name: str) -> bool:
-    """Tell whether there is a module or package, from its first part: nothing is imported."""
-    first = name.partition(".")[0]
-    if not first.isidentifier():
-        return False
-    here = importlib.machinery.PathFinder.find_spec(first, [str(Path.cwd())])
-    return first in sys.modules or (here or importlib.util.find_spec(first)) is not None
-
-
 def _trusted_names() -> list[str]:
     return [name.strip() for name in os.environ.get(TRUST, "").split(",") if name.strip()]
 
@@ -243,7 +223,7 @@ def _is_trusted(module_name: str) -> bool:
 
 
 def _file(name: str) -> Path:
-    """Return where a file is: as named, or else where one is that is trusted and ends alike."""
+    """Return a file as named, or a trusted one whose path ends in the name."""
     path = Path(name)
     if not path.is_file():
         for trusted in map(Path, _trusted_names()):
@@ -286,8 +266,8 @@ def _import_file(name: str) -> ModuleType:
     path = _file(name)
     if not path.is_file():
         raise PluginError(
-            f"there is no file '{name}' in '{Path.cwd()}'. Start the command where it was named, "
-            f"name its new place in the configuration, or add --trust FOLDER/{Path(name)}"
+            f"'{name}' does not exist in '{Path.cwd()}'. Start the command in its folder, name its "
+            f"new place in the configuration, or add --trust FOLDER/{Path(name)}"
         )
     spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing.token.masks import TokenMasks, TokenRecord
 
 Kept = TypeVar("Kept")

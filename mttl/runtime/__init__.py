@@ -1,1 +1,1 @@
-"""What surrounds a command: console, signals, processes, GPUs, progress."""
+"""Console, signals, processes, GPUs, progress bars."""

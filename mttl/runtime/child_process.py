@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, even where that one was killed."""
+"""Child processes that end with their parent, even if it was killed."""
 
 import ctypes
 import os
@@ -9,23 +9,22 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-# In the environment of processes that one of a training has started: which one.
+# Environment variable with the process that started the other processes of a training.
 LAUNCHER = "MTTL_LAUNCHER"
-# In that of processes that somebody else has started, and looks after.
+# Variables of other launchers, which end their processes themselves.
 _OTHER_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 _LOOK = 1.0  # seconds between two looks
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 
 
 def with_parent() -> Callable[[], None] | None:
-    """Return what a child has to call first, as ``preexec_fn`` of `subprocess.Popen`.
+    """Return the ``preexec_fn`` of `subprocess.Popen` that ends a child with its parent.
 
-    The system then kills the child when the thread that started it ends. None where the system is
-    not Linux: there a child lives on when its parent is killed.
+    Linux then kills the child when the thread that started it ends; None on other systems.
     """
     if not sys.platform.startswith("linux"):
         return None
-    # Looked up here: a child of a process with threads should do as little as possible.
+    # Looked up before the fork: the child of a process with threads should do little.
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
@@ -37,47 +36,48 @@ def with_parent() -> Callable[[], None] | None:
 
 
 def note_launcher() -> None:
-    """Let processes that this one is going to start know which started them."""
-    os.environ[LAUNCHER] = str(os.getpid())
+    """Set `LAUNCHER` for processes that Lightning starts, unless this is one of them."""
+    if "LOCAL_RANK" not in os.environ:
+        os.environ[LAUNCHER] = str(os.getpid())
 
 
 def follow_launcher(end: Callable[[str], object]) -> None:
-    """In a process of a training on one machine, see to it that it ends with the first one.
+    """End this process of a training on one machine when the process that started it is gone.
 
-    A thread looks, from the first moment on, until `forget_launcher`: what a library starts cannot
-    be given `with_parent`, and waits half an hour for a process that is gone.
+    A thread checks once a second until `forget_launcher`: Lightning starts processes without
+    `with_parent`, and collectives wait half an hour for a lost process.
 
     Args:
-        end: Called with what happened.
+        end: Callback with the reason.
     """
     launcher = os.environ.get(LAUNCHER)
     others = [name for name in _OTHER_LAUNCHERS if name in os.environ]
     if launcher is None or "LOCAL_RANK" not in os.environ or others:
         return
-    if launcher == str(os.getpid()):  # it has started others, and has a number among them
+    if launcher == str(os.getpid()):
         return
 
     def follow() -> None:
         while os.environ.get(LAUNCHER) == launcher:
             if str(os.getppid()) != launcher:
-                end(f"the process that started this one ({launcher}) is gone: it was killed")
+                end(f"the process that started this one ({launcher}) has ended")
             time.sleep(_LOOK)
 
     threading.Thread(target=follow, name="launcher", daemon=True).start()
 
 
 def forget_launcher() -> None:
-    """End with the first process no longer: from here on, others look after this one."""
+    """Stop `follow_launcher`: from here on, this process needs no other."""
     if os.environ.get(LAUNCHER) != str(os.getpid()):
         os.environ.pop(LAUNCHER, None)
 
 
-def end_process(what: str) -> NoReturn:
-    """End this process with a message and status 1 from any thread, whatever the main one does.
+def end_process(reason: str) -> NoReturn:
+    """End this process with status 1 from any thread.
 
     Args:
-        what: Happened.
+        reason: Reason of the end, for the message.
     """
-    message = f"error: {what}. This process ends too. Continue the run with --resume\n"
+    message = f"error: {reason}. This process ends too. Continue the run with --resume\n"
     os.write(2, message.encode())
     os._exit(1)

@@ -1,13 +1,12 @@
-"""What all commands share: exit statuses, messages without tracebacks, quiet libraries.
+"""Exit statuses of commands, messages without tracebacks, and quiet libraries.
 
-A command imports what does its work after it has read its command line, so that `run_command` has
-begun, and mistakes are answered, before PyTorch is loaded.
+Commands import PyTorch only after they have read their command line, so that mistakes are reported
+at once.
 """
 
 import errno
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -21,8 +20,8 @@ from types import FrameType
 from rich.console import Console
 from rich.logging import RichHandler
 
-from mttl.errors import MttlError, StopRequested
-from mttl.io.files import DISK_REFUSES, GONE, FolderGoneError
+from mttl.io.errors import MttlError, StopRequested
+from mttl.io.files import DISK_REFUSES
 from mttl.io.reading import reason
 from mttl.plugins.classes import raised_in_plugin
 from mttl.runtime.child_process import end_process, follow_launcher
@@ -32,49 +31,48 @@ from mttl.runtime.stop_signals import handling
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
-# What a disk may answer that is no fault of the program, and what to do where it is not plain.
+# Answers of a disk that are not a fault of the program, and advice.
 _IN_THE_WAY = ". A file stands where a folder is needed: name another folder, or move the file away"
 UNWRITABLE = {
     **dict.fromkeys(DISK_REFUSES, ""),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
 }
 
-# Libraries whose messages below a warning nobody asked for.
+# Libraries of which only warnings and errors are shown.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
-NO_TRITON = "Detected no triton"  # torchao again, in the name of no library
-_DISK = re.compile(r"\(os error (\d+)\)")
-# What libraries of communication say when a process at the other end is gone.
+NO_TRITON = "Detected no triton"  # torchao, by the root logger
+# Messages of communication libraries about a lost process.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
 
-# Library messages that a user can do nothing about, each with the reason it is harmless.
+# Warnings of libraries that no user can act on, with the reason.
 HARMLESS = (
-    # Loaders are built with 0 workers on purpose: rows are tokenised beforehand.
+    # Rows are tokenised beforehand, so loaders need no workers.
     ".*does not have many workers.*",
-    # The folder is ours, and a resumed run writes into it knowingly.
+    # A resumed run writes into its own folder.
     ".*Checkpoint directory .* exists and is not empty.*",
     # Batch size for logged means is given where it matters.
     ".*Trying to infer the `batch_size`.*",
     # One epoch may be shorter than the logging interval in short runs.
     ".*The number of training batches .* is smaller than the logging interval.*",
-    # No backbone changes the output of its blocks in place, which is what this warns of.
+    # No backbone changes the output of its blocks in place.
     ".*FSDP2-wrapped module .* returned a view tensor.*",
     # Raised by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
-    # Validation is turned off on purpose: data.validation is none.
+    # data.validation is none.
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
     ".*Total length of `list` across ranks is zero.*",  # the same
 )
 
 
 def run_command(main: Callable[[], int]) -> int:
-    """Run a command and turn what went wrong into a message and an exit status.
+    """Run a command; turn errors into a message and an exit status.
 
     Returns:
-        0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. The traceback of
-        a fault of the program is in a file that the message names.
+        0 on success, 2 on a mistake of the user, 130 after Ctrl-C, 1 otherwise. The message about
+        a fault of the program names a file with the traceback.
     """
-    # Threads of OpenMP that wait for work spin by default, and take processors from one another.
+    # Idle threads of OpenMP spin by default, and take processors from one another.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     follow_launcher(end_process)
     console = make_console(stderr=True)
@@ -93,8 +91,9 @@ def run_command(main: Callable[[], int]) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except OSError as error:
-        if _lost_its_folder(error):
-            console.print(f"error: cannot go on with '{error.filename}': {GONE}", markup=False)
+        named = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
+        if named and not Path(error.filename).parent.is_dir():
+            console.print(f"error: the folder of '{error.filename}' is gone", markup=False)
             return USER_MISTAKE
         if error.errno not in UNWRITABLE:
             return _fault(console, error)
@@ -103,37 +102,24 @@ def run_command(main: Callable[[], int]) -> int:
         console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
         return USER_MISTAKE
     except Exception as error:
-        refusal = _DISK.search(str(error)) if type(error).__name__ == "SafetensorError" else None
-        if refusal:  # of a library that writes weights by itself
-            told = os.strerror(int(refusal[1]))
-            console.print(f"error: cannot write the weights: {told}", markup=False)
-            return USER_MISTAKE
         if any(word in str(error) for word in _LOST_PROCESS):
             console.print(
                 "error: another process of this command ended; its message is above, or in the log "
-                "of its machine. Continue with --resume once the cause is mended",
+                "of its machine. Continue with --resume once the cause is fixed",
                 markup=False,
             )
             return FAULT
         return _fault(console, error)
 
 
-def _lost_its_folder(error: OSError) -> bool:
-    """Tell whether the folder of a file was removed while a command used it."""
-    if isinstance(error, FolderGoneError):
-        return True
-    named = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
-    return named and not Path(error.filename).parent.is_dir()
-
-
 def _fault(console: Console, error: Exception) -> int:
-    """Say in one line what is at fault, and keep the traceback in a file."""
+    """Report a fault in one line, and write the traceback to a file."""
     lines = "".join(traceback.format_exception(error))
     try:
         handle, name = tempfile.mkstemp(prefix="mttl-fault-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{' '.join(sys.argv)}\n\n{lines}")
-    except OSError:  # not even that: then on the terminal
+    except OSError:
         console.print(lines, markup=False)
         name = "above"
     kept = f"the traceback is in '{name}'"
@@ -150,7 +136,7 @@ def _fault(console: Console, error: Exception) -> int:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return where a command prints; lines in a file need not be as short as a terminal's.
+    """Return the console of a command; lines in a file may be longer than those of a terminal.
 
     Args:
         stderr: Print to standard error.
@@ -162,10 +148,10 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def only_warnings(name: str) -> Iterator[None]:
-    """Within the block, or the function that it decorates, show no more of a logger.
+    """Set a logger to WARNING; context manager or decorator.
 
     Args:
-        name: Of the logger; those below it are meant, too.
+        name: Name of the logger; includes the loggers below it.
     """
     logger = logging.getLogger(name)
     before = logger.level
@@ -182,7 +168,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _quiet(console: Console) -> None:
     handler = RichHandler(console=console, show_time=False, show_path=False, show_level=False)
-    # A filter, for libraries that are imported later set levels and handlers of their own.
+    # Libraries that are imported later set their own levels and handlers.
     handler.addFilter(_is_wanted)
     for library in CHATTY:
         logging.getLogger(library).handlers.clear()
@@ -194,8 +180,8 @@ def _quiet(console: Console) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Tell whether to print a message: no chatter, and nothing a library prints by itself."""
-    if "Child process with PID" in record.getMessage():  # why Lightning kills this one next
+    """Return whether to print a message."""
+    if "Child process with PID" in record.getMessage():  # Lightning kills this process next
         return True
     if NO_TRITON in record.getMessage():
         return False

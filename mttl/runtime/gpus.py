@@ -1,4 +1,4 @@
-"""Processes side by side take one GPU each, in turn."""
+"""One GPU for each of several parallel processes."""
 
 import os
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ def device_of(number: int = 1) -> "torch.device":
     """Return the GPU of one of several parts of a job, or the CPU where there is no GPU.
 
     Args:
-        number: Of the part, from 1; parts beyond the number of GPUs share them.
+        number: Number of the part, from 1; parts beyond the number of GPUs share them.
     """
     import torch
 
@@ -20,15 +20,15 @@ def device_of(number: int = 1) -> "torch.device":
 
 
 def gpu_environment(number: int) -> dict[str, str]:
-    """Return the environment variable that shows a process one GPU only; none without a GPU.
+    """Return the environment variable that restricts a process to one GPU; empty without a GPU.
 
     Args:
-        number: Of the process, from 1; processes beyond the number of GPUs share them.
+        number: Number of the process, from 1; processes beyond the number of GPUs share them.
     """
     count = _gpu_count()
     if not count:
         return {}
-    # What this process is shown may be a choice of the machine's GPUs, by number or by name.
+    # The variable of this process may list some of the GPUs, by number or by name.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}
 

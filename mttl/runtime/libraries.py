@@ -1,11 +1,11 @@
-"""Some libraries are optional: see that they are there before work begins."""
+"""Checks that optional libraries are installed."""
 
 import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 # transformers imports libraries of quantisation where it finds them, and these warn of kernels that
 # a machine has no use for. What fails raises an error as well.
@@ -44,7 +44,7 @@ def check_libraries(*names: str) -> None:
         names: Names of their packages.
 
     Raises:
-        MttlError: If one is missing; the message says how to get it.
+        MttlError: If one is missing; the message says how to install it.
     """
     if missing := " ".join(missing_libraries(*names)):
         raise MttlError(f"{missing} must be installed: pip install {missing}")

@@ -1,4 +1,4 @@
-"""What the processes of a run know, brought together."""
+"""Rank of a process, and values gathered from all processes of a run."""
 
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ def gathered(value: Value) -> list[Value]:
 
 
 def rank() -> int:
-    """Return which process this is, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if _several() else 0
 
 

@@ -1,4 +1,4 @@
-"""The bar of work that is counted."""
+"""A progress bar with counts."""
 
 from rich.console import Console
 from rich.progress import (
@@ -10,20 +10,20 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-# Where no terminal redraws a bar (a log file), a line is printed this often; on a terminal the loss
-# is read this often, because reading it waits for an accelerator.
+# Seconds between two lines in a log file; and between two losses on a terminal, because reading a
+# loss waits for the accelerator.
 SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_LOSSES = 0.2
 
 
 def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
-    """Return a bar with a description, how many of how many, and the time that is left.
+    """Return a bar with a description, the count and the remaining time.
 
-    It is gone when it ends, and never there where the console is a file.
+    It is removed at its end, and hidden if the console is a file.
 
     Args:
-        console: Where it is shown.
-        *more: What is shown after it.
+        console: Console that shows it.
+        *more: Further columns.
     """
     return Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests to stop, which work heeds where its state is whole."""
+"""Ctrl-C and SIGTERM as requests to stop, which loops honour between two steps."""
 
 import logging
 import signal
@@ -15,9 +15,9 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Handle signals inside a ``with`` block; afterwards who handled them before does again.
+    """Handle signals inside a ``with`` block; the earlier handlers return afterwards.
 
-    Only the main thread of a process can handle signals: in others nothing happens.
+    Only the main thread can handle signals: in other threads nothing happens.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -33,11 +33,11 @@ class StopRequest:
     """A handler that notes the first signal and acts on a second one at once.
 
     Args:
-        notice: Logged at the first.
-        at_once: Handles the second.
+        notice: Message that is logged at the first signal.
+        at_once: Handler of the second signal.
 
     Attributes:
-        received: The signal that asked, if any.
+        received: The first signal, if any.
     """
 
     def __init__(self, notice: str, at_once: Handler) -> None:

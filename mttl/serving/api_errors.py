@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 TRY_AGAIN = (429, 503)
 RETRY_AFTER = "1"  # seconds: a batch takes about that

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from mttl.errors import MttlError, nearest
+from mttl.io.errors import MttlError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.api_errors import ApiError
 from mttl.serving.generation_request import GenerationRequest, Piece

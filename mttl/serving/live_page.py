@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from mttl.assembly.load_tasks import load_tasks
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.serving.application import Call, Limits, Service, arrivals
 from mttl.serving.generation_request import GenerationRequest
 from mttl.serving.live_model import LiveModel, LiveRequest

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 from mttl.io.reading import shown
 from mttl.serving.api_errors import ApiError
 

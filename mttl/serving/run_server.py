@@ -12,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from mttl.assembly.load_tasks import load_tasks
-from mttl.errors import ConfigError
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.serving.application import Limits, Service, allow_origins, make_application

@@ -7,7 +7,7 @@ from itertools import chain
 from torch import nn
 
 from mttl.aggregation.packed_weights import is_foreign
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attachment_points import ATTACHMENT_POINTS
 from mttl.skills.inventory import Inventory

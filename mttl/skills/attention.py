@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mttl.aggregation.fusion import FusionAttention
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least, require_one_of
+from mttl.io.errors import require_at_least, require_one_of
 from mttl.skills.inventory import Inventory, Merged
 
 

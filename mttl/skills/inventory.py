@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least, require_one_of
+from mttl.io.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from mttl.aggregation.packed_weights import is_foreign
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 from mttl.skills.skilled_linear import SkilledLinear
 
 GRANULARITIES = ("model", "stack", "block", "layer", "linear")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mttl.errors import CheckpointError, ConfigError, nearest
+from mttl.io.errors import CheckpointError, ConfigError, nearest
 from mttl.sparse.skill_file import SparseSkill, digest, put_entries
 
 MOST_SHOWN = 10

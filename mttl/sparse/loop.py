@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from mttl.checkpoints.checkpoint_file import not_finite
-from mttl.errors import ConfigError, StopRequested
+from mttl.io.errors import ConfigError, StopRequested
 from mttl.io.files import write_atomic
 from mttl.io.torch_file import load_torch
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning

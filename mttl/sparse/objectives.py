@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from mttl.data.collate import pad, pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder, special_ids
 from mttl.data.user_text import UserText
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.teacher_forcing import forced_logits
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 from mttl.training.loss import answer_losses, global_mean, token_losses
 
 # Of the tokens that a masked language model predicts: these show a mask, those another token.

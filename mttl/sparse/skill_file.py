@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import parse_json, require_file
 from mttl.io.safetensors_file import write_tensors
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, islice
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
 from mttl.tasks.functions import EACH, FUNCTIONS
 from mttl.tasks.rows import TSV

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from mttl.errors import TaskError, nearest
+from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import check_name, read_text, table_rows
 from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric
 from mttl.plugins.classes import METRICS

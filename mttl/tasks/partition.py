@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import TaskError, nearest, some
+from mttl.io.errors import TaskError, nearest, some
 from mttl.io.reading import check_name, read_json, shown
 from mttl.tasks.folder import Gym
 

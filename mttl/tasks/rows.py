@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, read_bytes, require_file, shown
 
 TSV, JSON_LINES = ".tsv", ".jsonl"

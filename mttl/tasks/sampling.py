@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.task import Bound, Holdout, Task
 

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-from mttl.errors import TaskError, nearest
+from mttl.io.errors import TaskError, nearest
 from mttl.metrics.metric_names import MetricName
 from mttl.tasks.task import Task
 from mttl.tasks.task_file import parse_tasks

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import TaskError
 from mttl.io import yaml12
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.errors import TaskError
+from mttl.io.reading import read_text
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.task import FILE_ENDINGS, Holdout, Source, Task
 from mttl.tasks.task_keys import (
@@ -55,7 +55,7 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
             and what is allowed), or has the name of one of CrossFit's.
     """
     path = Path(path)
-    text = read_text(path, TaskError, MOST_YAML)
+    text = read_text(path, TaskError)
     tasks = parse_tasks(text, str(path), path.resolve().parent)
     for name in tasks:
         if name in published_sums():

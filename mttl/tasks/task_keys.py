@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from mttl.errors import TaskError, nearest
+from mttl.io.errors import TaskError, nearest
 from mttl.metrics.metric_names import METRIC_NAMES
 from mttl.tasks.filters import TEXT_FILTERS, shown
 from mttl.tasks.functions import FUNCTIONS

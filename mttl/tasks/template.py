@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.template_field import Column, Read, Record, as_text, compile_field, texts, written
 
 _PARTS = re.compile(r"\{([^{}]*)\}")

@@ -17,14 +17,9 @@ class TemperatureAnnealing(Callback):
     Args:
         start: Temperature at the first step.
         end: Temperature at the last.
-
-    Raises:
-        ValueError: If one of them is not positive.
     """
 
     def __init__(self, start: float, end: float) -> None:
-        if start <= 0 or end <= 0:
-            raise ValueError(f"temperatures ({start} to {end}) must be positive")
         self.start = start
         self.end = end
 

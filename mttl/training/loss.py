@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 class TokenLoss(nn.Module, ABC):
-    """A training loss of one's own, in the place of cross-entropy; it must have no parameters."""
+    """Base class of custom training losses, which replace cross-entropy and have no parameters."""
 
     @abstractmethod
     def forward(

@@ -7,9 +7,9 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers.logger import Logger
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_table
-from mttl.io.reading import read_table, shown
+from mttl.io.reading import read_table
 
 
 class MetricsFile(Logger):
@@ -20,10 +20,10 @@ class MetricsFile(Logger):
 
     Args:
         path: The file.
-        keep_until: Keep the rows of an earlier start up to this step; 0 starts anew.
+        keep_until: Keep the rows of an earlier start up to this step; 0 starts a new file.
 
     Raises:
-        CheckpointError: If rows are to be kept and the file is damaged.
+        CheckpointError: If rows are to be kept and the file is not a table.
     """
 
     def __init__(self, path: Path, keep_until: int = 0) -> None:
@@ -32,11 +32,6 @@ class MetricsFile(Logger):
         self.rows: dict[int, dict[str, Any]] = {}
         if keep_until and path.is_file():
             for row in read_table(path, CheckpointError, ["step"]):
-                if not row["step"].isdecimal() or len(row["step"]) > 18:
-                    raise CheckpointError(
-                        f"'{path}' has the step {shown(row['step'])}; it must be a whole number. "
-                        "Mend the row, or delete the file: its rows of before are lost then"
-                    )
                 if int(row["step"]) <= keep_until:
                     self.rows[int(row["step"])] = {
                         name: value for name, value in row.items() if value != ""

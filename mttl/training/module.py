@@ -11,17 +11,16 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import packed_layers
-from mttl.checkpoints.resuming import checkpoint_errors
 from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.torch_file import load_torch
 from mttl.runtime.processes import gathered
 from mttl.training.optim import build_optimizer, build_schedule
 
 
 class ResumableModule(pl.LightningModule):
-    """Optimizes a model by role; its checkpoints continue a run bit for bit.
+    """Optimizes a model by role; a run that is resumed from its checkpoints is bit-identical.
 
     A checkpoint holds trained parameters, buffers and the random states. Frozen weights are not in
     it: whoever resumes builds the same model again.
@@ -35,9 +34,9 @@ class ResumableModule(pl.LightningModule):
         super().__init__()
         self.model = model
         self.optim = optim
-        # Every process loads the same packed weights, which DDP has no way to send.
+        # Every process loads the same packed weights, which DDP cannot send.
         self._ddp_params_and_buffers_to_ignore = [f"{path}.weight" for path in packed_layers(self)]
-        # Of every process of the run that was saved.
+        # Random states of every process of the saved run.
         self._random_states: list[Mapping[str, Tensor]] = []
         # Frozen weights are not in the checkpoint; `on_load_checkpoint` checks the rest.
         self.strict_loading = False
@@ -65,9 +64,8 @@ class ResumableModule(pl.LightningModule):
     def load_weights(self, checkpoint: Path) -> int:
         """Take the trained weights of a checkpoint, and nothing else of it; return its step."""
         state = load_torch(checkpoint, "Repeat the training command with --resume")
-        with checkpoint_errors(checkpoint):
-            self.on_load_checkpoint(state)
-            load_whole(self, state["state_dict"])
+        self.on_load_checkpoint(state)
+        load_whole(self, state["state_dict"])
         self._random_states = []
         return int(state["global_step"])
 
@@ -92,9 +90,7 @@ class ResumableModule(pl.LightningModule):
                 f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it was "
                 "made by a run with other settings"
             )
-        # Earlier versions kept the states of the first process, beside everything else.
-        earlier = [checkpoint] if "random_state" in checkpoint else []
-        self._random_states = checkpoint.get("random_states", earlier)
+        self._random_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
         """After a resume, continue the streams of random numbers where they stopped.

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weight_decay import decays
 
@@ -146,12 +146,7 @@ def learning_rate_factor(
 
     It rises linearly from 0 to 1 over ``warmup_steps``; after that it stays (``"constant"``), falls
     linearly to 0 at ``total_steps``, or falls along half a cosine.
-
-    Raises:
-        ValueError: If the schedule is unknown.
     """
-    if schedule not in ("constant", "linear", "cosine"):
-        raise ValueError(f"schedule ('{schedule}') must be 'constant', 'linear' or 'cosine'")
 
     def factor(step: int) -> float:
         if step < warmup_steps:

@@ -1,4 +1,4 @@
-"""Whether rows may share a sequence: found out by asking the model, not by its name."""
+"""Whether rows may share a sequence: tested on the model itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.skills.skilled_model import SkilledModel
 
 # What rounding may change, as a share of the largest logit.
@@ -50,7 +50,7 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
     if max(apart(other, alone) for other in behind) > 1:
         raise ConfigError(
             f"{setting} does not work with this backbone: its rows see each other where they share "
-            "a sequence, or its positions do not begin anew. Leave it out"
+            "a sequence, or its positions do not start at 0. Leave it out"
         )
 
 

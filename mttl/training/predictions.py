@@ -48,7 +48,7 @@ def score(
 ) -> list[Result]:
     """Score answers per task and sample, and add their mean over tasks.
 
-    The samples of a task are averaged first: every task counts alike, however many it has.
+    The samples of a task are averaged first, so that all tasks have the same weight.
     """
     tasks = list(metrics)
     by_key: dict[tuple[int, int], list[Prediction]] = {}

@@ -107,7 +107,7 @@ def baseline_results(
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
         trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
         answers = {
-            COPY: copy_predictions([row.input for row in rows]),
+            COPY: [row.input for row in rows],
             MAJORITY: [majority_prediction(trained)] * len(rows),
         }
         for name, predictions in answers.items():
@@ -132,9 +132,9 @@ def write_baselines(path: Path, baselines: Mapping[str, Mapping[str, Sequence[Re
 def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
-    """Return the scores per task, in per cent, beside the baselines of each split."""
+    """Return the scores (%) per task, next to the baselines of each split."""
     splits = list(dict.fromkeys(result.split for result in results))
-    table = Table(title="Scores per task (per cent)", title_justify="left")
+    table = Table(title="Scores per task (%)", title_justify="left")
     # Names fold where the terminal is narrow; numbers never do.
     table.add_column("task", overflow="fold")
     table.add_column("metric", overflow="fold")
@@ -181,17 +181,6 @@ def write_routing(
         write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
 
 
-def copy_predictions(inputs: Sequence[str]) -> list[str]:
-    """Answer every input with itself."""
-    return list(inputs)
-
-
 def majority_prediction(outputs: Sequence[str]) -> str:
-    """Return the most frequent training answer; of equally frequent ones, the first seen.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    if not outputs:
-        raise ValueError("outputs is empty; the most frequent answer needs at least one")
+    """Return the most frequent training answer; of equally frequent ones, the first."""
     return Counter(outputs).most_common(1)[0][0]

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.checkpoints.save_last import SaveLast
-from mttl.errors import StopRequested
+from mttl.io.errors import StopRequested
 from mttl.runtime.stop_signals import StopRequest, handling
 
 

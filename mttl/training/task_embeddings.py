@@ -6,7 +6,7 @@ import torch
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import special_ids
 from mttl.data.user_text import UserText
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.skills.pooled_text import pooled_text
 from mttl.skills.skilled_model import SkilledModel
 

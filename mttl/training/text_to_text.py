@@ -18,9 +18,9 @@ from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import ConfigError, TrainingError
 from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_training import OptionTraining
+from mttl.io.errors import ConfigError, TrainingError
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
@@ -57,7 +57,7 @@ class TextToTextModule(SharesExperts):
         optim: Optimizer, learning rates, schedule and label smoothing.
         generation: How answers are searched; greedily by default.
         max_output_length: Most tokens to generate.
-        loss: A loss of one's own to train with; cross-entropy by default.
+        loss: Custom training loss; cross-entropy by default.
 
     Raises:
         ConfigError: If the loss cannot be built.
@@ -347,7 +347,7 @@ class TextToTextModule(SharesExperts):
 
 
 def build_loss(section: PluginSection) -> nn.Module:
-    """Build a loss of one's own.
+    """Build a custom loss.
 
     Raises:
         ConfigError: If it cannot be, or has parameters.
@@ -367,8 +367,7 @@ def build_loss(section: PluginSection) -> nn.Module:
 def mean_score(scores: Sequence[Tensor | float]) -> Tensor:
     """Return the plain mean over tasks; an undefined score counts as 0.
 
-    Correlations are undefined where the model answered with something that is no number, or with
-    one answer only: no credit is the honest reading.
+    A correlation is undefined if an answer is not a number, or all answers are the same.
     """
     values = torch.tensor([float(score) for score in scores], dtype=torch.float64)
     return values.nan_to_num(0.0).mean()

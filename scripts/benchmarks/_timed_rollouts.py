@@ -15,7 +15,7 @@ from mttl.babyai.build_policy import build_policies
 from mttl.babyai.rollouts import RolloutDataModule
 from mttl.babyai.train import learning_of
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 class Stopwatch:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from envs.errors import LevelError
 from mttl.commands.options import CommandParser, add_overrides, positive
-from mttl.errors import ConfigError, MttlError
+from mttl.io.errors import ConfigError, MttlError
 
 if TYPE_CHECKING:
     from mttl.config.babyai_schema import BabyAIConfig

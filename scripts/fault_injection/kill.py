@@ -26,7 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kills.chain import BAD, Range, Verdict
+from kills.chain import BAD, ChainFolders, Verdict
 from kills.commands import COMMANDS, Command
 from kills.process import prepare
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     if out.is_dir() and any(out.iterdir()):
         raise SystemExit(f"--out '{out}' is not empty: name a new folder")
     temporary = Path(tempfile.mkdtemp(prefix="drill-", dir=MEMORY if MEMORY.is_dir() else None))
-    ground = Range(out, temporary)
+    ground = ChainFolders(out, temporary)
     ground.prepare(commands)
     verdicts: list[Verdict] = []
     chains = enumerate(plan(commands, options.seed))

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder, write_text
 from mttl.runtime.command import exit_with, make_console
 from mttl.tasks.folder import SPLITS, Gym
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     backbone = build_backbone(config.backbone)
     settings = [
         *(f"data.dir={work / 'gym'}", f"data.partition={work / 'partition.json'}"),
-        *("data.samples=[100]", "data.prefix=false", "data.validation=none"),
+        *("data.samples=[100]", "data.prefix=none", "data.validation=none"),
         *("data.evaluate=[test]", f"data.batch_size={options.batch_size}"),
         f"data.max_input_length={options.max_length}",
         f"data.max_output_length={options.max_length}",

@@ -14,8 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mttl.commands.comparison.bootstrap import Key, mean_and_interval
 from mttl.commands.options import positive
-from mttl.comparison.bootstrap import Key, mean_and_interval
 
 N_DRAWS = 400
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mttl.comparison.methods import METHODS, AdaptationVariant, Method
+from mttl.commands.comparison.methods import METHODS, AdaptationVariant, Method
 
 MEAN_ROW = AdaptationVariant("mean_row", ("adapt.mode=all", "adapt.init=mean"))
 # Full fine-tuning of the backbone, without the inventory.

@@ -16,8 +16,8 @@ from methods import ALL
 from pydantic import Field, PositiveInt, ValidationError
 from searched_rates import SearchedRates
 
-from mttl.comparison.comparison_folder import MethodComparison, carry_out
-from mttl.comparison.methods import (
+from mttl.commands.comparison.comparison_folder import MethodComparison, carry_out
+from mttl.commands.comparison.methods import (
     MODE_VARIANTS,
     AdaptationVariant,
     Method,
@@ -25,9 +25,9 @@ from mttl.comparison.methods import (
     check_modes,
     plan,
 )
-from mttl.comparison.result_tables import write_tables
+from mttl.commands.comparison.result_tables import write_tables
 from mttl.config.section import Section, Seeds
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
 from mttl.io.yaml12 import read_yaml
 from mttl.runtime.command import exit_with, make_console

@@ -9,12 +9,12 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
-from mttl.comparison.comparison_folder import FOLD_SEED, MethodComparison
-from mttl.comparison.methods import AdaptationVariant, Plan
+from mttl.commands.comparison.comparison_folder import FOLD_SEED, MethodComparison
+from mttl.commands.comparison.methods import AdaptationVariant, Plan
 from mttl.config.load import load_config
-from mttl.errors import ConfigError, MttlError
 from mttl.io import yaml12
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.errors import ConfigError, MttlError
+from mttl.io.reading import read_text
 from mttl.tasks.partition import Partition, select_tasks
 
 # Factors on the configured rates; the first is taken if others are not better.
@@ -90,7 +90,7 @@ class SearchedRates(MethodComparison):
         if f"search-{variant.name}" not in self.stages(variant):
             return []
         path = self.run_folder(item) / f"search-{variant.name}" / "best.yaml"
-        found = yaml12.parse(read_text(path, MttlError, MOST_YAML))["adapt"]
+        found = yaml12.parse(read_text(path, MttlError))["adapt"]
         return [f"adapt.{name}={float(found[name])}" for name in ("lr", "router_lr")]
 
     def note(self, plans: list[Plan]) -> str:

@@ -16,8 +16,8 @@ from mttl.adaptation.add_tasks import add_tasks
 from mttl.checkpoints.saved_inventory import read_inventory, write_inventory
 from mttl.commands import add_tasks as ADD
 from mttl.commands import plot as PLOT
-from mttl.errors import CheckpointError
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import CheckpointError
 from mttl.runtime.command import run_command
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mttl.adaptation.custom_examples import split_examples, write_examples
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 
 PAIRS = [("a", "1"), ("b", "2"), ("c", "3")]
 

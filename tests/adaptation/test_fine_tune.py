@@ -13,7 +13,7 @@ from mttl.adaptation import fine_tune as few_shot
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import apply_mode
 from mttl.config.optim_schema import Adam, AdamW
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
 

@@ -10,7 +10,7 @@ from mttl.adaptation import gradient_free
 from mttl.adaptation.gradient_free import compose
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.schema import Adapt
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 from mttl.routing import CoefficientRouter
 from mttl.skills import SkilledModel
 from mttl.training.text_to_text import TextToTextModule

@@ -12,7 +12,7 @@ from helpers.experts import N_EXPERTS, token_model
 from helpers.skills import LEARNED, ROUTERS, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.section import AdaptMode, RowInit
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing import ArrowRouter, CoefficientRouter, PolytroponRouter
 
 MODES = get_args(AdaptMode)

@@ -16,7 +16,7 @@ from mttl.adaptation.nearest_task import best_task
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import build_random, load_tokenizer
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.fixed import average_router, private_router, shared_router

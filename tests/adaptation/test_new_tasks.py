@@ -26,7 +26,7 @@ from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_prefix import task_code
-from mttl.errors import CheckpointError, ConfigError, TaskError
+from mttl.io.errors import CheckpointError, ConfigError, TaskError
 from mttl.models.backbone import build_random
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 
 from mttl.adaptation.result_lines import ResultLines
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 
 @dataclass(frozen=True)

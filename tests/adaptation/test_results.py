@@ -15,7 +15,7 @@ from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.errors import ConfigError, MttlError
+from mttl.io.errors import ConfigError, MttlError
 from mttl.skills import SkilledModel
 
 SETTINGS = "adapt:\n  lr: 0.1\n"

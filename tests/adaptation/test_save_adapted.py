@@ -17,8 +17,8 @@ from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.add_tasks import add_tasks
 from mttl.checkpoints.inventory_files import CHECKSUMS
 from mttl.checkpoints.saved_inventory import read_inventory
-from mttl.errors import CheckpointError
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import CheckpointError
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
@@ -171,7 +171,7 @@ def test_another_inventory_is_refused(run: Path, kept: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="has changed since it was loaded"):
         before.save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(CheckpointError, match="is no adapted task, and needs no run"):
+    with pytest.raises(CheckpointError, match="is a run, not an adapted task"):
         mttl.load(run, run=other)
 
 

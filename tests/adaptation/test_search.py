@@ -19,8 +19,8 @@ from mttl.adaptation.search import (
     trials_table,
     write_trials,
 )
-from mttl.errors import MttlError
 from mttl.io import yaml12
+from mttl.io.errors import MttlError
 
 
 def trial(lr: float, **scores: list[float]) -> Trial:

@@ -10,7 +10,7 @@ from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.config.schema import Range
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import locked
 
 JOBS = [FewShotJob("a", 13, 1)]

@@ -6,12 +6,12 @@ import pytest
 
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
     config = load_config("crossfit.yaml", ["adapt.lr=3e-3", "optim.label_smoothing=0.1"])
-    settings = job_config(config, {"prefix": False})
+    settings = job_config(config, {"prefix": "none"})
     assert (settings.optim.lr, settings.optim.backbone_lr, settings.optim.router_lr) == (
         3e-3,
         3e-3,
@@ -19,7 +19,7 @@ def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
     )
     assert settings.optim.betas == [0.9, 0.98]
     assert settings.optim.label_smoothing == 0.1
-    assert settings.data.prefix == "none"  # as an inventory of an earlier version says it
+    assert settings.data.prefix == "none"
 
 
 def test_settings_change_by_name() -> None:

@@ -9,7 +9,7 @@ import torch
 from mttl.adaptation import shard as workers
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.shard import Shard
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 
 @pytest.fixture

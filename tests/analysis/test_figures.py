@@ -23,7 +23,7 @@ from mttl.analysis.figures.task_map import place_labels
 from mttl.analysis.layers import STATISTICS
 from mttl.analysis.palette import category_looks
 from mttl.analysis.routing_view import RoutingView
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 TASKS = ("one", "two", "three", "four")
 CATEGORIES = ("a", "b", "a", "c")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mttl.analysis.routing_record import read_record
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 Write = Callable[..., Path]
 

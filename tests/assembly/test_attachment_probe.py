@@ -14,7 +14,7 @@ from mttl.assembly.model import assemble
 from mttl.config.load import load_config
 from mttl.config.schema import Config
 from mttl.data.collate import TrainCollator, padded_inputs
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 

@@ -11,7 +11,7 @@ from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import build_model, inventory_settings, load_run
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.skills import SparseInventory, SupermaskInventory
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.skill_file import SparseSkill

@@ -11,7 +11,7 @@ from helpers.gyms import write_config, write_gym
 from mttl.assembly.model import build_model, load_run
 from mttl.checkpoints.saved_inventory import load_into, read_inventory
 from mttl.config.load import load_config
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")

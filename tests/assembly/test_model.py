@@ -15,7 +15,7 @@ from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import configs_dir, load_config, resolve_path
 from mttl.config.router_schema import Retrieval, Router, Smear
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import (
     CategoricalRouter,
@@ -342,8 +342,12 @@ def test_unknown_tasks_and_ids_out_of_range() -> None:
             "section skills: the target 'wi_9' matches no",
         ),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
-        ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is no folder"),
-        ("router/expert.yaml", "router.matrix=nowhere.csv", "there is no file 'nowhere.csv'"),
+        ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is not a folder"),
+        (
+            "router/expert.yaml",
+            "router.matrix=nowhere.csv",
+            "'nowhere.csv' does not exist",
+        ),
         (
             "router/expert.yaml",
             "router.matrix=expert_lexical",
@@ -383,7 +387,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_backbone_that_is_missing_is_not_blamed_on_the_tokenizer() -> None:
-    message = r"^backbone\.name \('\./nowhere'\) is no folder.* Name the folder where it is now"
+    message = r"^backbone\.name \('\./nowhere'\) is not a folder.* Give the folder where it is now"
     with pytest.raises(ConfigError, match=message):
         build("", "backbone.kind=pretrained", "backbone.name=./nowhere")
 

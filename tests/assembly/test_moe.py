@@ -7,7 +7,7 @@ import torch
 
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import dump_config, load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.moe.layer import SharedExpert
 from mttl.routing.token.top_k import TopKRouter
 

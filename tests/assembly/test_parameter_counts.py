@@ -67,7 +67,5 @@ def test_adaptation_tells_how_many_parameters_it_trains(kind: str) -> None:
         with adapted(model, mode):
             trained = (value for value in model.parameters() if value.requires_grad)
             assert count_trained(model) == sum(value.numel() for value in trained), mode
-    with adapted(
-        model, "skills_only", init="private_skill"
-    ):  # it has one skill, whatever there are besides
+    with adapted(model, "skills_only", init="private_skill"):  # it has one skill
         assert 3 * count_trained(model) == skills

@@ -19,8 +19,8 @@ from mttl.assembly.model import build_model
 from mttl.commands import add_tasks as ADD
 from mttl.commands import merge_task as MERGE
 from mttl.config.load import load_config
-from mttl.errors import CheckpointError, ConfigError
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_tokenizer
 
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
@@ -178,10 +178,6 @@ def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Its tasks: `copy`, `reverse`, `number`." in card
     with pytest.raises(FileExistsError):
         run.save_pretrained("given")
-    (run.folder.parent / "config.yaml").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"config\.yaml' holds no sections with settings; co"):
-        run.save_pretrained("other")
-    assert not Path("other").exists()
 
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +194,9 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("secret" in path.read_text(errors="ignore") for path in found)
     with pytest.raises(ConfigError, match=r"'others/x' could not be written .* 403 Forbidden Log"):
         run.push_to_hub("others/x")
-    with pytest.raises(ConfigError, match="'me/none' is no folder here and could not be loaded"):
+    with pytest.raises(ConfigError, match="'me/none' does not exist and could not be loaded"):
         mttl.from_pretrained("me/none")
-    with pytest.raises(ConfigError, match=re.escape("'a/b/c' is no folder, and cannot be")):
+    with pytest.raises(ConfigError, match=re.escape("'a/b/c' does not exist, and a run")):
         mttl.from_pretrained("a/b/c")
 
 

@@ -1,4 +1,4 @@
-"""Models hold what is alike in them once, and what differs apart."""
+"""Models hold equal tensors once, and different ones separately."""
 
 import pytest
 import torch

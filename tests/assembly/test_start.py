@@ -10,7 +10,7 @@ from helpers.gyms import write_config, write_gym
 from mttl.assembly.model import build_model, load_run
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.load import load_any_config, load_config
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.merging.fold import average_mixing, fold, unfold
 
 SHORT = ("trainer.val_check_interval=2", "data.evaluate=[]")
@@ -18,7 +18,7 @@ SHORT = ("trainer.val_check_interval=2", "data.evaluate=[]")
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a router that learned, whose backbone was trained along."""
+    """A run with a router that learned, whose backbone was trained jointly."""
     folder = tmp_path_factory.mktemp("first")
     config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
     return train(config, "first", "trainer.max_steps=2", *SHORT).path

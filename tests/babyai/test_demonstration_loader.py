@@ -10,7 +10,7 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.babyai.demonstration_loader import DemonstrationDataModule, DemonstrationLoader
 from mttl.babyai.level_demonstrations import LevelDemonstrations
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 
 def make_level(n_episodes: int, longest: int = 9) -> LevelDemonstrations:
@@ -65,7 +65,7 @@ def test_short_demonstrations_of_all_levels_meet() -> None:
     lengths = np.stack([level.lengths[plan[:, task]] for task, level in enumerate(levels)], 1)
     padded = lengths.max((1, 2)).sum() * 8
     in_any_order = np.random.default_rng(0).permuted(lengths, axis=0).max((1, 2)).sum() * 8
-    # One level's episodes are twice as long: padding them alike costs a third.
+    # One level's episodes are twice as long: padding all to one length costs a third.
     assert padded < 1.5 * lengths.sum() < in_any_order
 
 

@@ -19,7 +19,7 @@ from helpers.interruption import assert_same_run, interrupted
 from mttl.babyai.build_policy import load_policies
 from mttl.babyai.evaluate import play_episode, play_levels
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 SEED = 5  # of evaluation
@@ -126,7 +126,10 @@ def test_processes_share_a_pass(config: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl.demonstrations=nowhere.npz"], "rl.demonstrations: there is no file 'nowhere.npz'"),
+        (
+            ["rl.demonstrations=nowhere.npz"],
+            "'nowhere.npz' does not exist",
+        ),
         (["rl.levels=[GoToObjS4, GoTo]"], r"has none of GoTo, only of GoToObjS4 \(10\), GoToRedB"),
         (["rl.stop_when_solved=true"], "stop_when_solved must be false with demonstrations"),
         (["rl.imitation.batch_size=0"], "rl.imitation.batch_size: '0' must be greater than 0"),

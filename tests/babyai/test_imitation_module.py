@@ -19,7 +19,7 @@ from mttl.babyai.imitation_monitor import ImitationMonitor, accuracy_line
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
 from mttl.babyai.policy import Policy
 from mttl.config.optim_schema import Adam
-from mttl.errors import CheckpointError, TrainingError
+from mttl.io.errors import CheckpointError, TrainingError
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
@@ -184,9 +184,9 @@ def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     console = Lines()
     fit(console, 5)  # type: ignore[arg-type]
     assert [line.split(";")[0] for line in console.lines] == ["pass 1", "pass 4", "pass 5"]
-    assert console.lines[0].startswith("pass 1; actions as demonstrated, per cent: one ")
+    assert console.lines[0].startswith("pass 1; actions as demonstrated (%): one ")
 
 
 def test_a_line() -> None:
     line = accuracy_line(7, {"accuracy/one": 0.5, "accuracy/two": 0.987}, NAMES)
-    assert line == "pass 7; actions as demonstrated, per cent: one 50  two 99"
+    assert line == "pass 7; actions as demonstrated (%): one 50  two 99"

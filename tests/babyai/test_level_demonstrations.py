@@ -15,7 +15,7 @@ from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.level_demonstrations import pad_episodes, read_demonstrations
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 LEVELS = ["PickupLoc", "GoToObjS4"]
 
@@ -77,7 +77,7 @@ def test_levels_that_are_missing_are_told_with_those_that_are_there(path: Path) 
 
 
 def test_a_missing_file_is_told_with_what_is_there_instead(path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no file '.*recrd.npz'. Did you mean 'record.npz'"):
+    with pytest.raises(ConfigError, match=r"recrd.npz' does not exist. Did you mean 'record.npz'"):
         read_demonstrations(path.with_name("recrd.npz"), LEVELS)
 
 

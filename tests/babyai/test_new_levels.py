@@ -20,7 +20,7 @@ from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.config.section import AdaptMode
-from mttl.errors import CheckpointError, ConfigError, DivergedError, TaskError
+from mttl.io.errors import CheckpointError, ConfigError, DivergedError, TaskError
 
 ADAPTING = {
     **TINY,

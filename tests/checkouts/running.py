@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from checkouts.cases import BY_NAME, Case
-from mttl.errors import ConfigError, MttlError
+from mttl.io.errors import ConfigError, MttlError
 from mttl.runtime.progress_bar import counting_bar
 
 WORKERS = 2  # cases that run at once, with one thread each

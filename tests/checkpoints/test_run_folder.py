@@ -8,20 +8,14 @@ from mttl.checkpoints.run_folder import (
     RunFolder,
     changed_settings,
     check_still_there,
-    differing_settings,
     step_to_start_from,
 )
-from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
 
 
-STATE = {
-    **{"global_step": 7, "state_dict": {}, "loops": {"fit_loop": {}}, "lr_schedulers": [{}]},
-    "optimizer_states": [{"state": {0: {"step": 7}}, "param_groups": [{"params": [0]}]}],
-    **{"callbacks": {"best": {"best_model_score": torch.tensor(0.5)}}, "random_states": []},
-    "TextToTextDataModule": {"epoch": 0},
-}
+STATE = {"global_step": 7, "callbacks": {"best": {"best_model_score": torch.tensor(0.5)}}}
 
 
 @pytest.fixture
@@ -86,23 +80,6 @@ def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> Non
         assert step_to_start_from(interrupted, config, resume=True) == 7
 
 
-@pytest.mark.parametrize("lost", STATE)
-def test_a_checkpoint_without_a_part_of_the_state_is_refused(
-    interrupted: RunFolder, lost: str
-) -> None:
-    without = {name: value for name, value in STATE.items() if name != lost}
-    name = "position in the data" if lost.endswith("Module") else lost
-    states = [without]
-    if lost == "optimizer_states":
-        states.append({**STATE, lost: [{"state": {}, "param_groups": [{"params": [0]}]}]})
-    for state in states:
-        torch.save(state, interrupted.last)
-        with pytest.raises(
-            CheckpointError, match=rf"has no .*({name}|of the optimizer)\).*Copy it"
-        ):
-            step_to_start_from(interrupted, CONFIG, resume=True)
-
-
 def test_lost_weights_of_the_best_validation_are_reported(
     interrupted: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,17 +133,7 @@ def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> No
         ("trainer: {max_steps: 1}", "trainer: {max_steps: 2, loggers: [x]}", []),
         ("trainers: {a: 1}", "trainers: {a: 2}", ["trainers.a (1 before, 2 now)"]),
         ("a: {trainer: {b: 1}}", "a: {trainer: {b: 2}}", ["a.trainer.b (1 before, 2 now)"]),
-        ("data: {prefix: true}", "data: {prefix: name}", []),  # as earlier versions wrote it
-        ("data: {prefix: false}", "data: {prefix: none}", []),
-        # Settings that they did not have.
-        ("data: {prefix: name}", "data: {prefix: name, template: plain, truncate: end}", []),
-        (
-            "data: {prefix: name}",
-            "data: {prefix: name, template: chat, truncate: end}",
-            ["data.template (plain before, chat now)"],
-        ),
-        ("data: {prefix: true}", "data: {prefix: code}", ["data.prefix (name before, code now)"]),
-        # A list of sections, of which a later version has a setting more, and another one changed.
+        # A list of sections.
         (
             "skills: {kinds: [{kind: lora, rank: 8}, {kind: adapter}]}",
             "skills: {kinds: [{kind: lora, rank: 4}, {kind: adapter, stacked: null}]}",
@@ -176,10 +143,3 @@ def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> No
 )
 def test_changed_settings(before: str, now: str, changed: list[str]) -> None:
     assert changed_settings(before, now) == changed
-
-
-def test_runs_of_earlier_versions_differ_in_nothing(tmp_path: Path) -> None:
-    for name, text in {"old": "trainer: {a: 1}", "new": "trainer: {a: 1, callbacks: []}"}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(text)
-    assert differing_settings(tmp_path / "old", tmp_path / "new", ignore=("run.",)) == []

@@ -14,11 +14,11 @@ from mttl.checkpoints.save_best import SaveBest
 from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
-from mttl.errors import TrainingError
+from mttl.io.errors import TrainingError
 
 
 class Scored(pl.LightningModule):
-    """Counts its steps, and scores what it is told at each validation."""
+    """Counts its steps, and logs a given score at each validation."""
 
     def __init__(self, scores: list[float]) -> None:
         super().__init__()
@@ -83,19 +83,6 @@ def test_without_its_file_a_best_score_is_worth_nothing(tmp_path: Path) -> None:
     (tmp_path / "best.ckpt").unlink()
     run(tmp_path, scores, 4, resume=True)
     assert saved(tmp_path)["global_step"] == 4
-
-
-def test_a_run_of_before_goes_on_from_its_best_score(tmp_path: Path) -> None:
-    """Its state is Lightning's, under the name of Lightning's callback."""
-    scores = [0.1, 0.3, 0.2, 0.25]
-    before = pl.callbacks.ModelCheckpoint(tmp_path, "best", monitor="val/score", mode="max")
-    best = run(tmp_path, scores, 3)
-    assert best.state_key == before.state_key
-    state = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    old = {**before.state_dict(), "best_model_score": torch.tensor(0.3)}
-    state["callbacks"][before.state_key] = old
-    torch.save(state, tmp_path / "last.ckpt")
-    assert run(tmp_path, scores, 4, resume=True).score == pytest.approx(0.3)
 
 
 def test_weights_that_are_not_finite_are_never_the_best(tmp_path: Path) -> None:

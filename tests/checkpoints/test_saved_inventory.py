@@ -32,8 +32,8 @@ from mttl.checkpoints.saved_inventory import (
 from mttl.config.load import load_config
 from mttl.config.moe_schema import MEMBERS
 from mttl.config.schema import Config
-from mttl.errors import CheckpointError, ConfigError
 from mttl.io import safetensors_file
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import build_random
 
 LLAMA = {
@@ -106,7 +106,7 @@ def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path
     parts = parts_by_role(built.model)["skills"]
     own = {parameter for part in parts for parameter in part.parameters()}  # shared ones once
     assert count_saved(skills / "skills.safetensors") == sum(value.numel() for value in own)
-    torch.manual_seed(1234)  # weights that are drawn anew are others
+    torch.manual_seed(1234)  # other random weights
     loaded = load_run(folder)
     assert loaded.tasks == TASKS
     assert loaded.attachment == built.attachment

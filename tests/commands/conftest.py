@@ -13,7 +13,7 @@ from mttl.__main__ import main
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Run commands in this process, and list them."""
     given: list[list[str]] = []
-    stages = importlib.import_module("mttl.comparison.stages")
+    stages = importlib.import_module("mttl.commands.comparison.stages")
 
     def run(self: object, command: list[str], log: Path, cost: Path) -> None:
         given.append(command)

@@ -12,8 +12,8 @@ import pytest
 from helpers.command import ROOT
 from helpers.raw import rows, write_jsonl
 from mttl.commands import build as build_command
-from mttl.errors import TaskError
 from mttl.io import yaml12
+from mttl.io.errors import TaskError
 from mttl.io.files import locked
 from mttl.runtime.command import run_command
 from mttl.tasks.folder import Gym

@@ -23,10 +23,10 @@ from mttl.config.load import load_config
 from mttl.io.files import locked
 from mttl.runtime.command import USER_MISTAKE, run_command
 
-STAGES = importlib.import_module("mttl.comparison.stages")
-TABLES = importlib.import_module("mttl.comparison.tables")
-METHODS = importlib.import_module("mttl.comparison.methods")
-FOLDER = importlib.import_module("mttl.comparison.comparison_folder")
+STAGES = importlib.import_module("mttl.commands.comparison.stages")
+TABLES = importlib.import_module("mttl.commands.comparison.tables")
+METHODS = importlib.import_module("mttl.commands.comparison.methods")
+FOLDER = importlib.import_module("mttl.commands.comparison.comparison_folder")
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
 
 
@@ -417,7 +417,7 @@ time.sleep(1)  # long enough for a second signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from mttl.comparison.stages import Processes
+from mttl.commands.comparison.stages import Processes
 from mttl.runtime.command import exit_with
 def main():
     processes = Processes(1)
@@ -505,7 +505,7 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
 
 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
-    figures = importlib.import_module("mttl.comparison.figure")
+    figures = importlib.import_module("mttl.commands.comparison.figure")
     none, apart = TABLES.Mean(0.0, math.nan, math.nan), TABLES.Mean(-4.0, -5.0, -2.0)
     dots = [
         figures.Dots("a", (2.0, 6.0), ([1.0, 3.0], [5.0, 7.0]), (none, none)),
@@ -526,7 +526,7 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
 
 
 def test_parameters_of_further_ways_are_those_of_their_results(tmp_path: Path) -> None:
-    REPORT = importlib.import_module("mttl.comparison.result_tables")
+    REPORT = importlib.import_module("mttl.commands.comparison.result_tables")
     folder = tmp_path / "second" / "adapt-zero_shot"
     folder.mkdir(parents=True)
     line = {"task": "a", "sample": 1, "seed": 2, "metric": "EM", "dev": 0.5, "test": 0.5}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mttl.commands import compare as SCRIPT
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 HEADER = "task,split,sample,seed,metric,score,n\n"
 

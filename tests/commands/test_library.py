@@ -23,7 +23,7 @@ from mttl.assembly.model import load_run
 from mttl.commands import export as EXPORT
 from mttl.commands import library as LIBRARY
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.library.library_folder import open_library
 from mttl.peft_format.peft_folder import read_peft, write_peft
 from mttl.runtime.command import USER_MISTAKE, run_command

@@ -19,7 +19,7 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.shard import Shard
 from mttl.commands import search
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"

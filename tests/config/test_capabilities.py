@@ -6,7 +6,7 @@ from pydantic import Field
 from mttl.config.capabilities import missing_features, require_features
 from mttl.config.load import load_config
 from mttl.config.section import Section
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 
 

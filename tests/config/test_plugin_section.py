@@ -1,4 +1,4 @@
-"""Settings of classes of one's own come from their signatures."""
+"""Settings of custom classes come from their signatures."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from mttl.config.load import dump_config, load_config
 from mttl.config.plugin_section import LEAVE, PluginSection
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 ROUTER = """
 from typing import Literal
@@ -101,7 +101,7 @@ def test_settings_have_types_and_defaults() -> None:
         (GIVEN.replace("MyRouter", "MyRuter"), "mine.yaml: router: 'mine_parts' has no 'MyRuter'"),
         (
             "router: {kind: polytropn}",
-            r"Did you mean 'polytropon' or 'c_poly'\? A class of your own is mod",
+            r"Did you mean 'polytropon' or 'c_poly'\? A custom class is mod",
         ),
         ("router: {kind: 'mine_parts:Typed'}", "'act' is of the type Module, which no config"),
         ("router: {kind: 'mine_parts:Clash'}", "its argument 'granularity' needs another name"),
@@ -113,7 +113,7 @@ def test_settings_have_types_and_defaults() -> None:
         ("loss: {kind: 'mine_parts:MyLoss', powr: 1}", "loss.powr: .*Did you mean 'power'"),
         (
             "loss: {kind: 'mine_parts:MyLoss'}\noptim: {label_smoothing: 0.1}",
-            r"optim\.label_smoothing must be 0 with a loss",
+            r"optim\.label_smoothing must be 0 with a custom loss",
         ),
         (
             "trainer: {callbacks: [{kind: 'mine_parts:MyCallback', ever: 1}]}",

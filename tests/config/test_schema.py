@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from mttl.config.load import load_any_config, load_config
 from mttl.config.schema import Config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def load(*overrides: str) -> Config:

@@ -18,7 +18,7 @@ from mttl.config.load import (
     resolve_path,
 )
 from mttl.config.moe_schema import TokenExperts
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.skills import KINDS
 from mttl.tasks.table import crossfit
 
@@ -168,7 +168,7 @@ def test_a_matrix_of_ones_own_is_taken_before_the_gyms(tmp_path: Path) -> None:
     [
         ("", "skills.n_skills=per_column", "router.kind: expert, and name a file in"),
         ("+router/expert.yaml", "data.expert_matrix=null", "name a file in router.matrix"),
-        ("+router/expert.yaml", "data.expert_matrix=nowhere.csv", "no file 'nowhere.csv'"),
+        ("+router/expert.yaml", "data.expert_matrix=nowhere.csv", "file 'nowhere.csv' does not"),
         ("+router/private.yaml", "router.kind=expert", "'per_task' is for the private router"),
     ],
 )

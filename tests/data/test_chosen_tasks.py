@@ -13,7 +13,7 @@ from helpers.raw import write_jsonl
 from mttl.config.data_schema import Data
 from mttl.config.load import load_config
 from mttl.data.chosen_tasks import gym_folder, open_gym, partition_of
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.io.shipped_files import shipped_folder
 from mttl.tasks.partition import Partition
 

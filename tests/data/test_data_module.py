@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 
 from mttl.config.data_schema import Data
 from mttl.data.data_module import TextToTextDataModule
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 N_ROWS = 2 * (7 + 5)  # two samples of two tasks
 

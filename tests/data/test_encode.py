@@ -9,7 +9,7 @@ from mttl.data.encode import (
     wants_leading_space,
 )
 from mttl.data.prompt_prefix import PromptPrefix
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def encoder(tokenizer, decoder_only=False, max_input_length=50, max_output_length=20):

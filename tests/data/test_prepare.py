@@ -8,7 +8,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from mttl.data import prepare as module
 from mttl.data.prompt_form import PromptForm
 from mttl.data.prompt_prefix import task_code
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import line_of
 

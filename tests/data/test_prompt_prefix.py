@@ -6,7 +6,7 @@ import pytest
 
 from mttl.data import prompt_prefix as module
 from mttl.data.prompt_prefix import check_codes, prompt_prefix, task_code
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.table import crossfit
 
 

@@ -14,7 +14,7 @@ from mttl.data.samplers import (
     build_sampler,
     task_probabilities,
 )
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 task_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 kinds = st.sampled_from(KINDS)

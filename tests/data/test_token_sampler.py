@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mttl.data.packing import PackedSequences
 from mttl.data.samplers import TaskBatchSampler, drawing
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 BUDGET, MOST_ROWS = 40, 6
 ROWS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8)), min_size=1, max_size=60)

@@ -43,8 +43,6 @@ def test_what_is_saved_is_loaded(record: list[Demonstration], tmp_path: Path) ->
 def test_what_cannot_be_saved_is_told(record: list[Demonstration], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"record.zip' must end in .npz"):
         save_demonstrations(record, tmp_path / "record.zip")
-    with pytest.raises(ValueError, match="there are no demonstrations to write"):
-        save_demonstrations([], tmp_path / "record.npz")
     broken = replace(record[0], images=record[0].images[:, :3])
     path = tmp_path / "record.npz"
     save_demonstrations(record[:2], path)
@@ -71,9 +69,6 @@ def test_a_file_that_is_missing_foreign_or_damaged_is_told(
             load_demonstrations(path)
     np.savez(path, images=arrays["images"])
     with pytest.raises(ValueError, match="is not a file of demonstrations"):
-        load_demonstrations(path)
-    np.savez(path, **{**arrays, "actions": arrays["actions"][:-1]})
-    with pytest.raises(ValueError, match=r"'actions' has the shape \(\d+,\) instead of \(\d+,\)"):
         load_demonstrations(path)
     np.savez(path, **{**arrays, "level": arrays["level"] + 2})
     with pytest.raises(ValueError, match="is not a file of demonstrations"):

@@ -86,9 +86,3 @@ def test_a_failed_mission_is_no_success() -> None:
     failed = (found.steps < LEVELS["PickupDistDebug"].steps) & (found.reward == 0)
     assert failed.any()
     assert not found.success[failed].any()
-
-
-def test_no_episodes_is_an_error() -> None:
-    env = make_vector_env(["GoToObj"], 1, seed=0, evaluation=True)
-    with pytest.raises(ValueError, match=r"n_episodes \(0\) must be at least 1"):
-        run_episodes(env, make_policy(), 0)

@@ -124,10 +124,6 @@ def test_misuse_is_told() -> None:
     with pytest.raises(SimulationError, match="cannot step: they have not begun: call reset first"):
         env.step(action)
     env.reset()
-    with pytest.raises(TypeError, match="actions must be integers"):
-        env.step(action * 1.0)
-    with pytest.raises(ValueError, match="the action 7 of slot 0 of level 0 must be from 0 to 6"):
-        env.step(np.full_like(action, 7))
     env.step(action)
     with pytest.raises(NotImplementedError, match=r"envpool cannot save .* backend 'minigrid'"):
         env.state()

@@ -52,20 +52,6 @@ def test_parts_join_to_the_whole() -> None:
     assert SavedState.join(parts) == whole
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"actions": ["0"]}, "actions must have an entry for every level and slot"),
-        ({"more": 1}, "unexpected keyword argument"),
-    ],
-)
-def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:
-    env = begun()
-    state = json.loads(env.state()) | change
-    with pytest.raises(ValueError, match=f"is damaged: .*{message}"):
-        env.load_state(json.dumps(state).encode())
-
-
 def test_a_state_of_other_episodes_is_refused() -> None:
     env = begun(5)
     state = json.loads(env.state())

@@ -1,13 +1,11 @@
 """Seeds, checks and the choice of a vector environment."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from envs.episodes import episode_seed
 from envs.errors import LevelError
-from envs.interface import check_actions, check_levels, slot_seed
+from envs.interface import check_levels, slot_seed
 from envs.levels import PAPER_LEVELS
 from envs.local import LocalVectorEnv
 from envs.vector import make_vector_env
@@ -49,21 +47,6 @@ def test_by_default_environments_run_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n_slots": 0}, r"n_slots \(0\) must be at least 1"),
-        ({"n_workers": -1}, r"n_workers \(-1\) must be at least 0"),
-        ({"first_slot": -1}, r"first_slot \(-1\) must be at least 0"),
-        ({"backend": "gym"}, r"backend \('gym'\) must be 'minigrid' or 'envpool'"),
-        ({"backend": "envpool", "n_workers": 2}, "threads of its own: n_workers must be 0"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_vector_env(**{"levels": ["GoToObj"], "n_slots": 1, "seed": 0, **arguments})
-
-
-@pytest.mark.parametrize(
     ("levels", "message"),
     [
         ([], "no level given"),
@@ -74,17 +57,3 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 def test_wrong_levels_are_named(levels: list[str], message: str) -> None:
     with pytest.raises(LevelError, match=message):
         check_levels(levels)
-
-
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
-        (np.zeros((2, 3)), TypeError, "actions must be integers, not float64"),
-        (np.zeros((3, 2), int), ValueError, r"the shape \(3, 2\); there are 2 levels × 3 slots"),
-        (np.array([[0, 1, 2], [3, 7, 6]]), ValueError, "action 7 of slot 1 of level 1 must be"),
-        (np.array([[0, 1, -1], [3, 5, 6]]), ValueError, "action -1 of slot 2 of level 0 must be"),
-    ],
-)
-def test_wrong_actions_are_named(actions: np.ndarray, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        check_actions(actions, 2, 3)

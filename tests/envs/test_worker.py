@@ -122,29 +122,6 @@ def test_returned_arrays_belong_to_the_caller(env: WorkerVectorEnv) -> None:
     assert [pickle.dumps(transition) for transition in transitions] == copies
 
 
-def test_mistakes_are_told_as_they_are_without_workers(env: WorkerVectorEnv) -> None:
-    local = make_local()
-    env.reset()
-    for actions, error, message in (
-        (np.zeros((3, 3)), TypeError, "actions must be integers, not float64"),
-        (np.zeros((3, 2), int), ValueError, r"shape \(3, 2\); there are 3 levels × 3 slots"),
-        (np.full((3, 3), 7), ValueError, "the action 7 of slot 0 of level 0 must be from 0 to 6"),
-    ):
-        with pytest.raises(error, match=message):
-            env.step(actions)
-    for other, message in (
-        (LocalVectorEnv(LEVEL_NAMES, 2, seed=0), "the state has n_slots 2; these .* have 3"),
-        (LocalVectorEnv(["GoToObj"], 3, seed=0), r"the state has levels \('GoToObj',\); these"),
-    ):
-        other.reset()
-        with pytest.raises(ValueError, match=message):
-            env.load_state(other.state())
-    # Nothing has happened to the environments.
-    local.load_state(env.state())
-    assert_same(local.reset(), env.reset())
-    assert_same(env.step(random_actions(1)[0]), local.step(random_actions(1)[0]))
-
-
 @pytest.mark.parametrize("n_workers", [0, N_SLOTS + 1])
 def test_there_are_at_most_as_many_workers_as_slots(make: Any, n_workers: int) -> None:
     with pytest.raises(ValueError, match=rf"n_workers \({n_workers}\) must be from 1 to n_slots"):

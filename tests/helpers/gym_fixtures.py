@@ -1,11 +1,11 @@
 """Fixtures: gyms that are written for a test, and the real one beside the checkout."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from helpers.fact_templates import SHARED
 from mttl.tasks.folder import Gym
 
 GymMaker = Callable[..., Gym]
@@ -43,8 +43,7 @@ def make_gym(tmp_path: Path) -> GymMaker:
 @pytest.fixture
 def crossfit() -> Gym:
     """The real CrossFit subset, where the checkout has it beside it."""
-    default = Path(__file__).parents[2].parent / "shared"
-    folder = Path(os.environ.get("MTTL_SHARED", default)) / "crossfit"
+    folder = SHARED / "crossfit"
     if not folder.is_dir():
         pytest.skip(f"no CrossFit subset at '{folder}'; set MTTL_SHARED to the folder above it")
     return Gym(folder)

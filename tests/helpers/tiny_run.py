@@ -68,6 +68,6 @@ def check_answers(run: RunFolder, left: bool = False, **generation: Any) -> None
 
 def check_best_is_known(state: dict[str, Any], run: RunFolder) -> None:
     """The state to resume from knows the best score so far, or a worse one could replace it."""
-    (best,) = (value for key, value in state["callbacks"].items() if "ModelCheckpoint" in key)
+    (best,) = (value for key, value in state["callbacks"].items() if "SaveBest" in key)
     scores = column(run.metrics, "val/score")
     assert float(best["best_model_score"]) == pytest.approx(max(scores.values()))

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from mttl.errors import TaskError
 from mttl.inference.input_table import (
     FORMATS,
     check_questions,
@@ -17,6 +16,7 @@ from mttl.inference.input_table import (
     references_of,
     text_of,
 )
+from mttl.io.errors import TaskError
 
 
 @pytest.mark.parametrize("kind", FORMATS)

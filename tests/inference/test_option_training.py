@@ -9,9 +9,9 @@ from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.config.load import load_config
 from mttl.data.collate import TrainCollator
-from mttl.errors import ConfigError, TaskError
 from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_training import OptionTraining
+from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import is_decoder_only
 
 OPTIONS = {0: [[3, 1], [4, 5, 6, 1], [8, 8, 1]], 2: [[9, 10, 1], [12, 1]]}

@@ -15,7 +15,7 @@ from helpers.chat_templates import CHATML, save_tokenizer
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.assembly.model import Built
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 
 # Random weights that are large: answers depend on the question without any training.
 LARGE = {"initial_scale": {"*": 3.0}}

@@ -11,9 +11,9 @@ from helpers.command import train
 from helpers.gyms import write_config, write_gym
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import ConfigError, TaskError
 from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.task_options import check_options, task_options, wanted_options
+from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import load_tokenizer
 from mttl.runtime.command import USER_MISTAKE, run_command
 from mttl.tasks.folder import Gym

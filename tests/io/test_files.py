@@ -1,18 +1,14 @@
 import errno
 import os
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from mttl.io import files
 from mttl.io.files import (
-    FolderGoneError,
     append_line,
     locked,
     new_folder,
@@ -121,16 +117,6 @@ def test_a_table_leaves_missing_values_empty(tmp_path: Path) -> None:
     assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,"x, y"\r\n,\r\n'
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / ".b.txt.abcdefg1.part").write_text("half")
-    (tmp_path / ".out.abcdefg1.part").mkdir()
-    (tmp_path / ".out.abcdefg1.part" / "model").write_text("half")
-    write_text(tmp_path / "b.txt", "whole")
-    with new_folder(tmp_path / "out"):
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
-
-
 def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
     def write(temporary: Path) -> None:
         write_text(tmp_path / "b.txt", "second")
@@ -160,53 +146,3 @@ def test_a_folder_that_may_be_replaced_is(
         raise OSError(28, "full")
     assert os.listdir(tmp_path / "out") == ["second"]
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_what_another_process_takes_for_left_behind_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may look between the making of a temporary file and its lock."""
-    make, taken = tempfile.mkstemp, []
-
-    def taken_once(*given: str) -> tuple[int, str]:
-        handle, name = make(*given)
-        if not taken:
-            taken.append(name)
-            os.unlink(name)
-        return handle, name
-
-    monkeypatch.setattr(tempfile, "mkstemp", taken_once)
-    write_text(tmp_path / "file.txt", "text")
-    assert taken
-    assert (tmp_path / "file.txt").read_text() == "text"
-    assert os.listdir(tmp_path) == ["file.txt"]
-
-
-def test_a_folder_that_is_removed_just_before_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, make = tmp_path / "gone", tempfile.mkstemp
-
-    def too_late(*given: str) -> tuple[int, str]:
-        shutil.rmtree(folder)
-        return make(*given)
-
-    monkeypatch.setattr(tempfile, "mkstemp", too_late)
-    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*file\.txt"):
-        write_text(folder / "file.txt", "text")
-    monkeypatch.setattr(files, "drop_cut_line", lambda path: shutil.rmtree(folder))
-    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*lines"):
-        append_line(folder / "lines", "line")
-
-
-def test_a_folder_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
-    folder = tmp_path / "gone"
-    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*file\.txt"):
-        write_atomic(folder / "file.txt", lambda temporary: shutil.rmtree(folder))
-    with (
-        pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*out"),
-        new_folder(folder / "out"),
-    ):
-        shutil.rmtree(folder)
-    with pytest.raises(FileNotFoundError, match="other"):
-        write_atomic(tmp_path / "file.txt", lambda temporary: (tmp_path / "other").read_text())

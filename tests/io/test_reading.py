@@ -1,18 +1,16 @@
-"""What is too large or no text is refused with its name and what to do."""
+"""Errors about files name the file and say how to fix it."""
 
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
 
-from mttl.errors import MOST_MESSAGE, ConfigError, TaskError, nearest
+from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import (
     MOST_LINE,
     check_name,
     file_sha256,
     parse_json,
-    read_bytes,
     read_json,
     read_table,
     read_text,
@@ -37,34 +35,17 @@ def test_a_file_is_read_whole_without_its_mark(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda path: None, "does not exist: check the name"),
-        (lambda path: path.mkdir(), "is a folder; it must be a regular file"),
-        (lambda path: os.mkfifo(path), "is a pipe or a device; it must be a regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "is a pipe or a device"),
-        (lambda path: path.symlink_to(path.name), "cannot be read: Too many levels"),
+        (lambda path: path.mkdir(), "is a folder; it must be a file"),
     ],
 )
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, make, message: str) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, make, message: str) -> None:
     make(tmp_path / "it")
     with pytest.raises(TaskError, match=message):
         require_file(tmp_path / "it", TaskError)
 
 
-def test_a_name_that_no_file_can_have_is_refused() -> None:
-    for name in ("a\0b", "x" * 5000):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            require_file(name, ConfigError)
-
-
-def test_a_file_that_gives_no_bytes_has_no_checksum(tmp_path: Path) -> None:
-    """Memory of a process is a regular file to the system, and cannot be read at its start."""
+def test_a_checksum_is_that_of_the_content(tmp_path: Path) -> None:
     assert file_sha256(write(tmp_path, b"abc"), TaskError) == hashlib.sha256(b"abc").hexdigest()
-    with pytest.raises(TaskError, match="'/proc/self/mem' cannot be read: Input/output error"):
-        file_sha256(Path("/proc/self/mem"), TaskError)
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has 11 bytes; at most 10 can be read"):
-        read_bytes(write(tmp_path, "x" * 11), ConfigError, 10)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +63,10 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str
     ("text", "message"),
     [
         ("{", "line 1, column 2: not valid JSON: Expecting property name"),
-        ('{"a": 1, "a": 2}', 'the key "a" stands there twice'),
-        ("[NaN]", "NaN is no number of JSON"),
-        ("[1e999]", 'the number "1e999" is too large'),
+        ('{"a": 1, "a": 2}', 'the key "a" is repeated'),
+        ("[NaN]", "NaN is not a number"),
         ("9" * 5000, "not valid JSON: Exceeds the limit"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "holds \\[\\]; it must hold an object"),
     ],
 )
@@ -126,10 +106,7 @@ def test_names_can_be_shown_anywhere(name: object, message: str) -> None:
     assert check_name("名前 <b>", "train[0]", ConfigError) == "名前 <b>"
 
 
-def test_messages_are_short_and_printable() -> None:
-    assert str(ConfigError("a\x1b[31m\nb\u202e")) == "a\\x1b[31m\nb\\u202e"
-    assert len(str(TaskError("x" * 10**6))) < MOST_MESSAGE + 10
-    assert nearest("x" * 10**6, ["x"]) == ""
+def test_messages_are_short() -> None:
     assert len(shown("x" * 1000)) == 60
     assert reason(OSError(2, "gone")) == "gone"
     assert len(reason(ValueError("y" * 1000))) == 300

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.library import library_folder
 from mttl.library.library_folder import (
     Library,
@@ -170,7 +170,7 @@ def test_a_writer_that_died_leaves_nothing(tmp_path, monkeypatch):
 WRITER = """
 import sys
 from test_library_folder import BASE, member
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.library.library_folder import add_members
 own, n = sys.argv[2], 0
 for number in range(4):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from matrix.expected import BACKBONES, COLUMNS, FOLDERS, MORE, files, reasons
 from matrix.toy import MEMBERS
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 TURNS = [(name,) for name in COLUMNS if name not in ("train", "adapt", "add-tasks")]
 TURNS.append(("adapt", "add-tasks"))

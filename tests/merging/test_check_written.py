@@ -14,8 +14,8 @@ from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.assembly.saved_run import SavedRun
 from mttl.config.load import load_config
-from mttl.errors import CheckpointError
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError
 from mttl.merging.check_written import check_written, logits, rounding
 from mttl.models.backbone import build_random
 from mttl.runtime.command import USER_MISTAKE, run_command

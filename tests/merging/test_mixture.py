@@ -12,7 +12,7 @@ from helpers.command import train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.stored_forms import store
 from mttl.assembly.model import load_run
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.merging.fold import fold, task_mixing
 from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.recipe import Recipe

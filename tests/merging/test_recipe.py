@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.merging.recipe import read_recipe
 
 GOOD = """

@@ -1,7 +1,6 @@
 """Models on disk against the same arithmetic in memory."""
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from mttl.aggregation.arithmetic import add_task_vectors, contrast
 from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.ties import merge_agreeing, trim
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.merging import tensor_file
 from mttl.merging.recipe import Ingredient, Recipe
 from mttl.merging.run import merge_models
@@ -265,17 +264,6 @@ def test_a_merge_that_is_stopped_leaves_nothing(make: Make, tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         merge_models(make("arithmetic"), tmp_path / "out", on_range=stop)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_pipe_beside_the_weights_is_refused(make: Make, models: Path, tmp_path: Path) -> None:
-    pipe = models / "base" / "notes.txt"
-    os.mkfifo(pipe)
-    try:
-        with pytest.raises(CheckpointError, match=r"notes\.txt' is a pipe or a device"):
-            merge_models(make("arithmetic"), tmp_path / "out")
-    finally:
-        pipe.unlink()
-    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_overwritten_and_the_disk_is_measured(

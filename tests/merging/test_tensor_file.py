@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.merging.tensor_file import Entry, TensorFile, write_like
 
 

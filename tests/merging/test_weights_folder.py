@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.backbones import tiny_t5
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.merging.weights_folder import INDEX, Weights
 
 

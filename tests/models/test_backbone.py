@@ -14,7 +14,7 @@ from transformers import ByT5Tokenizer, PreTrainedModel
 
 from helpers.backbones import BACKBONES, batch
 from helpers.gyms import TINY_LLAMA, TINY_T5
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import (
     build_random,
     is_decoder_only,

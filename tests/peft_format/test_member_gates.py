@@ -6,7 +6,7 @@ from transformers import ByT5Tokenizer
 
 from helpers.backbones import BACKBONES
 from helpers.experts import N_EXPERTS, padded_batch, token_model
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 from mttl.peft_format.member_gates import own_members, train_gates
 from mttl.routing import PhatgooseRouter, RoutingSlot, private_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.peft_format.lora_import import read_lora
 from mttl.peft_format.peft_folder import PeftFolder, read_peft, write_peft
 

@@ -7,7 +7,7 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, skilled
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
 from mttl.merging.fold import average_mixing, task_mixing
 from mttl.merging.low_rank_factors import relative_error as svd_error

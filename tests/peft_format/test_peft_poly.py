@@ -6,7 +6,7 @@ import torch
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import ROUTERS, skilled
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.peft_format.peft_folder import PeftFolder, read_peft, write_peft
 from mttl.peft_format.poly import poly_checkpoint, poly_logits, read_poly
 from mttl.routing import PolytroponRouter, RoutingSlot, private_router

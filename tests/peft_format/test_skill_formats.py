@@ -10,7 +10,7 @@ from helpers.adapterhub import adapterhub
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from helpers.skills import PLACED, skilled, spread
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.merging.fold import task_mixing
 from mttl.peft_format.skill_formats import skill_adapter
 from mttl.routing import PolytroponRouter, RoutingSlot

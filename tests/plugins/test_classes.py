@@ -1,4 +1,4 @@
-"""Classes of one's own are found by their names, and nothing is imported that nobody asked for."""
+"""Custom classes are found by their names, and imported only if trusted."""
 
 import sys
 from collections.abc import Callable
@@ -87,19 +87,11 @@ def test_a_trusted_file_is_found_from_elsewhere(
     parser = make_parser("", None)
     monkeypatch.setenv(TRUST, "parts/mine_d.py")
     with pytest.raises(
-        PluginError, match=r"no file './parts/mine_d\.py' in .*--trust FOLDER/parts"
+        PluginError, match=r"'./parts/mine_d\.py' does not exist in .*--trust FOLDER/parts"
     ):
         find_class(ROUTERS, "./parts/mine_d.py:MyRouter")
     assert vars(parser.parse_args(["--trust", str(path)])) == {}
     assert find_class(ROUTERS, "./parts/mine_d.py:MyRouter").__name__ == "MyRouter"
-
-
-@pytest.mark.parametrize("name", ["none.py", "no_such_module", "mine_h,no_such", "", "./mine_h"])
-def test_what_does_not_exist_is_not_trusted(write: Write, name: str) -> None:
-    write("mine_h.py", "raise RuntimeError('imported')")
-    with pytest.raises(PluginError, match=r"--trust '.*': there is no such (file|module), "):
-        make_parser("", None).parse_args(["--trust", name])
-    make_parser("", None).parse_args(["--trust", "mine_h,mttl.routing"])
 
 
 def test_an_installed_package_offers_short_names(
@@ -121,7 +113,7 @@ def test_an_installed_package_offers_short_names(
     ("name", "text", "message"),
     [
         ("gone_f:MyRouter", None, r"no module 'gone_f'.*PYTHONPATH=FOLDER.*\./my_router\.py"),
-        ("./gone_f.py:MyRouter", None, r"no file './gone_f\.py'"),
+        ("./gone_f.py:MyRouter", None, r"'./gone_f\.py' does not exist"),
         ("mine_f:MyRuter", ROUTER, "'mine_f' has no 'MyRuter'. Did you mean 'MyRouter'"),
         ("mine_f:Other", ROUTER, "is a class, and no TaskRouter: a task router is a subclass"),
         ("mine_f:number", ROUTER, "is int, and no TaskRouter"),

@@ -1,4 +1,4 @@
-"""Children end with their parent, and stopped ones are told apart."""
+"""Children end with their parent, and stopped ones are recognised."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ import pytest
 
 from envs.process import is_stopped
 from helpers.processes import wait_until_gone
+from mttl.runtime import child_process
 from mttl.runtime.child_process import with_parent
 
 PARENT = """
@@ -47,3 +48,35 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert with_parent() is None
     assert not is_stopped(os.getpid())
+
+
+def test_a_process_follows_the_one_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    for name in ("LOCAL_RANK", child_process.LAUNCHER):
+        os.environ.pop(name, None)
+    monkeypatch.setattr(child_process, "_LOOK", 0.01)
+    ended: list[str] = []
+
+    def end(what: str) -> None:
+        ended.append(what)
+        os.environ.pop(child_process.LAUNCHER)  # in truth nothing comes after it
+
+    def follow(parent: int, **variables: str) -> list[str]:
+        ended.clear()
+        monkeypatch.setattr(os, "getppid", lambda: parent)
+        os.environ.update(variables)
+        before = set(child_process.threading.enumerate())
+        child_process.follow_launcher(end)
+        for thread in set(child_process.threading.enumerate()) - before:
+            thread.join(0.2)
+        child_process.forget_launcher()
+        return [*ended]
+
+    child_process.note_launcher()
+    assert os.environ[child_process.LAUNCHER] == str(os.getpid())
+    assert not follow(1, LOCAL_RANK="0")  # it is the one that has started others
+    child_process.forget_launcher()
+    assert child_process.LAUNCHER in os.environ
+    assert not follow(7, MTTL_LAUNCHER="7")
+    assert follow(1, MTTL_LAUNCHER="7") == ["the process that started this one (7) has ended"]
+    assert not follow(1, MTTL_LAUNCHER="7", TORCHELASTIC_RUN_ID="run")

@@ -63,7 +63,7 @@ def _each_process_plays_on(number: int) -> None:
     resumed = Position(-1)
     RolloutDataModule(resumed).load_state_dict(state)  # type: ignore[arg-type]
     assert resumed.number == 5 + number
-    # One process saved: the second begins anew, with the counts of the first.
+    # One process saved: the second begins new episodes, with the counts of the first.
     fewer = Position(-1)
     RolloutDataModule(fewer).load_state_dict(Position(7).state())  # type: ignore[arg-type]
     assert (fewer.number, fewer.counts) == ((7, -1) if number == 0 else (-1, 70))

@@ -12,7 +12,7 @@ from helpers.compare import relative_error
 from helpers.skills import gradients, spread
 from mttl.assembly.model import build_model
 from mttl.config.load import dump_config, load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.merging.fold import average_mixing, fold, strip, unfold
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import (

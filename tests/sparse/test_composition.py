@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.sparse.composition import SparseComposition
 from mttl.sparse.skill_file import SparseSkill
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from mttl.errors import CheckpointError, ConfigError, StopRequested
+from mttl.io.errors import CheckpointError, ConfigError, StopRequested
 from mttl.sparse import loop as stoppable_loop
 from mttl.sparse.loop import load_state, run_steps, save_state
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.sparse.composition import SparseComposition
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.lottery_ticket import LotteryTicket

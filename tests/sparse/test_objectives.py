@@ -9,7 +9,7 @@ from transformers import T5ForConditionalGeneration as T5
 
 from helpers.backbones import fill
 from mttl.data.encode import TextEncoder
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
 from mttl.sparse.objectives import (
     CausalText,

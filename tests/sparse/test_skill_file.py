@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.sparse.skill_file import METADATA, SparseChange, SparseSkill, _checksum, digest
 
 

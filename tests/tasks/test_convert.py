@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.fact_templates import SHARED, facts
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.convert import convert
 from mttl.tasks.sampling import draw
 from mttl.tasks.table import crossfit

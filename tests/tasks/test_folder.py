@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import Row
 

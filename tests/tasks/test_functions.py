@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.convert import convert
 from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.table import crossfit

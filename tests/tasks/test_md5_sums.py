@@ -1,13 +1,10 @@
 import csv
-import os
-from pathlib import Path
 
 import pytest
 
+from helpers.fact_templates import SHARED
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.table import crossfit
-
-SHARED = Path(os.environ.get("MTTL_SHARED", Path(__file__).parents[3] / "shared"))
 
 
 def test_every_file_has_a_sum():

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.partition import Partition, load_partition, select_tasks
 
 
@@ -30,7 +30,7 @@ def test_dev_and_test_may_be_left_out(write):
     [
         ('{"train": ["a"],}', "partition.json, line 1, column .*not valid JSON"),
         ('["a"]', r"holds \[\"a\"\]; a partition is an object with the lists train, dev, test"),
-        ('{"train": ["a"], "train": ["b"]}', 'the key "train" stands there twice'),
+        ('{"train": ["a"], "train": ["b"]}', 'the key "train" is repeated'),
         ({"train": ["a"], "tset": []}, "unknown key 'tset'.* Did you mean 'test'"),
         ({"train": "a"}, "'train' is \"a\"; it must be a list of tasks"),
         ({"train": ["a", 3]}, r"train\[1\] is 3; it must be a name"),
@@ -56,7 +56,7 @@ def test_an_unreadable_file(tmp_path):
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TaskError, match="must be UTF-8 text"):
         load_partition(tmp_path / "bad.json")
-    with pytest.raises(TaskError, match="is a folder; it must be a regular file"):
+    with pytest.raises(TaskError, match="is a folder; it must be a file"):
         load_partition(tmp_path)
 
 

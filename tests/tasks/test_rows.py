@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.rows import Row, line_of, parse_rows, read_rows
 
 PATH = Path("task_16_100_train.tsv")
@@ -102,7 +102,7 @@ def test_a_row_of_json_lines_holds_tabs_and_line_breaks():
         ('{"input": "a", "outputs": ["b", 4]}', "line 1: 4 is not a text"),
         ('{"input": " ", "outputs": ["b"]}', "line 1: the input is empty"),
         ('{"input": "a", "outputs": ["b", ""]}', "line 1: output 2 of 2 is empty"),
-        ('{"input": "a", "input": "a", "outputs": ["b"]}', 'the key "input" stands there twice'),
+        ('{"input": "a", "input": "a", "outputs": ["b"]}', 'the key "input" is repeated'),
     ],
 )
 def test_malformed_json_lines(line, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.raw import copying_task, make_task
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.sampling import SAMPLES, cut, draw, few_shot, shuffled
 from mttl.tasks.task import Holdout, Source
 

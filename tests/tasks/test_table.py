@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fact_templates import facts, labels_of
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.metrics.crossfit import METRICS
 from mttl.metrics.metric_names import METRIC_NAMES
 from mttl.tasks.partition import load_partition

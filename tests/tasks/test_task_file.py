@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.convert import convert
 from mttl.tasks.task import Holdout, Source, Task
 from mttl.tasks.task_file import load_tasks, parse_tasks

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.filters import RecordError
 from mttl.tasks.template import compile_condition, compile_template, compile_values
 from mttl.tasks.template_field import FILTERS

@@ -21,7 +21,7 @@ from mttl.data.loader import ResumableLoader
 from mttl.data.packing import PackedCollator
 from mttl.data.samplers import TaskBatchSampler
 from mttl.data.token_sampler import TokenBatchSampler
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 from mttl.routing import PolytroponRouter, ScoreFunctionRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.training.text_to_text import TextToTextModule

@@ -95,9 +95,3 @@ def test_a_resumed_run_continues_the_path(tmp_path: Path) -> None:
     temperatures(4.0, 0.125, 6, SaveAt(2, path))
     found = temperatures(4.0, 0.125, 6, ckpt_path=path)
     assert found == pytest.approx([1, 0.5, 0.25, 0.125])
-
-
-@pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (1.0, -0.5)])
-def test_temperatures_must_be_positive(start: float, end: float) -> None:
-    with pytest.raises(ValueError, match=rf"temperatures \({start} to {end}\) must be positive"):
-        TemperatureAnnealing(start, end)

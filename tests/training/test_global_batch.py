@@ -9,7 +9,7 @@ from helpers.command import column, start, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.assembly.trainer import with_shared_batches
 from mttl.config.load import load_any_config, load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 # 48 rows are four steps and one of 8 rows; a process has 10 of a step's rows in 3 batches, or two
 # have 5 each, in 2 batches.

@@ -17,7 +17,7 @@ from helpers.run_processes import run_processes
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.runtime.processes import gathered
 from mttl.skills.composed.composed_model import ComposedModel
@@ -72,14 +72,6 @@ def test_frozen_common_parameters_are_left_out(train_base: bool) -> None:
     kept = set(saved(policies(train_base))["state_dict"])
     assert {"model.router.logits", "model.router.temperature"} <= kept
     assert any(name.startswith("model.base.") for name in kept) is train_base
-
-
-def test_a_checkpoint_with_frozen_weights_is_read() -> None:
-    """Earlier versions kept those of policies."""
-    trained = policies(train_base=False)
-    checkpoint = saved(trained) | {"state_dict": dict(trained.state_dict())}
-    trained.on_load_checkpoint(checkpoint)
-    assert not trained.load_state_dict(checkpoint["state_dict"], strict=False).unexpected_keys
 
 
 @pytest.mark.parametrize("build", [lambda: text(backbone=tiny_llama), policies])
@@ -160,18 +152,6 @@ def test_another_number_of_processes_begins_new_streams(
         begin(trained, world_size=after, global_rank=rank, global_step=3)
         streams.add(tuple(torch.rand(2).tolist()))
     assert len(streams) == 1 + after
-
-
-@BOTH
-def test_a_checkpoint_of_one_state_is_read(build: Any) -> None:
-    """Earlier versions kept the random state beside everything else."""
-    trained = build()
-    checkpoint = saved(trained)
-    checkpoint |= checkpoint.pop("random_states")[0]
-    expected = torch.rand(3)
-    trained.on_load_checkpoint(checkpoint)
-    begin(trained)
-    assert torch.equal(torch.rand(3), expected)
 
 
 class Noisy(nn.Module):

@@ -11,7 +11,7 @@ from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
 from mttl.data.collate import TrainCollator
 from mttl.data.packing import PackedCollator
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.training.loss import global_mean
 from mttl.training.packing_check import check_packing
 from mttl.training.text_to_text import TextToTextModule

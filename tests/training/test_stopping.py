@@ -17,7 +17,7 @@ from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
-from mttl.errors import StopRequested, TrainingError
+from mttl.io.errors import StopRequested, TrainingError
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.stopping import GracefulStop
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from datasets import Dataset
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.training.task_embeddings import N_EXAMPLES, _examples
 
 

@@ -247,7 +247,7 @@ def test_an_undefined_score_counts_as_zero(
     right_answers: tuple[SkilledModel, list[dict[str, Any]]],
 ) -> None:
     model, some = right_answers
-    metrics = METRICS | {"last": "Pearson-Correlation"}  # of words that are no numbers
+    metrics = METRICS | {"last": "Pearson-Correlation"}  # of words
     logged = validate(module(model, metrics), some, trainer())
     assert math.isnan(logged["val/last/score"])
     assert logged["val/score"] == pytest.approx(1 / 4)

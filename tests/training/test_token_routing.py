@@ -15,7 +15,7 @@ from helpers.skills import ROUTERS
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
 from mttl.config.optim_schema import AdamW
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
 from mttl.training.loss import global_mean

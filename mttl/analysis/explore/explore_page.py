@@ -30,7 +30,7 @@ from mttl.analysis.similarity import task_similarity
 from mttl.analysis.skill_matching import group_agreement, match_skills, matched
 from mttl.analysis.tokens.token_page import token_data
 from mttl.analysis.tokens.token_record import TokenRoutingRecord
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 
 N_NEAREST = 5
 # More steps than this would make the page large; they are thinned out evenly.

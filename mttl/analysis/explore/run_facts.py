@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mttl.analysis.routing_record import read_adaptation_history, read_arrays
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import parse_json, read_table, to_number
 
 # What would make the page large is thinned out.

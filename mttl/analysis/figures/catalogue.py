@@ -18,7 +18,7 @@ from mttl.analysis.layers import stack_of
 from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import match_skills, matched
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 PANELS = 12  # groups of layers in one figure, at most
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"

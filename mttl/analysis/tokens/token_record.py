@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from mttl.analysis.routing_record import RoutingRecord, read_arrays
 from mttl.analysis.tokens.token_counts import Bigrams, TokenCounts
 from mttl.analysis.tokens.token_statistics import entropy_bits, load_entropy, mutual_information
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import atomic_path
 
 N_TOP = 10  # tokens listed for each expert

@@ -24,7 +24,7 @@ from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.routing.token import base
 from mttl.routing.token.balanced_assignment import square_scores
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, global_mean
 
@@ -146,7 +146,7 @@ def _even_assignment(scores: Tensor, *, method: str) -> Tensor:
 
 
 def _tell_tasks_apart(routing: Routing, tasks: Tensor) -> None:
-    """Give fake mixing weights values, by which skills may tell which examples are mixed alike."""
+    """Give fake mixing weights values: skills group examples with equal weights."""
     if isinstance(routing.mixing, FakeTensor):
         shape, dtype = routing.mixing.shape, routing.mixing.dtype
         numbers = (1 + tasks[: shape[1]]).to(dtype).view(1, -1, 1, 1)

@@ -13,7 +13,7 @@ from mttl.assembly.planning.fake_passes import GRADIENTS, generation_bytes, trai
 from mttl.config.backbone_schema import Quantisation
 from mttl.config.optim_schema import Optim
 from mttl.config.schema import Config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.quantised import GROUPS
 from mttl.skills.targets import block_paths, inside_block
 from mttl.training.optim import parameter_roles

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mttl.babyai.rl.checks import require_same_shape
-
 
 class EpisodeLog:
     """Counts episodes and frames of T levels and remembers the last episodes of each.
@@ -53,16 +51,7 @@ class EpisodeLog:
             truncated: Its time ran out.
             reward: What the step brought; read where an episode ended.
             length: Steps of the episode, this one included; read where an episode ended.
-
-        Raises:
-            ValueError: If shapes disagree, with each other or with the number of levels.
         """
-        require_same_shape(terminated=terminated, truncated=truncated, reward=reward, length=length)
-        if len(terminated) != len(self.levels):
-            raise ValueError(
-                f"the step has {len(terminated)} levels, but the log {len(self.levels)}: "
-                f"{', '.join(self.levels)}"
-            )
         ended = terminated | truncated
         level, slot = np.nonzero(ended)
         earlier = np.cumsum(ended, axis=1)[level, slot] - 1  # in this step, of the same level
@@ -93,25 +82,13 @@ class EpisodeLog:
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on, as plain lists and numbers."""
         return {
-            "levels": list(self.levels),
-            "window": self.window,
             "episodes": self.episodes.tolist(),
             "frames": self.frames.tolist(),
             "last": self._last.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state.
-
-        Raises:
-            ValueError: If it was saved with other levels or another window.
-        """
-        for name, own in (("levels", list(self.levels)), ("window", self.window)):
-            if state[name] != own:
-                raise ValueError(
-                    f"the saved log has {name} {state[name]}, but this one {own}; go on with the "
-                    "same"
-                )
+        """Go on from a saved state."""
         self.episodes = np.array(state["episodes"], dtype=np.int64)
         self.frames = np.array(state["frames"], dtype=np.int64)
         self._last = np.array(state["last"], dtype=np.float64)

@@ -4,9 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mttl.babyai.rl.checks import require_same_shape
-
-# Keeps advantages that are all alike at 0 instead of dividing 0 by 0.
+# Keeps equal advantages at 0 instead of dividing 0 by 0.
 SMALLEST_DEVIATION = 1e-8
 
 
@@ -40,19 +38,12 @@ def generalised_advantages(
         bootstraps: Value of the last observation of each truncated episode, at the step that ended
             it, and 0 at steps that terminated one. Other steps are not read.
 
-    Raises:
-        ValueError: If shapes disagree.
-
     References:
         Schulman, Moritz, Levine, Jordan and Abbeel, *High-Dimensional Continuous Control Using
         Generalized Advantage Estimation*, ICLR 2016, arXiv:1506.02438, equation 16.
     """
-    require_same_shape(rewards=rewards, values=values, ends=ends)
-    require_same_shape(next_values=next_values, last_step_of_values=values[-1])
     if bootstraps is None:
         bootstraps = torch.zeros_like(values)
-    require_same_shape(values=values, bootstraps=bootstraps)
-
     following = torch.cat([values[1:], next_values[None]])
     errors = rewards + discount * torch.where(ends, bootstraps, following) - values
     kept = discount * decay * (~ends).to(errors.dtype)

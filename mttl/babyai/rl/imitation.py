@@ -3,8 +3,6 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.babyai.rl.checks import require_same_shape
-
 
 def imitation_loss(
     logits: Float[Tensor, "*frames A"],
@@ -17,9 +15,8 @@ def imitation_loss(
 
     .. math:: \frac{1}{\sum m} \sum m\, \bigl(-\log \pi(a) - c_e\, \mathrm{H}(\pi)\bigr)
 
-    Every frame that counts does so alike: where demonstrations of one task are longer, it counts
-    for more, unless the caller gives each task the same number of frames. A batch in which none
-    counts has a loss of 0.
+    All frames under the mask have the same weight, so a task with longer demonstrations weighs
+    more, unless the caller computes one loss per task. A batch without such frames has a loss of 0.
 
     Args:
         logits: Of the policy, for the A actions; with any leading axes.
@@ -31,14 +28,10 @@ def imitation_loss(
         The loss, and without gradients ``cross_entropy``, ``entropy`` and ``accuracy``, the
         fraction of frames where the most probable action is the demonstrated one.
 
-    Raises:
-        ValueError: If shapes disagree.
-
     References:
         Chevalier-Boisvert et al., *BabyAI: A Platform to Study the Sample Efficiency of Grounded
         Language Learning*, ICLR 2019, arXiv:1810.08272, section 4.1.
     """
-    require_same_shape(logits_of_one_action=logits[..., 0], actions=actions, mask=mask)
     log_probs = logits.log_softmax(-1)
     n_frames = mask.sum().clamp_min(1)
     chosen = log_probs.gather(-1, actions[..., None])[..., 0]

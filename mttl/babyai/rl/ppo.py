@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.babyai.rl.checks import require_same_shape
-
 
 def action_log_probs(
     logits: Float[Tensor, "*frames A"], actions: Int[Tensor, "*frames"]
@@ -32,7 +30,7 @@ def ppo_loss(
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    r"""Return the loss of actor and critic on some frames, and what it is made of.
+    r"""Return the loss of actor and critic on some frames, and its terms.
 
     With :math:`\rho = \pi(a) / \pi_{old}(a)`, :math:`\epsilon` = ``clip``, and
     :math:`\bar v = v_{old} + \mathrm{clip}(v - v_{old}, \pm\epsilon)`, the mean over all frames of
@@ -41,7 +39,7 @@ def ppo_loss(
               + c_v \max\bigl((v - R)^2, (\bar v - R)^2\bigr)
               - c_e\, \mathrm{H}(\pi)
 
-    Every frame counts alike, and so do tasks, which have the same number of frames in a batch.
+    Every frame has the same weight, and so has every task: a batch has equally many frames of each.
 
     Args:
         logits: Of the policy as it is now, for the A actions; with any leading axes.
@@ -62,23 +60,11 @@ def ppo_loss(
         :math:`\rho - 1 - \log\rho`, which is never negative), and ``clip_fraction``, the fraction
         of frames whose ratio lies outside the range.
 
-    Raises:
-        ValueError: If shapes disagree.
-
     References:
         Schulman, Wolski, Dhariwal, Radford and Klimov, *Proximal Policy Optimization Algorithms*,
         2017, arXiv:1707.06347, equations 7 and 9. The clipped value loss is that of its authors'
         code; settings for BabyAI are those of Hui et al., *BabyAI 1.1*, 2020, arXiv:2007.12770.
     """
-    require_same_shape(
-        logits_of_one_action=logits[..., 0],
-        values=values,
-        actions=actions,
-        old_log_probs=old_log_probs,
-        old_values=old_values,
-        advantages=advantages,
-        returns=returns,
-    )
     log_probs = logits.log_softmax(-1)
     log_ratio = log_probs.gather(-1, actions[..., None])[..., 0] - old_log_probs
     ratio = log_ratio.exp()

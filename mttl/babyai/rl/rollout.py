@@ -41,9 +41,6 @@ class Rollout:
 
     Of the memory only what stood before every ``recurrence``-th step is kept: sequences that are
     learned from begin nowhere else. It has C = S / recurrence entries.
-
-    Raises:
-        ValueError: If leading axes disagree, or C does not divide S.
     """
 
     images: UInt8[Tensor, "S T N *image"]
@@ -55,22 +52,6 @@ class Rollout:
     values: Float[Tensor, "S T N"]
     rewards: Float[Tensor, "S T N"]
     ends: Bool[Tensor, "S T N"]
-
-    def __post_init__(self) -> None:
-        n_steps, n_tasks, n_slots = self.actions.shape
-        for field in fields(self):
-            shape = tuple(getattr(self, field.name).shape)
-            first = len(self.memory) if field.name == "memory" else n_steps
-            if shape[:3] != (first, n_tasks, n_slots):
-                raise ValueError(
-                    f"{field.name} has the shape {shape}, which does not begin with "
-                    f"({first}, {n_tasks}, {n_slots}) as actions have it"
-                )
-        if len(self.memory) == 0 or n_steps % len(self.memory):
-            raise ValueError(
-                f"memory has {len(self.memory)} entries, which do not divide {n_steps} steps into "
-                "sequences of one length"
-            )
 
     @property
     def recurrence(self) -> int:
@@ -84,15 +65,7 @@ def stack_steps(steps: Sequence[Step], recurrence: int) -> Rollout:
     Args:
         steps: All steps, S of them.
         recurrence: Steps of a sequence, through which gradients pass back in time; divides S.
-
-    Raises:
-        ValueError: If there is no step, or S is not a multiple of the recurrence.
     """
-    if not steps or recurrence < 1 or len(steps) % recurrence:
-        raise ValueError(
-            f"{len(steps)} steps cannot be cut into sequences of {recurrence}: the number of steps "
-            "must be a positive multiple of recurrence"
-        )
     stacked = {}
     for field in fields(Step):
         kept = steps[::recurrence] if field.name == "memory" else steps

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt8
 from torch import Tensor
 
-from mttl.babyai.rl.checks import require_same_shape
 from mttl.babyai.rl.missions import distinct_missions
 from mttl.babyai.rl.rollout import Rollout
 
@@ -87,11 +86,7 @@ def cut_sequences(
         rollout: What was collected.
         advantages: Those of its actions, normalised where they shall be.
         returns: What its critic should have expected.
-
-    Raises:
-        ValueError: If a shape disagrees with the rollout's.
     """
-    require_same_shape(actions=rollout.actions, advantages=advantages, returns=returns)
     missions, mission_index = distinct_missions(rollout.missions)
 
     def cut(field: Tensor) -> Tensor:
@@ -117,31 +112,17 @@ def minibatches(
 ) -> Iterator[EpisodeSequences]:
     """Return ``n_epochs * n_minibatches`` minibatches; each epoch uses every frame once.
 
-    The sequences of every task are shuffled anew for each epoch, each task for itself, so that
-    every minibatch holds the same number of every task's.
+    Each epoch shuffles the sequences of every task separately, so that a minibatch has equally many
+    of each task.
 
     Args:
         sequences: Those of a whole rollout.
         n_minibatches: Minibatches of an epoch; divides the number of sequences of a task.
         n_epochs: How often to go through the rollout.
         generator: Draws the order, on the CPU.
-
-    Raises:
-        ValueError: If the sequences cannot be divided; at once, not at the first minibatch.
     """
-    n_tasks, n_steps, n_sequences = sequences.actions.shape
-    if n_minibatches < 1 or n_sequences % n_minibatches:
-        divisors = [n for n in range(1, n_sequences + 1) if n_sequences % n == 0]
-        raise ValueError(
-            f"the rollout has {n_sequences} sequences of {n_steps} steps for each of {n_tasks} "
-            f"tasks, which n_minibatches ({n_minibatches}) cannot divide; it can be any of "
-            f"{', '.join(map(str, divisors))}"
-        )
-
-    def shuffled() -> Iterator[EpisodeSequences]:
-        for _ in range(n_epochs):
-            order = torch.rand(n_tasks, n_sequences, generator=generator).argsort(dim=1)
-            for chosen in order.to(sequences.actions.device).chunk(n_minibatches, dim=1):
-                yield sequences.select(chosen)
-
-    return shuffled()
+    n_tasks, _, n_sequences = sequences.actions.shape
+    for _ in range(n_epochs):
+        order = torch.rand(n_tasks, n_sequences, generator=generator).argsort(dim=1)
+        for chosen in order.to(sequences.actions.device).chunk(n_minibatches, dim=1):
+            yield sequences.select(chosen)

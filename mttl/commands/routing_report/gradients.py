@@ -18,7 +18,7 @@ from rich.table import Table
 
 from mttl.commands.routing_report.open_rows import open_rows
 from mttl.data.collate import TrainCollator, pad_id_of
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.training.loss import global_mean
 
 MOST_PAIRS = 5

@@ -9,7 +9,7 @@ from mttl.config.plugin_section import LEAVE
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.data_module import TextToTextDataModule
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.models.backbone import is_decoder_only
 from mttl.runtime.gpus import device_of
 from mttl.training.text_to_text import TextToTextModule

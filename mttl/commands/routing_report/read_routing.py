@@ -23,7 +23,7 @@ from mttl.config.plugin_section import LEAVE
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.data.chosen_tasks import gym_folder
-from mttl.errors import CheckpointError, TaskError
+from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_json, read_table
 from mttl.peft_format.library_run import MEMBERS
 from mttl.tasks.table import crossfit

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mttl.errors import require_positive
+from mttl.io.errors import require_positive
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import require_positive
+from mttl.io.errors import require_positive
 from mttl.routing.task.priors import RoutingPrior
 from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows

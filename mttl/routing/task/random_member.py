@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.routing.task.fixed import FixedRouter
 
 

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mttl.errors import require_one_of, require_positive
+from mttl.io.errors import require_one_of, require_positive
 from mttl.routing.task.prompt_router import PromptRouter
 
 

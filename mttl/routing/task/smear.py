@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.routing.task.prompt_router import PromptRouter
 
 

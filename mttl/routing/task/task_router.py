@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 
 # What `forward` may ask for besides the task ids: a vector per example, of the prompt itself, of
 # the task's description, or of a few of its training rows. It is the mean of the backbone's input

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import require_at_least, require_positive
+from mttl.io.errors import require_at_least, require_positive
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.load_sums import LoadSums, load_sums
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 
 # Bids rise by at least this share of the range of scores, from auction to auction.
 STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.routing.token.balanced_assignment import balanced_assignment
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.linear_router import LinearRouter

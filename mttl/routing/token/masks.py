@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mttl.shapes import IGNORED
+# Positions with this label do not count in a loss.
+IGNORED = -100
 
 
 @dataclass(frozen=True)

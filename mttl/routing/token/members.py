@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.errors import require_positive
+from mttl.io.errors import require_positive
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter, check_prior
 from mttl.routing.token.tokens import Tokens

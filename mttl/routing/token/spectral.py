@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.routing.token.members import MemberRouter, right_factors
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Assignment, RoutingDecision
 from mttl.routing.token.tokens import Tokens

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least, require_one_of
+from mttl.io.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.blocks.feed_forward_experts import Activation, activation_of

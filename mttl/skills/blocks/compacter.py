@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
 from mttl.skills.blocks.feed_forward_experts import Activation
 from mttl.skills.inventory import Inventory

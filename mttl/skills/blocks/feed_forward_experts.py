@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.inventory import Inventory

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
 from mttl.skills.inventory import Inventory, Merged, draw
 

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.routing.context import check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.composed.module_inventory import ModuleInventory

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import kind_for
 from mttl.skills.weight_decay import decays

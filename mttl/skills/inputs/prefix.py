@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 

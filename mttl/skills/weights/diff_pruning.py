@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least, require_one_of, require_positive
+from mttl.io.errors import require_at_least, require_one_of, require_positive
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 GROUPS = ("none", "rows", "layer")

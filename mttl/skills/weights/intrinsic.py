@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least
+from mttl.io.errors import require_at_least
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 from mttl.skills.weights.projections import DenseProjection, Fastfood, require_storable
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 

@@ -11,7 +11,7 @@ from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
 from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least, require_one_of
+from mttl.io.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible

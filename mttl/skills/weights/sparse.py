@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse_product import Pattern, make_pattern, sparse_outputs

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.config.enums import STRUCTURES
-from mttl.errors import require_at_least, require_one_of
+from mttl.io.errors import require_at_least, require_one_of
 
 
 class Units:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.config.enums import SCOPES, check_density
-from mttl.errors import require_one_of
+from mttl.io.errors import require_one_of
 from mttl.skills.weights.support_units import Units
 
 # Scores are ranked in pieces of this size: memory stays bounded, and kernels that count in int32

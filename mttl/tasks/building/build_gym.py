@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.files import atomic_path, write_text
 from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.building.record_files import counted

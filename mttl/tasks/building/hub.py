@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.files import DISK_REFUSES
 from mttl.tasks.building.record_files import Records
 from mttl.tasks.task import Source

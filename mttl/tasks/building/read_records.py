@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.reading import JSON_RULES, reason, require_file, table_rows
 from mttl.tasks.filters import shown
 from mttl.tasks.task import FILE_ENDINGS

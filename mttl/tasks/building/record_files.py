@@ -11,7 +11,7 @@ from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.reading import require_file
 from mttl.tasks.building.read_records import DECODE, open_unpacked, read_records
 from mttl.tasks.template_field import Record

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.building.record_files import RandomAccess, Records
 from mttl.tasks.convert import convert, each_alone, survey
 from mttl.tasks.rows import line_of

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.files import write_text
 from mttl.io.reading import read_table
 from mttl.tasks.task import Task

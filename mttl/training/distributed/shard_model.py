@@ -26,7 +26,7 @@ def shard_model(model: SkilledModel, mesh: DeviceMesh, device: torch.device) -> 
     is.
 
     Args:
-        model: Built alike in all processes.
+        model: Model with the same structure in all processes.
         mesh: Of all of them, one dimension.
         device: Of this one.
     """

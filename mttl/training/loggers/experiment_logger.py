@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers.logger import Logger
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from fuzzing import areas
 from fuzzing.digest import digest_of
 from fuzzing.mutate import mutate
 from fuzzing.samples import copy_sample
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 # System calls that a reader may make in addition to those at its start.
 MEMORY = 1 << 30

@@ -42,7 +42,7 @@ class Verdict:
         return [f"{column}: {text}" for column, found in self.problems.items() for text in found]
 
 
-class StepRange:
+class ChainFolders:
     """The folders of a drill: the material, what undisturbed commands made of it, the chains.
 
     Args:

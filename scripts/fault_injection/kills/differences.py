@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import safe_open
 
-WEIGHTS = (".safetensors", ".ckpt", ".state", ".part")
+WEIGHTS = (".safetensors", ".ckpt", ".state")
 # Times, and what depends on them.
 VARIES = (".log", ".journal", "table.md", "table.csv")
 # What a command cost, and a digest of absolute paths.
@@ -19,8 +18,9 @@ _PLACE = re.compile(rb"/[^\s\"']*/(chains|undisturbed)/[^/\s\"']+")
 
 
 def listed(folder: Path) -> set[str]:
-    """Return all files and folders below one."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    """Return all files and folders below one, without temporary files."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*"))
+    return {str(path) for path in paths if not any(p.endswith(".part") for p in path.parts)}
 
 
 def differences(found: Path, expected: Path) -> tuple[list[str], list[str], list[str]]:
@@ -55,6 +55,8 @@ def _difference(found: Path, expected: Path) -> str:
 
 def _content(path: Path) -> Any:
     if path.suffix in (".ckpt", ".state"):
+        import torch
+
         # The drill wrote it itself.
         return torch.load(path, map_location="cpu", weights_only=False)
     if path.suffix == ".safetensors":
@@ -88,7 +90,7 @@ def _where(first: Any, second: Any, place: str) -> str:
         pairs = [
             (f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(first, second, strict=True))
         ]
-    elif isinstance(first, torch.Tensor | np.ndarray):
+    elif isinstance(first, np.ndarray) or _is_tensor(first):
         return "" if _equal(first, second) else f"differs at {place}: other numbers"
     else:
         same = first == second or (first != first and second != second)
@@ -99,7 +101,13 @@ def _where(first: Any, second: Any, place: str) -> str:
     return ""
 
 
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
 def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor):
+    if _is_tensor(first):
         first, second = (tensor.double().numpy() for tensor in (first.cpu(), second.cpu()))
     return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")

@@ -18,7 +18,7 @@ import pytest
 
 from mttl.config.load import load_config
 from mttl.data.prompt_prefix import check_codes, prompt_prefix
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.io.reading import check_name
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import load_partition

@@ -15,7 +15,7 @@ from mttl.analysis.explore.run_facts import (
     read_run_curves,
     read_scores,
 )
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 HEAD = "task,split,sample,seed,metric,score,n\n"
 

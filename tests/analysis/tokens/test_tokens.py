@@ -17,7 +17,7 @@ from mttl.analysis.tokens.token_record import (
     write_token_record,
 )
 from mttl.analysis.tokens.token_statistics import entropy_bits, load_entropy, mutual_information
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 WORDS = ("a", "b", " ", "d")
 TASKS = ("past", "plural", "clock")

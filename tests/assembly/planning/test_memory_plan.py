@@ -12,7 +12,7 @@ from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.fake_passes import generation_bytes, training_bytes
 from mttl.assembly.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of, optimizer_bytes
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.training.optim import build_optimizer
 
 TASKS = ["a", "b", "c"]
@@ -41,7 +41,7 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
 def test_passes_without_weights_keep_what_real_ones_keep(
     folder: Path, backbone: dict, settings: list[str]
 ) -> None:
-    """The same passes, counted alike, on the model that `pl_train.py` builds."""
+    """The same passes, counted in the same way, on the model that `pl_train.py` builds."""
     config = config_of(folder, backbone, *settings)
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
     # In mixed precision real tensors keep some casts of a block a little longer: 0.7 % here.
@@ -154,7 +154,7 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
     random = needs_of(config_of(folder, TINY_T5), TASKS).weights
     assert 2 * found["backbone (bfloat16)"] == random["backbone (float32)"]
     missing = config_of(folder, TINY_T5, *settings, f"backbone.name={folder / 'nothing'}")
-    with pytest.raises(ConfigError, match=r"backbone.name .* is no folder"):
+    with pytest.raises(ConfigError, match=r"backbone.name .* is not a folder"):
         needs_of(missing, TASKS)
 
 

@@ -15,11 +15,11 @@ def test_the_peak_is_what_lives_at_once():
         assert counter.live == {"activations": 800, "kept": 200}
         del view, second
         assert counter.live["activations"] == 0
-        counter.call(third, "named anew")
+        counter.call(third, "renamed")
         weight.t()  # was there before
     assert counter.peak == 1000
     assert counter.at_peak == {"activations": 800, "kept": 200}
-    assert counter.live == {"activations": 0, "kept": 0, "named anew": 200}
+    assert counter.live == {"activations": 0, "kept": 0, "renamed": 200}
 
 
 def test_gradients_count_where_they_are_made():

@@ -1,4 +1,4 @@
-"""Rollouts of random numbers in which every frame is told apart by its values."""
+"""Rollouts of random numbers in which every frame has other values."""
 
 from collections.abc import Callable
 

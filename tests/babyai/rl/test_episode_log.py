@@ -2,7 +2,6 @@ import json
 from collections import deque
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,25 +99,3 @@ def test_a_saved_state_is_a_copy():
     yes = np.ones((1, 1), dtype=bool)
     log.update(yes, ~yes, np.ones((1, 1)), np.ones((1, 1), dtype=int))
     assert state == EpisodeLog(["GoToObj"], window=1).state_dict()
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_arguments():
-    log = EpisodeLog(["GoTo", "GoToObj"], window=2)
-    no = np.zeros((3, 4), dtype=bool)
-    with pytest.raises(ValueError, match="the step has 3 levels, but the log 2: GoTo, GoToObj"):
-        log.update(no, no, no * 0.0, no * 1)
-    with pytest.raises(ValueError, match=r"truncated \(2, 4\), reward \(4,\)"):
-        log.update(no[:2], no[:2], np.zeros(4), no[:2] * 1)
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (EpisodeLog(["GoTo", "Open"]), r"has levels \['GoTo', 'Open'\], but this one \['GoTo'\]"),
-        (EpisodeLog(["GoTo"], window=10), "has window 10, but this one 100; go on with the same"),
-    ],
-)
-def test_a_state_of_another_log(other, message):
-    with pytest.raises(ValueError, match=message):
-        EpisodeLog(["GoTo"]).load_state_dict(other.state_dict())

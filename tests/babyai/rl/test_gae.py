@@ -101,32 +101,6 @@ def test_inputs_are_not_changed():
     assert all(torch.equal(a, b) for a, b in zip(arguments, copies, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"ends": torch.zeros(4, 2, dtype=torch.bool)},
-            r"same shape: rewards \(4, 2, 3\), values \(4, 2, 3\), ends \(4, 2\)",
-        ),
-        ({"next_values": torch.zeros(3)}, r"next_values \(3,\), last_step_of_values \(2, 3\)"),
-        ({"bootstraps": torch.zeros(2, 3)}, r"values \(4, 2, 3\), bootstraps \(2, 3\)"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_arguments(changes, message):
-    shape = (4, 2, 3)
-    arguments = {
-        "rewards": torch.zeros(shape),
-        "values": torch.zeros(shape),
-        "ends": torch.zeros(shape, dtype=torch.bool),
-        "next_values": torch.zeros(2, 3),
-        "discount": 0.9,
-        "decay": 0.9,
-    }
-    with pytest.raises(ValueError, match=message):
-        generalised_advantages(**(arguments | changes))
-
-
 def test_normalised_advantages_have_mean_0_and_deviation_1():
     advantages = torch.randn(20, 3, 8, dtype=torch.double) * torch.tensor([1.0, 5, 9])[:, None] + 2
     together = normalise_advantages(advantages, "all")

@@ -1,6 +1,5 @@
 import math
 
-import pytest
 import torch
 
 from mttl.babyai.rl.imitation import imitation_loss
@@ -49,10 +48,3 @@ def test_a_batch_in_which_nothing_counts_has_no_loss():
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros_like(logits))
     assert all(math.isfinite(x) for x in statistics.values())
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_arguments():
-    logits, actions, mask = random_frames()
-    with pytest.raises(ValueError, match=r"actions \(2, 5, 4\), mask \(5, 4\)"):
-        imitation_loss(logits, actions, mask[0], entropy_coef=0.1)

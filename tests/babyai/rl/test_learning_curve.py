@@ -79,16 +79,3 @@ def test_smoothing_makes_the_crossing_that_of_the_true_rate():
     expected = {("mean", 1): 0.977, ("all", 1): 0.985, ("mean", 100): 0.990, ("all", 100): 0.991}
     # One run deviates by 0.0025 without smoothing: the mean of 20 by 0.0006.
     assert {k: np.mean(v) for k, v in found.items()} == pytest.approx(expected, abs=0.002)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_arguments():
-    rates = np.ones((3, 2))
-    with pytest.raises(ValueError, match=r"across \('any'\) must be 'mean' or 'all'"):
-        reached(rates, across="any")
-    with pytest.raises(ValueError, match=r"threshold \(99.0\) must lie between 0 and 1"):
-        reached(rates, threshold=99.0)
-    with pytest.raises(ValueError, match=r"the window \(0 rows\) must be at least 1"):
-        smooth(rates, 0)
-    with pytest.raises(ValueError, match=r"episodes has 4 rows and rates has 3"):
-        episodes_to(np.arange(4), rates)

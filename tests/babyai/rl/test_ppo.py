@@ -145,16 +145,3 @@ def test_tasks_count_alike():
         ppo_loss(**{n: x[task] for n, x in frames.items()}, **SETTINGS)[0] for task in range(3)
     ]
     torch.testing.assert_close(loss, torch.stack(alone).mean())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"returns": torch.zeros(4)}, r"same shape: .*advantages \(2, 3, 4\), returns \(4,\)"),
-        ({"logits": torch.zeros(3, 4, 7)}, r"logits_of_one_action \(3, 4\), values \(2, 3, 4\)"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_arguments(changes, message):
-    with pytest.raises(ValueError, match=message):
-        ppo_loss(**(random_frames(2, 3, 4) | SETTINGS | changes))

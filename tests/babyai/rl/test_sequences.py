@@ -106,21 +106,3 @@ def test_what_was_collected_without_gradients_can_be_learned_from(make_steps):
     weight = torch.ones(4, requires_grad=True)
     (batch.memory @ weight).sum().backward()  # autograd saves the memory
     assert not any(getattr(batch, field.name).is_inference() for field in fields(batch))
-
-
-def test_sequences_that_cannot_be_divided(sequences):
-    message = (
-        r"16 sequences of 3 steps for each of 2 tasks, which n_minibatches \(5\) cannot divide; "
-        "it can be any of 1, 2, 4, 8, 16"
-    )
-    generator = torch.Generator()
-    with pytest.raises(ValueError, match=message):
-        minibatches(sequences, n_minibatches=5, n_epochs=1, generator=generator)
-    with pytest.raises(ValueError, match=r"n_minibatches \(0\) cannot"):
-        minibatches(sequences, n_minibatches=0, n_epochs=1, generator=generator)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_advantages_of_another_rollout(rollout):
-    with pytest.raises(ValueError, match=r"actions \(12, 2, 4\), advantages \(6, 2, 4\)"):
-        cut_sequences(rollout, rollout.values[:6], rollout.values)

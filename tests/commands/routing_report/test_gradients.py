@@ -12,7 +12,7 @@ from helpers.gyms import TASKS, write_config, write_gym
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
 from mttl.data.prompt_prefix import prompt_prefix
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from mttl.babyai.build_policy import load_policies
 from mttl.babyai.evaluate import play_levels
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_any_config, load_config
-from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 
 STEPS = 4 * 4  # rollouts × minibatches
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from helpers.command import ROOT, column, load_recipe, read_csv, start, train
+from helpers.fact_templates import SHARED
 from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
 from helpers.tiny_run import answers, check_answers, losses
 from mttl.checkpoints.run_folder import RunFolder
@@ -233,9 +233,8 @@ def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_trains_on_the_real_crossfit_tasks(tmp_path: Path) -> None:
-    shared = Path(os.environ.get("MTTL_SHARED", ROOT.parent / "shared"))
-    if not (shared / "crossfit").is_dir():
-        pytest.skip(f"no CrossFit tasks at '{shared / 'crossfit'}'; set MTTL_SHARED to the folder")
+    if not (SHARED / "crossfit").is_dir():
+        pytest.skip(f"no CrossFit tasks at '{SHARED / 'crossfit'}'; set MTTL_SHARED to the folder")
     recipe = load_recipe()
     status = recipe.main(
         [
@@ -245,7 +244,7 @@ def test_trains_on_the_real_crossfit_tasks(tmp_path: Path) -> None:
                 "-k",
                 "run.name=real",
             ),
-            *(f"run.dir={tmp_path}", f"data.dir={shared / 'crossfit'}", "data.max_rows=8"),
+            *(f"run.dir={tmp_path}", f"data.dir={SHARED / 'crossfit'}", "data.max_rows=8"),
             *("data.batch_size=16", "data.max_input_length=96", "data.max_output_length=8"),
             *("backbone.config.d_model=32", "backbone.config.d_ff=64", "backbone.config.d_kv=8"),
             *("trainer.max_steps=6", "trainer.val_check_interval=6", "trainer.accelerator=cpu"),

@@ -9,7 +9,7 @@ from helpers.command import column, start, train
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 PACKED = "data.packed_length=96"
 SHORT = ("data.evaluate=[dev]", "router.relaxed=false")

@@ -19,7 +19,7 @@ from helpers.tiny_run import check_answers, check_best_is_known, losses
 from mttl.assembly.model import load_run
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.commands import train_tasks
-from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.files import locked
 from mttl.models.backbone import build_random
 from mttl.training.stopping import StopRequested

@@ -11,7 +11,7 @@ from helpers.command import column, read_csv, train
 from helpers.gyms import TASKS, write_config, write_gym
 from helpers.tiny_run import answers, check_best_is_known, losses
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def test_the_seed_decides_everything(config: Path, whole: RunFolder) -> None:

@@ -10,7 +10,7 @@ from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.skills import filled, mixing, skilled
 from mttl.checkpoints.model_tensors import skill_tensors
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing import RoutingSlot
 from mttl.skills import CompacterInventory, attach_skills
 

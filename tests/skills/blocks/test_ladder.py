@@ -12,7 +12,7 @@ from helpers.compare import relative_error
 from helpers.skills import attach_kind, gradients, mixing, skilled
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing import RoutingSlot
 from mttl.skills import LadderInventory, SkilledModel
 from mttl.skills.skilled_stack import SkilledStack

@@ -7,7 +7,7 @@ from helpers.backbones import tiny_t5
 from helpers.skills import filled, mixing, skilled
 from mttl.adaptation.modes import apply_mode
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.skills import AdapterInventory, CompacterInventory, SparseAdapterInventory
 from mttl.skills.attention import AttendedInventory
 

@@ -14,7 +14,7 @@ from helpers.compare import relative_error
 from helpers.skills import filled, mixing, skilled
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import Routing, RoutingSlot, average_router
 from mttl.skills import PrefixInventory, SkilledModel, attach_skills

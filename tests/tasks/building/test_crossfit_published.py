@@ -6,12 +6,11 @@ the tests are skipped.
 
 import csv
 import hashlib
-import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 
+from helpers.fact_templates import SHARED
 from mttl.tasks.building import build_gym
 from mttl.tasks.building.build_gym import build_task
 from mttl.tasks.building.split_lines import make_lines
@@ -20,7 +19,6 @@ from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.sampling import SAMPLES
 from mttl.tasks.table import crossfit
 
-SHARED = Path(os.environ.get("MTTL_SHARED", Path(__file__).parents[3] / "shared"))
 RAW, GYM = SHARED / "crossfit_raw", SHARED / "crossfit"
 
 

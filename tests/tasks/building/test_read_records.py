@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.building.read_records import read_records
 
 
@@ -63,9 +63,9 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
     ("name", "text", "message"),
     [
         ("x.jsonl", '{"a": 1}\n{"a": \n', r"x\.jsonl, line 2, column 1?\d: not valid JSON"),
-        ("x.jsonl", '{"a": 1}\n{"a": NaN}\n', r"line 2: not valid JSON: NaN is no"),
+        ("x.jsonl", '{"a": 1}\n{"a": NaN}\n', r"line 2: not valid JSON: NaN is not a number"),
         ("x.jsonl", '{"a": 1}\n\n{"a": 1e999}\n', r'line 3: .* the number "1e999" is too large'),
-        ("x.jsonl", '{"a": 1, "a": 2}\n', 'line 1: not valid JSON: the key "a" stands there twice'),
+        ("x.jsonl", '{"a": 1, "a": 2}\n', 'line 1: not valid JSON: the key "a" is repeated'),
         ("x.jsonl", '{"a": 1}\n[1]\n', r"x\.jsonl, line 2: \[1\] is no record; each line must be"),
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.raw import rows, write_jsonl
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.building import record_files
 from mttl.tasks.building.record_files import (
     FileRecords,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from helpers.raw import copying_task, make_task, rows, write_jsonl
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.building.record_files import JsonLines
 from mttl.tasks.building.split_lines import ConvertedWhenAsked, Stored, make_lines
 from mttl.tasks.convert import convert

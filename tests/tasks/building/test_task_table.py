@@ -1,7 +1,7 @@
 import pytest
 
 from helpers.raw import make_task
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.building.task_table import update_task_table
 
 

@@ -19,7 +19,7 @@ from mttl.analysis.figures.canvas import (
     strip_frame,
     text_width,
 )
-from mttl.comparison.tables import Mean, TaskScore, by_seed, mean_score
+from mttl.commands.comparison.tables import Mean, TaskScore, by_seed, mean_score
 
 PANEL = 2.6  # inches
 ROW = 0.21

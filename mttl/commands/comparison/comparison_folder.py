@@ -12,15 +12,15 @@ from typing import TypeVar
 
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.adaptation.results import Results, check_rows, keep_settings
-from mttl.comparison.folds import partitions, split_folds
-from mttl.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
-from mttl.comparison.stages import Cost, Processes
+from mttl.commands.comparison.folds import partitions, split_folds
+from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
+from mttl.commands.comparison.stages import Cost, Processes
 from mttl.config.load import dump_config, join_files, load_config
 from mttl.config.schema import Adapt, Config
 from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
-from mttl.errors import ConfigError
 from mttl.io import yaml12
+from mttl.io.errors import ConfigError
 from mttl.io.files import locked, write_text
 from mttl.io.reading import read_text
 from mttl.runtime.command import make_console

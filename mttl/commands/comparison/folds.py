@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.tasks.partition import Partition
 
 

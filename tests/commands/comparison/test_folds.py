@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from helpers.command import ROOT
-from mttl.comparison.folds import partitions, split_folds
+from mttl.commands.comparison.folds import partitions, split_folds
 from mttl.config.load import configs_dir
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import load_partition
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
-from mttl.comparison.tables import TaskScore, markdown, read_seen, spread
-from mttl.errors import MttlError
+from mttl.commands.comparison.tables import TaskScore, markdown, read_seen, spread
+from mttl.io.errors import MttlError
 from mttl.io.reading import read_table, to_number
 from mttl.tasks.partition import MEAN
 

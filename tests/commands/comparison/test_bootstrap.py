@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from helpers.command import ROOT, load_recipe
-from mttl.comparison.bootstrap import Key, draw_means, mean_and_interval, table
+from mttl.commands.comparison.bootstrap import Key, draw_means, mean_and_interval, table
 
 coverage = load_recipe(ROOT / "scripts" / "studies" / "interval_coverage.py")
 simulated = coverage.simulated

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 REFERENCE = "polytropon"
 MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")

@@ -1,7 +1,6 @@
-"""The project's own errors: mistakes a user can mend, told apart from faults of the program.
+"""Errors that a user can fix: a command prints the message of `MttlError` and exits with status 2.
 
-A command catches `MttlError`, prints its message and exits with status 2. Everything else is a
-fault and keeps its traceback.
+Everything else is a fault of the program and keeps its traceback.
 """
 
 import difflib
@@ -9,25 +8,9 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-MOST_MESSAGE = 4000  # characters: a message may quote what a file holds
-
 
 class MttlError(Exception):
-    """Something the user can mend; the message says what, and how.
-
-    Args:
-        message: What quotes a file may hold anything: characters that no terminal should be sent
-            are written as escapes, and the middle of what is too long is left out.
-    """
-
-    def __init__(self, message: object = "") -> None:
-        text = str(message)
-        if len(text) > MOST_MESSAGE:
-            half = MOST_MESSAGE // 2
-            text = f"{text[:half]} … {text[-half:]}"
-        if not text.replace("\n", "").isprintable():
-            text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-        super().__init__(text)
+    """A mistake that the user can fix; the message says what is wrong and how to fix it."""
 
 
 class ConfigError(MttlError, ValueError):
@@ -69,12 +52,10 @@ def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
     """Return ``" Did you mean 'a' or 'b'?"`` for the options closest to ``name``, or ``""``.
 
     Args:
-        name: What was asked for.
-        options: What exists.
-        n: The most suggestions to give.
+        name: The unknown name.
+        options: Known names.
+        n: Largest number of suggestions.
     """
-    if len(name) > MOST_MESSAGE:  # the search takes time with the square of the length
-        return ""
     close = difflib.get_close_matches(name, [str(option) for option in options], n=n, cutoff=0.5)
     if not close:
         return ""
@@ -93,19 +74,19 @@ def grouped(causes: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def require_at_least(least: int, **values: float | None) -> None:
-    """Refuse numbers below a bound, by name; None passes.
+    """Refuse numbers below a bound; None passes.
 
     Raises:
         ValueError: If one is.
     """
-    told = f"be at least {least}" if least else "not be negative"
+    must = f"be at least {least}" if least else "not be negative"
     for name, value in values.items():
         if value is not None and not value >= least:
-            raise ValueError(f"{name} ({value}) must {told}")
+            raise ValueError(f"{name} ({value}) must {must}")
 
 
 def require_positive(**values: float) -> None:
-    """Refuse numbers that are not above 0, by name.
+    """Refuse numbers that are not above 0.
 
     Raises:
         ValueError: If one is not.
@@ -116,10 +97,10 @@ def require_positive(**values: float) -> None:
 
 
 def require_one_of(choices: Collection[str], **values: str) -> None:
-    """Refuse words that are none of the choices, by name.
+    """Refuse words that are not among the choices.
 
     Raises:
-        ValueError: If one is none.
+        ValueError: If one is not.
     """
     for name, value in values.items():
         if value not in choices:

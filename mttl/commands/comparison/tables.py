@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.io.reading import read_table, to_number
 
 if TYPE_CHECKING:
-    from mttl.comparison.bootstrap import Key
+    from mttl.commands.comparison.bootstrap import Key
 
 
 class TaskScore(NamedTuple):
@@ -137,7 +137,7 @@ def by_seed(scores: Iterable[TaskScore]) -> dict[int, float]:
 
 def mean_score(scores: Iterable[TaskScore]) -> float:
     """Return the mean over tasks of one method."""
-    from mttl.comparison.bootstrap import mean_over_tasks, table  # it brings numpy
+    from mttl.commands.comparison.bootstrap import mean_over_tasks, table  # it brings numpy
 
     found = keyed(scores)
     return mean_over_tasks(table(found)) if found else math.nan
@@ -150,7 +150,7 @@ def keyed(scores: Iterable[TaskScore]) -> "dict[Key, float]":
 
 def paired_difference(ours: Iterable[TaskScore], reference: Iterable[TaskScore]) -> Mean:
     """Return the mean difference of common scores, with its 95 % interval."""
-    from mttl.comparison.bootstrap import mean_and_interval  # it brings numpy
+    from mttl.commands.comparison.bootstrap import mean_and_interval  # it brings numpy
 
     own, other = keyed(ours), keyed(reference)
     return Mean(*mean_and_interval({key: own[key] - other[key] for key in own if key in other}))

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mttl.adaptation.results import Results
-from mttl.comparison.comparison_folder import MethodComparison
-from mttl.comparison.existing import ExistingRuns, other_settings, read_unseen
-from mttl.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan
-from mttl.comparison.tables import (
+from mttl.commands.comparison.comparison_folder import MethodComparison
+from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_unseen
+from mttl.commands.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan
+from mttl.commands.comparison.tables import (
     TableRow,
     TaskScore,
     by_seed,
@@ -21,7 +21,7 @@ from mttl.comparison.tables import (
     read_seen,
     task_table,
 )
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.io.files import write_table, write_text
 from mttl.io.reading import read_json
 
@@ -93,7 +93,7 @@ def write_tables(
             unseen = [score for score in scores if (score.method, score.mode) in kept]
             text += f"\n{heading}\n\n{task_table(unseen, kept)}"
     from mttl.analysis.figures import save_figure
-    from mttl.comparison.figure import Dots, comparison_figure  # they need matplotlib
+    from mttl.commands.comparison.figure import Dots, comparison_figure  # they need matplotlib
 
     dots = [
         Dots.of(

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.io.files import write_text
 from mttl.io.reading import read_json
 from mttl.runtime.child_process import with_parent
