@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from helpers.command import read_csv, start, train
+from helpers.command import column, read_csv, start, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
+from helpers.nodes import train_on_two
 from helpers.quantised import require, save_backbone
 from mttl.adaptation.modes import apply_mode
 from mttl.aggregation.packed_weights import packed_layers, parts
@@ -88,6 +89,26 @@ def test_it_is_loaded_again_and_answers_as_it_was_scored(run: RunFolder) -> None
     rows = [json.loads(line) for line in (run.predictions / "copy_test.jsonl").open()]
     answers = built.predict("copy", [row["input"].removeprefix("[copy] ") for row in rows])
     assert answers == [row["prediction"] for row in rows]
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_base_in_four_bits(
+    case: tuple[str, str, Path],
+) -> None:
+    """They train, resume, answer and save as one process does."""
+    if case[1] != "nf4":
+        pytest.skip("torchao cannot split its weights")
+    plain = ("router.relaxed=false", "trainer.val_check_interval=2")  # each draws its own noise
+    run = train(case[2], "alone", *plain, "trainer.max_steps=4")
+    given = (*plain, "trainer.strategy=fsdp2", "trainer.devices=2", "data.batch_size=4")
+    first, second = ((*given, f"trainer.max_steps={steps}") for steps in (2, 4))
+    train_on_two("torchrun", case[2], ("shared", first, False), ("shared", second, True))
+    shared = RunFolder(run.path.parent / "shared")
+    losses = [column(one.metrics, "train/loss") for one in (shared, run)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert read_csv(shared.results) == read_csv(run.results)
+    test_checkpoints_hold_no_base(shared)
+    test_it_is_loaded_again_and_answers_as_it_was_scored(shared)
 
 
 def test_training_moves_the_skills_as_over_the_unpacked_base(

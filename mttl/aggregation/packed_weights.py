@@ -18,7 +18,8 @@ NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 def is_packed(weight: Any) -> bool:
     """Return whether a tensor is a weight that one of the libraries keeps."""
     kind = type(weight)
-    return kind.__name__ in BITSANDBYTES or kind.__module__.startswith("torchao.")
+    packed = kind.__name__ in BITSANDBYTES or kind.__module__.startswith("torchao.")
+    return packed or hasattr(weight, "quant_state")  # a part of one that is sharded
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
@@ -45,11 +46,13 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
         ValueError: If the weight was repacked for inference.
     """
     weight: Any = layer.weight
-    if not is_packed(weight):
+    # A weight that was sharded and put together has scales in the layer only.
+    state: Any = getattr(weight, "quant_state", None) or getattr(layer, "quant_state", None)
+    if state is None and not is_packed(weight):
         return weight
     kind = type(weight)
-    if kind.__name__ == "Params4bit":
-        if getattr(weight.quant_state, "packing_format_for_cpu", False):
+    if state is not None:
+        if getattr(state, "packing_format_for_cpu", False):
             raise ValueError(
                 "bitsandbytes has repacked a 4-bit weight for inference, in which its scales are "
                 "rounded; load the model again, and call hold_still "
@@ -57,7 +60,7 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
             )
         from bitsandbytes.functional import dequantize_4bit
 
-        return dequantize_4bit(weight.data, weight.quant_state)
+        return dequantize_4bit(weight.data, state)
     if kind.__name__ == "Int8Params":
         from bitsandbytes.functional import int8_vectorwise_dequant
 
@@ -86,9 +89,9 @@ def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
     kept: Any = weight
     if not is_packed(weight):
         return tuple(weight.shape), weight
-    if type(weight).__name__ == "Params4bit":
-        return tuple(kept.quant_state.shape), kept.quant_state.absmax
-    if type(weight).__name__ == "Int8Params":
+    if state := getattr(weight, "quant_state", None):
+        return tuple(state.shape), state.absmax
+    if type(weight).__name__ in BITSANDBYTES:
         return tuple(weight.shape), weight.data
     scales = getattr(kept, "scale", getattr(kept, "scale_and_zero", None))
     return tuple(weight.shape), kept.qdata if scales is None else scales

@@ -30,9 +30,8 @@ class Pretrained(_AnyBackbone):
     kind: Literal["pretrained"]
     lacks: ClassVar = {
         "shards": (
-            "quantize",
-            "torchao cannot split its weights (int8, int4), and nf4 has scales beside its weights "
-            "that are not sent; use ddp, or remove it",
+            "quantize and quantize != nf4",
+            "torchao cannot split its weights; use nf4 or strategy ddp, or remove it",
         )
     }
     name: str

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
@@ -81,10 +82,16 @@ def load_pretrained(
         kind = AutoModelForMaskedLM
     where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
     try:
+        packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         if empty:
             with torch.device("meta"):
-                return kind.from_config(config, trust_remote_code=False)
-        packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
+                model = kind.from_config(config, trust_remote_code=False)
+            stored_as = getattr(config, "quantization_config", None)
+            if settings := packed.get("quantization_config", stored_as):  # layers, without weights
+                quantiser = AutoHfQuantizer.from_config(settings, pre_quantized=quantize is None)
+                quantiser.preprocess_model(model, device_map=None)
+            hold_still(model)
+            return model
         packed |= _unpacked(gguf_file)
         loaded: Any = kind.from_pretrained(
             name,

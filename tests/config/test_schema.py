@@ -294,16 +294,22 @@ def test_what_is_accepted(overrides: Sequence[str]) -> None:
         ("backbone.train=true", r"quantize \('nf4'\) is for a frozen backbone"),
         ("adapt.mode=full", r"adapt\.mode 'full' trains the backbone, which backbone\.quantize"),
         ("backbone.quantize=nf3", "'nf3' must be one of"),
-        (
-            "trainer.strategy=fsdp2",
-            r"does not work with backbone.quantize \(nf4\): ",
-        ),
     ],
 )
 def test_a_quantised_backbone_stays_frozen(override: str, message: str) -> None:
     load_config("crossfit.yaml", ["backbone.quantize=nf4"])
     with pytest.raises(ConfigError, match=message):
         load_config("crossfit.yaml", ["backbone.quantize=nf4", override])
+
+
+def test_torchao_s_weights_are_not_sharded() -> None:
+    sharded = ["backbone.kind=pretrained", "trainer.strategy=fsdp2"]
+    for accepted in ("nf4", "null"):
+        load_config("crossfit.yaml", [*sharded, f"backbone.quantize={accepted}"])
+    for kind in ("int8", "int4"):
+        message = rf"does not work with backbone\.quantize \({kind}\): torchao cannot split"
+        with pytest.raises(ConfigError, match=message):
+            load_config("crossfit.yaml", [*sharded, f"backbone.quantize={kind}"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,11 +14,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
+from helpers.quantised import save_backbone
 from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, kind_class, make_kind, spread
-from mttl.checkpoints.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
+from mttl.aggregation.packed_weights import packed_layers
+from mttl.checkpoints.whole_tensors import (
+    for_first,
+    is_first,
+    load_whole,
+    of_first,
+    whole,
+    whole_parameters,
+)
+from mttl.models.backbone import load_pretrained
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
@@ -31,6 +43,14 @@ FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
 TASK_KINDS = [kind for kind in {**INVENTORIES, **OTHERS, **PLACED} if kind != "intrinsic"]
 
 
+def packed_backbone() -> PreTrainedModel:
+    with TemporaryDirectory() as own:
+        folder = of_first(save_backbone(Path(own), "t5"))  # transformers writes in the first alone
+        backbone = load_pretrained(str(folder), quantize="nf4")
+        dist.barrier()
+    return backbone
+
+
 def task_model(
     family: str,
     kind: str = "lora-factors",
@@ -40,7 +60,8 @@ def task_model(
     checkpointing: bool = False,
     **router: Any,
 ) -> SkilledModel:
-    backbone, slot = FAMILIES[family]().to(dtype).requires_grad_(train_backbone), RoutingSlot()
+    backbone = packed_backbone() if family == "nf4" else FAMILIES[family]().to(dtype)
+    backbone, slot = backbone.requires_grad_(train_backbone), RoutingSlot()
     if kind in INVENTORIES or kind in OTHERS:
         attachment = attach_skills(
             backbone,
@@ -103,6 +124,9 @@ CASES = _TASKS | {
     "t5, all": partial(task_model, "t5", prior=PRIOR, checkpointing=True, train_backbone=True),
     "llama, prompts": prompt_model,
     "llama, bfloat16": partial(task_model, "llama", dtype=torch.bfloat16),
+    "nf4, lora-factors": partial(task_model, "nf4"),
+    "nf4, supermask": partial(task_model, "nf4", "supermask"),
+    "nf4, checkpointing": partial(task_model, "nf4", checkpointing=True),
 }
 _FIRST = {kind_class(name): name for name in reversed(TASK_KINDS)}
 # One of every kind of skill, and one of everything else; the others are slow.
@@ -164,6 +188,8 @@ def compare(name: str, rank: int, mesh: Any) -> dict[str, Any]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(7.0)
+            for layer in packed_layers(model).values():
+                layer.weight.quant_state.absmax.fill_(7.0)  # type: ignore[union-attr]
         if name.startswith("llama"):
             model.backbone.float().to("meta")
     shard_model(model, mesh, torch.device("cpu"))

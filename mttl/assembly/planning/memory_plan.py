@@ -102,6 +102,10 @@ class Needs:
         kept_gradients = self.trained
         if strategy == "fsdp2" and n_processes > 1:
             steady = {part: -(-size // n_processes) for part, size in steady.items()}
+            if quantize is not None:  # both are whole in each process
+                steady["a layer in full"] = self.largest
+                scales = 4 * self.linear[GROUPS[quantize]][1] // GROUPS[quantize]
+                steady["scales of others"] = scales - scales // n_processes
             whole = self.apart + BLOCKS_AT_ONCE * self.block
             steady["blocks put together"] = whole - whole // n_processes
             kept_gradients = -(-self.trained // n_processes)

@@ -47,10 +47,21 @@ def shard_model(model: SkilledModel, mesh: DeviceMesh, device: torch.device) -> 
     called = ["generate", *(["get_input_embeddings"] if "prompts" in model.router.seen else [])]
     for name in called:
         register_fsdp_forward_method(backbone, name)
+    tell_scales(model)
+
+
+def tell_scales(model: nn.Module) -> None:
+    """Let the parts of 4-bit weights tell their scales, which moving a sharded model forgets."""
+    for module in model.modules():
+        if state := getattr(module, "quant_state", None):
+            module.weight.quant_state = state  # type: ignore[union-attr]
 
 
 def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) -> None:
     """Put the first process's parameters and buffers of a unit on the device of each.
+
+    The scales of 4-bit weights become those of the modules, where bitsandbytes looks for them when
+    a weight that was put together has none.
 
     Args:
         unit: A module.
@@ -67,19 +78,24 @@ def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) ->
         )
     ]
     received.update(unit.modules())
-    dtypes = of_first([tensor.dtype for *_, tensor in found])
+    told = of_first([(t.dtype, t.shape, getattr(t, "quant_state", None)) for *_, t in found])
     copies: dict[Tensor, Tensor] = {}  # tied parameters stay tied
-    for (module, name, tensor), dtype in zip(found, dtypes, strict=True):
+    for (module, name, tensor), (dtype, shape, state) in zip(found, told, strict=True):
         if tensor not in copies:
-            copies[tensor] = _tensor_of_first(tensor, dtype, device)
+            copies[tensor] = _tensor_of_first(tensor, dtype, shape, device)
         setattr(module, name, copies[tensor])
+        if state is not None:
+            state.to(device)
+            module.quant_state = state
 
 
-def _tensor_of_first(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _tensor_of_first(
+    tensor: Tensor, dtype: torch.dtype, shape: torch.Size, device: torch.device
+) -> Tensor:
     if is_first():
         value = tensor.detach().to(device).contiguous()
     else:
-        value = torch.empty(tensor.shape, dtype=dtype, device=device)
+        value = torch.empty(shape, dtype=dtype, device=device)
     if value.numel():  # as bytes: not every backend sends every type
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
     if isinstance(tensor, nn.Parameter):

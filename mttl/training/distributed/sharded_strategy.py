@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mttl.checkpoints.whole_tensors import for_first, load_whole, spread_like
+from mttl.training.distributed.shard_model import tell_scales
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -45,6 +46,12 @@ class ShardedStrategy(ModelParallelStrategy):
         """Put whole tensors back."""
         assert self.lightning_module is not None
         load_whole(self.lightning_module, checkpoint["state_dict"])
+
+    def teardown(self) -> None:
+        """Move the model to the processor."""
+        super().teardown()
+        assert self.lightning_module is not None
+        tell_scales(self.lightning_module)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the optimizer's state, whole, to the first process."""

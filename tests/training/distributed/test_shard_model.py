@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.quantised import require
 from helpers.run_processes import run_processes
 from helpers.sharded import CASES, SOME, TASK_KINDS, work
 from helpers.skills import kind_class
@@ -50,8 +51,11 @@ def check(found: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_other_cases(tmp_path: Path) -> None:
-    names = [name for name in CASES if name not in SOME]
+@pytest.mark.parametrize("packed", [False, True], ids=["float", "nf4"])
+def test_all_other_cases(tmp_path: Path, packed: bool) -> None:
+    if packed:
+        require("nf4")
+    names = [name for name in CASES if name not in SOME and name.startswith("nf4") == packed]
     run_processes(work, tmp_path, names)
     results = torch.load(tmp_path / "results.pt")
     for name in names:
