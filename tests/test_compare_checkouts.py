@@ -1,4 +1,4 @@
-"""Two checkouts run alike and compared: every difference is found and named."""
+"""compare_checkouts.py finds and names every difference between two checkouts."""
 
 import subprocess
 import sys
@@ -137,7 +137,7 @@ def test_cases_come_after_what_they_need() -> None:
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no checkout of this repository: name its folder"):
+    with pytest.raises(ConfigError, match="is not a checkout of this repository: name its folder"):
         RUNNING.state_of(tmp_path)
     subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=True)
     with pytest.raises(ConfigError, match="has no package mttl that its commands would import"):

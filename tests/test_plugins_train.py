@@ -1,4 +1,4 @@
-"""Skills, token routers, losses, metrics and callbacks of one's own take part in a training."""
+"""Custom skills, token routers, losses, metrics and callbacks take part in a training."""
 
 import importlib
 import json

@@ -198,7 +198,7 @@ NAMES = {
         (["EMPTY", "RUN"], "config.yaml' is missing"),
         (["--tasks", "thrd_past"], "Did you mean 'third_past'"),
         (["--method", "mine=none.yaml"], "the file 'none.yaml' does not"),
-        (["--runs", "mine=EMPTY"], "is no run"),
+        (["--runs", "mine=EMPTY"], "is not a run"),
     ],
     "export": [
         (["EMPTY", "--all", "--out", "x"], "holds no trained inventory"),
@@ -223,7 +223,7 @@ NAMES = {
     ],
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
     "import": [(["none", "--out", "x"], "'none' is not a folder of PEFT")],
-    "library": [(["list", "EMPTY"], "is no library")],
+    "library": [(["list", "EMPTY"], "is not a library")],
     "convert": [(["none.gguf", "--out", "x"], "The file 'none.gguf' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")

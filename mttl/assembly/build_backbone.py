@@ -93,7 +93,7 @@ def has_encoder(backbone: Backbone) -> bool:
         ConfigError: If what describes a pretrained one cannot be had.
     """
     if backbone.kind == "random":
-        if backbone.model_type not in CONFIG_MAPPING:  # told where it is built
+        if backbone.model_type not in CONFIG_MAPPING:  # reported where it is built
             return False
         return bool(CONFIG_MAPPING[backbone.model_type]().is_encoder_decoder)
     where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}

@@ -39,7 +39,7 @@ class PolicyModule(ResumableModule):
         """Return the loss with the router's prior, and note the statistics of the batch.
 
         Raises:
-            TrainingError: If the loss is no finite number.
+            TrainingError: If the loss is not finite.
         """
         self._check_finite(loss)
         prior = self.model.router.prior_loss().to(loss.device)

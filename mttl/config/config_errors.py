@@ -63,7 +63,7 @@ def _alternatives(messages: list[str]) -> str:
 def _locate(
     location: tuple[int | str, ...], tree: Mapping[str, Any], root: type[BaseModel]
 ) -> tuple[str, Any, list[type[BaseModel]]]:
-    """Follow a location through the tree; parts that name a member of a union are no keys."""
+    """Follow a location through the tree; parts that name a member of a union are not keys."""
     keys: list[str] = []
     value: Any = tree
     models: list[type[BaseModel]] = [root]

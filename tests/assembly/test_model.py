@@ -286,7 +286,7 @@ def test_a_folder_beside_the_configurations_is_found_from_anywhere(
     monkeypatch.chdir(tmp_path)
     assert place_of("data/lexical") == str(configs_dir().parent / "data" / "lexical")
     assert place_of("google-t5/t5-small") == "google-t5/t5-small"
-    Path("data/lexical").mkdir(parents=True)  # one's own goes before
+    Path("data/lexical").mkdir(parents=True)  # the user's folder has precedence
     assert place_of("data/lexical") == str(Path("data/lexical"))
 
 

@@ -213,7 +213,7 @@ def test_what_adaptation_does_not_read_is_refused(
 
 
 def test_how_rows_look_is_that_of_the_run(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
-    """Whatever the files of the command say; the same on the command line is no mistake."""
+    """Whatever the files of the command say; the same on the command line is allowed."""
     other = tmp_path / "other.yaml"
     other.write_text("data: {prefix: code, max_input_length: 9}\n")
     same = ("data.max_input_length=24", "data.prefix=auto")

@@ -495,7 +495,7 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
         score("c", 1, math.nan),
     ]
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
-    # A seed that has one of the tasks so far is no mean of all.
+    # A seed that has one of the tasks so far has no mean over all tasks.
     begun = TABLES.TaskScore("m", "all", 14, "unseen", "a", 1, 90.0)
     assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
     # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.

@@ -402,7 +402,7 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
             "--rank and --skills are for runs",
         ),
         (["add", tmp_path / "x", adapter, "--backbone", "none"], "backbone.name ('none')"),
-        (["list", tmp_path / "x"], "is no library"),
+        (["list", tmp_path / "x"], "is not a library"),
         (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
         (["remove", skills, "pst"], "has no member 'pst'"),
         (["export", skills, "--out", tmp_path / "two"], "exists already"),

@@ -161,7 +161,7 @@ def test_a_file_is_continued(
 def test_rows_without_a_question_are_counted(
     recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """They have no answer and a reason; blank lines are no rows."""
+    """They have no answer and a reason; blank lines are not rows."""
     mark = {"csv": ",", "tsv": "\t"}.get(kind)
     rows = [("copy", "ab", "ab"), ("", "", "x"), ("copy", " ", ""), ("copy", "b", "b")]
     names = ("task", "input", "output")

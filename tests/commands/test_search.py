@@ -326,7 +326,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
         ),
         (("-k", "search.grid={optim.lr: [1], adapt.lr: [1]}"), "cannot be searched at once"),
         (("-k", "search.grid={adapt.lr: [1]}"), "adapt.lr are of adaptation: name a trained run"),
-        (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is no setting that can be"),
+        (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is not a setting that can be"),
     ],
 )
 def test_mistakes_of_a_search_of_training(

@@ -176,10 +176,10 @@ def test_defaults() -> None:
         (["optim.lr=.inf"], "optim.lr: 'inf' must be a finite number"),
         (
             ["search.grid={adapt.rl: [1]}"],
-            "'adapt.rl' is no setting that can be searched. Did you mean 'adapt.lr'",
+            "'adapt.rl' is not a setting that can be searched. Did you mean 'adapt.lr'",
         ),
-        (["search.grid={adapt.seeds: [1]}"], "'adapt.seeds' is no setting that can be searched"),
-        (["search.grid={adapt.examples: [1]}"], "'adapt.examples' is no setting that can be"),
+        (["search.grid={adapt.seeds: [1]}"], "'adapt.seeds' is not a setting that can be searched"),
+        (["search.grid={adapt.examples: [1]}"], "'adapt.examples' is not a setting that can be"),
         (
             ["adapt.examples=9", "data.max_rows=8"],
             "adapt.examples (9) cannot be more than data.max_rows (8) reads",
@@ -245,7 +245,7 @@ def test_defaults() -> None:
             ["search.points=[{adapt.lr: 1}]", "search.grid={adapt.lr: [1]}"],
             "grid and points cannot both be searched",
         ),
-        (["search.points=[{adapt.rl: 1}]"], "'adapt.rl' is no setting that can be searched"),
+        (["search.points=[{adapt.rl: 1}]"], "'adapt.rl' is not a setting that can be searched"),
         (["search.ranges={adapt.lr: {low: 2, high: 1}}"], "low (2) must be below high (1)"),
         (
             ["search.ranges={adapt.lr: {low: 0, high: 1, log: true}}"],

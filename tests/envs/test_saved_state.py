@@ -1,4 +1,4 @@
-"""A state is plain data, and what is no state is refused."""
+"""A state is plain data, and what is not a state is refused."""
 
 import json
 from typing import Any

@@ -60,7 +60,7 @@ CHAT = {"model": "copy", "messages": [USER]}
         ("chat", {"max_tokens": 1, "max_completion_tokens": 2}, "give one of them"),
     ],
 )
-def test_what_is_wrong_is_told(kind: str, values: dict[str, Any], told: str) -> None:
+def test_errors_are_reported(kind: str, values: dict[str, Any], told: str) -> None:
     expected, asked = (CompletionRequest, ASKED) if kind == "text" else (ChatRequest, CHAT)
     with pytest.raises(ApiError, match=told) as refused:
         parse_request(expected, {**asked, **values})

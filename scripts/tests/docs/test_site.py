@@ -1,4 +1,4 @@
-"""The pages that the site has besides docs/: every message, and the rooms of the API."""
+"""The pages that the site has besides docs/: every message, and the packages of the API."""
 
 import ast
 import json
