@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -119,8 +120,13 @@ class AttachmentProbe:
         with torch.no_grad(), slot.use(_Watched(mixing[:, :1])):
             alone = self._run(1)
         logits = both[0].float()
-        own = {  # what a layer merged, and its skills, as it may compute with them as they are
-            path: [*watched.found.get(id(layer), ()), *layer.inventory.parameters()]
+        # What a layer merged, and the skills that it alone has: some compute with them as they are.
+        held = Counter(v for layer in layers.values() for v in layer.inventory.parameters())
+        own = {
+            path: [
+                *watched.found.get(id(layer), ()),
+                *(value for value in layer.inventory.parameters() if held[value] == 1),
+            ]
             for path, layer in layers.items()
         }
         parts = [part for found in own.values() for part in found]
