@@ -22,6 +22,12 @@ RULES = (
     (r"skills/(ia3|s4)\.yaml llama", "train plan", "matches no"),
     (r"router/token_(example|expert_choice)\.yaml llama", "train plan", "encoder"),
     (r"router/(arrow|spectral|phatgoose|retrieval)\.yaml", "resume", "made, not trained"),
+    (
+        r"router/metadata_grid\.yaml|adapt/coefficients\.yaml",
+        "add-tasks",
+        "its router is of the kind",
+    ),
+    (r"router/hyperformer\.yaml t5", "add-tasks", "what the router has in common for all tasks"),
     (r"skills/bitfit.*\.yaml", "merge-task", "no bias"),
     (
         r"skills/(ladder|krona_block|adapter_stacked|mam|s4|lora_parallel|unipelt|prefix|"

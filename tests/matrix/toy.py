@@ -155,15 +155,22 @@ class Run:
         before = ("router/token_top2.yaml",) if names[0].startswith("experts/") else ()
         self.files = "+".join([str(world.config(self.backbone)), *before, *names])
         self.folder = world.root / "runs" / label
-        self.settings = [word for name in names for word in SETTINGS.get(name, ())]
-        self.settings += ["adapt.max_steps=1", "adapt.eval_every=1", "data.max_eval_rows=2"]
+        self.training = [word for name in names for word in SETTINGS.get(name, ())]
+        self.settings = ["adapt.max_steps=1", "adapt.eval_every=1", "data.max_eval_rows=2"]
         self.settings.append("data.max_output_length=3")
         if "aggregation/fusion.yaml" in names:
             self.settings.append(f"aggregation.source={world.made(backbone, 'optim/adamw.yaml')}")
         self.member = next((m for m in MEMBERS if f"router/{m}.yaml" in names), None)
 
     def words(self, label: str | None = None) -> list[str]:
-        return ["-c", self.files, "-k", f"run.name={label or self.label}", *self.settings]
+        return [
+            "-c",
+            self.files,
+            "-k",
+            f"run.name={label or self.label}",
+            *self.training,
+            *self.settings,
+        ]
 
     @cached_property
     def built(self) -> Built:
@@ -261,7 +268,9 @@ class Run:
             return  # AdapterHub's, which the command has compared
         base = strip(load_run(self.folder).model).backbone
         adapter = PeftModel.from_pretrained(base, out).eval()
-        assert_same(adapter(**batch(1), **more).logits, logits(self.built, ["reverse"]))
+        due = logits(self.built, ["reverse"])
+        found = adapter(**batch(1), **more).logits[:, -due.shape[1] :]  # after a prompt
+        assert_same(found, due)
 
     def plot(self) -> None:
         out = self.folder / "drawn"

@@ -88,18 +88,20 @@ def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float
     binary = straight_through(probabilities)
     sums = binary.sum(dim=0)
     used = sums.detach() > 0
-    sums = sums[used]
-    if not len(sums):
-        log_histories = probabilities.new_zeros(())
-    else:
-        _, counts = torch.unique(binary.detach()[:, used], dim=1, return_counts=True)
-        log_histories = torch.lgamma(counts.to(probabilities.dtype) + 1).sum()
+    sums = torch.where(used, sums, 1.0)  # an empty column adds nothing
+    columns_of = binary.detach().T
+    equal = (columns_of[:, None] == columns_of).all(dim=-1)
+    occurrence = torch.where(used, equal.tril().sum(dim=-1), 1)  # product over K_h equal: K_h!
+    log_histories = occurrence.to(probabilities.dtype).log().sum()
     harmonic = sum(1.0 / task for task in range(1, n_tasks + 1))
     all_orders = torch.lgamma(sums.new_tensor(n_tasks + 1.0))
     columns = torch.lgamma(n_tasks - sums + 1) + torch.lgamma(sums) - all_orders
-    alpha_tensor = sums.new_tensor(alpha)
+    log_alpha = sums.new_tensor(alpha).log()
     log_probability = (
-        len(sums) * alpha_tensor.log() - log_histories - alpha_tensor * harmonic + columns.sum()
+        used.sum() * log_alpha
+        - log_histories
+        - sums.new_tensor(alpha) * harmonic
+        + torch.where(used, columns, 0.0).sum()
     )
     return -log_probability
 
