@@ -44,25 +44,28 @@ RULES = (
 
 
 @cache
-def reason(file: str, backbone: str, column: str) -> str | None:
-    """Return what the message says with which a cell is refused; None where it works."""
-    for cells, columns, message in RULES:
-        if re.match(cells, f"{file} {backbone}"):
-            if column in columns.split():
-                return message
-            if "train" in columns:
-                return AFTER
-    return declared(file, column)
+def reasons(names: tuple[str, ...], backbone: str, column: str) -> list[str]:
+    """Return the messages one of which says why a cell is refused; none where it works."""
+    ruled = [
+        (columns.split(), message)
+        for cells, columns, message in RULES
+        for name in names
+        if re.match(cells, f"{name} {backbone}")
+    ]
+    untrained = any("train" in columns for columns, _ in ruled)
+    if untrained and column not in ("train", "plan"):
+        return [AFTER]
+    return [message for columns, message in ruled if column in columns] + declared(names, column)
 
 
-def declared(file: str, column: str) -> str | None:
-    """Return why a part of a file's configuration lacks what a column needs."""
+def declared(names: tuple[str, ...], column: str) -> list[str]:
+    """Return why the parts of a configuration lack what a column needs."""
     if column not in FEATURES:
-        return None
-    before = "router/token_top2.yaml+" if file.startswith("experts/") else ""
-    config = load_config(f"crossfit.yaml+{before}{file}", MORE.get(file, []), as_written=True)
-    found = missing_features(config, FEATURES[column])
-    return found[0] if found else None
+        return []
+    before = ["router/token_top2.yaml"] if names[0].startswith("experts/") else []
+    changed = [change for name in names for change in MORE.get(name, [])]
+    config = load_config(["crossfit.yaml", *before, *names], changed, as_written=True)
+    return missing_features(config, FEATURES[column])
 
 
 MORE = {

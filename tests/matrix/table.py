@@ -6,7 +6,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from matrix.expected import AFTER, reason
+from matrix.expected import AFTER, reasons
 from matrix.toy import BACKBONES, COLUMNS, files
 
 PAGE = Path(__file__).parents[2] / "docs" / "what_works_with_what.md"
@@ -25,23 +25,23 @@ This page is made by `python tests/matrix/table.py` from the features that parts
 
 def page() -> str:
     """Return the page."""
-    reasons: dict[str, int] = {}
+    notes: dict[str, int] = {}
     lines = [f"| file | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
     for file in files():
         row = []
         for column in COLUMNS:
-            cells = [_cell(reason(file, name, column), reasons) for name in BACKBONES]
+            cells = [_cell(reasons((file,), name, column), notes) for name in BACKBONES]
             same = cells[0] == cells[1]
             row.append(cells[0] if same else f"T5: {cells[0]}, Llama: {cells[1]}")
         lines.append(f"| `{file}` | {' | '.join(row)} |")
-    notes = [f"{number}. {text}" for text, number in reasons.items()]
-    return "\n".join([HEAD, *lines, "", *notes, ""])
+    numbered = [f"{number}. {text}" for text, number in notes.items()]
+    return "\n".join([HEAD, *lines, "", *numbered, ""])
 
 
-def _cell(told: str | None, reasons: dict[str, int]) -> str:
-    if told is None:
+def _cell(found: list[str], notes: dict[str, int]) -> str:
+    if not found:
         return "yes"
-    return "-" if told == AFTER else str(reasons.setdefault(told, len(reasons) + 1))
+    return "-" if found[0] == AFTER else str(notes.setdefault(found[0], len(notes) + 1))
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class Run:
     """One combination of files on a backbone, and what became of it."""
 
     def __init__(self, world: World, names: tuple[str, ...], backbone: str, label: str) -> None:
-        self.world, self.names, self.label = world, names, label
+        self.world, self.names, self.given, self.label = world, names, backbone, label
         self.backbone = "t5-deep" if backbone == "t5" and {*DEEP} & {*names} else backbone
         before = ("router/token_top2.yaml",) if names[0].startswith("experts/") else ()
         self.files = "+".join([str(world.config(self.backbone)), *before, *names])
