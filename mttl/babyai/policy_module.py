@@ -17,11 +17,6 @@ class PolicyModule(ResumableModule):
     """The policies of all levels and the statistics of their losses, logged by epoch.
 
     A subclass computes the loss of a batch in ``training_step`` and returns `total_loss` of it.
-
-    Args:
-        model: Common parameters, skills and router; task t is level t.
-        levels: Names of the levels in id order.
-        optim: Optimizer, learning rates and schedule.
     """
 
     model: ComposedModel
