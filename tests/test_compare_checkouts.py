@@ -120,9 +120,7 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
         (lambda run: (run / "merges.txt").unlink(), "merges.txt", "", "missing after"),
     ],
 )
-def test_a_difference_is_named(
-    folders: tuple[Path, Path], change: Callable[[Path], None], file: str, place: str, what: str
-) -> None:
+def test_a_difference_is_named(folders, change, file, place, what) -> None:
     change(folders[1] / "run")
     assert found(folders) == [(f"run/{file}", place, what)]
 
@@ -171,9 +169,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Path]:
     return checkout
 
 
-def test_equal_checkouts_pass_and_the_first_is_run_once(
-    tmp_path: Path, toy: Callable[[Path, str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_checkouts_pass_and_the_first_is_run_once(tmp_path, toy, capsys) -> None:
     before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n1\n")
     arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
     assert SCRIPT.main(arguments) == 0
@@ -189,9 +185,7 @@ def test_equal_checkouts_pass_and_the_first_is_run_once(
     assert "before: ended" not in capsys.readouterr().err.replace("folders of before", "")
 
 
-def test_checkouts_that_differ_do_not_pass(
-    tmp_path: Path, toy: Callable[[Path, str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkouts_that_differ_do_not_pass(tmp_path, toy, capsys) -> None:
     before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n2\n")
     arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
     assert SCRIPT.main(arguments) == 1

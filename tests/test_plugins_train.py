@@ -263,9 +263,7 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
         adapt.main(given)
 
 
-def test_what_a_metric_raises_is_told_where_answers_are_scored(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_metric_raises_is_told_where_answers_are_scored(config, monkeypatch) -> None:
     monkeypatch.setenv(TRUST, "own_all")
     for name, message in (("Narrow", "Narrow failed: TypeError"), ("Broken", "failed: KeyError")):
         with pytest.raises(MttlError, match=message):

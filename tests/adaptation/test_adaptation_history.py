@@ -16,9 +16,7 @@ from mttl.training.routing_monitor import routing_weights
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
-def test_the_row_is_kept_from_its_start_to_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_row_is_kept_from_its_start_to_its_end(tmp_path, capsys) -> None:
     run = train_source(tmp_path)
     words = [("ab", "abab"), ("b", "bb"), ("c", "cc"), ("ac", "acac")]
     settings = {"mode": "router_only", "max_steps": 45, "eval_every": 10, "router_lr": 0.5}

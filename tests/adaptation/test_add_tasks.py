@@ -155,9 +155,7 @@ def test_the_command_writes_a_run(run: Path, row: Path, skills: Path, tmp_path: 
     assert run_command(lambda: ADD.main(given)) == 2  # the folder is there
 
 
-def test_plots_show_which_tasks_it_is_like(
-    run: Path, row: Path, skills: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plots_show_which_tasks_it_is_like(run, row, skills, tmp_path, capsys) -> None:
     given = [str(run), "--adapted", str(row), str(skills), "--out", str(tmp_path)]
     assert PLOT.main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -222,9 +220,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "a stack have their stages"),
     ],
 )
-def test_what_these_routers_cannot(
-    settings: list[str], mode: str, message: str, tmp_path: Path
-) -> None:
+def test_what_these_routers_cannot(settings, mode, message, tmp_path) -> None:
     run = train_source(tmp_path, settings=settings)
     folder = adapt(run, tmp_path / "own", mode)
     assert re.search(message, refused(run, tmp_path / "out", folder))

@@ -193,9 +193,7 @@ def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode)
 
 
 @pytest.mark.parametrize("mode", ["skills_only", "all", "from_scratch", "full"])
-def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
-    mode: AdaptMode,
-) -> None:
+def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(mode) -> None:
     """Against a model of a single skill on the same backbone, with identical initialisation."""
     many, one = (skilled(tiny_t5(), router="expert", n_skills=k) for k in (3, 1))
     before = snapshot(many)
@@ -236,9 +234,7 @@ def test_a_row_of_polytropon_is_learned_over_skills_of_any_router() -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "average"])
-def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(
-    mode: AdaptMode,
-) -> None:
+def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(mode) -> None:
     model = skilled(tiny_t5(), router="c_poly", n_skills=5)
     own, trained = [3], "skills" in TRAINED_ROLES[mode]  # where the first task had its own
     before = snapshot(model)

@@ -13,7 +13,7 @@ from helpers.fragments import fragments, frozen_config, logits, trained
 from helpers.skills import spread
 from mttl.adaptation.modes import TRAINED_ROLES, adapted
 from mttl.assembly.model import Built
-from mttl.config.section import AdaptMode, RowInit
+from mttl.config.section import AdaptMode
 
 MODES = get_args(AdaptMode)
 KINDS = fragments("skills")
@@ -93,8 +93,6 @@ def test_a_new_task_mixes_by_the_row_that_the_mode_gives(mode: AdaptMode, built:
 @pytest.mark.parametrize("run", [kind for kind in KINDS if "prompt" not in kind], indirect=True)
 @pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "private_skill")])
 @torch.no_grad()
-def test_fresh_skills_are_the_bare_backbone_at_first(
-    mode: AdaptMode, init: RowInit, built: Built, run: tuple[Built, Tensor]
-) -> None:
+def test_fresh_skills_are_the_bare_backbone_at_first(mode, init, built, run) -> None:
     with adapted(built.model, mode, 2, init=init) as model:
         assert torch.equal(model(TASK_IDS, **INPUTS).logits, run[1])

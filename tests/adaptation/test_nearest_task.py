@@ -22,7 +22,6 @@ from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.fixed import average_router, private_router, shared_router
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.smear import SmearRouter
-from mttl.routing.task.task_router import TaskRouter
 from mttl.tasks.folder import Gym
 from mttl.training.text_to_text import TextToTextModule
 
@@ -150,9 +149,7 @@ def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> N
         ("best_coefficients", {"mode": "router_only"}, shared_router(3, 3), "coefficients"),
     ],
 )
-def test_a_start_is_decided_by_what_there_is(
-    asked: str, given: dict[str, object], router: TaskRouter | None, start: str
-) -> None:
+def test_a_start_is_decided_by_what_there_is(asked, given, router, start) -> None:
     adapt = SETTINGS.adapt.model_copy(update={"mode": "all", "init": asked} | given)
     router = router or PolytroponRouter(3, 3, 1, 3)
     assert row_starts(router, adapt) == (start,)

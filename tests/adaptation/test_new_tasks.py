@@ -129,9 +129,7 @@ def test_a_call_begins_with_the_nearest_task(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "nearest_task"), ((0.2, 0.5), "mean")])
-def test_a_model_of_best_of_two_is_the_better_one(
-    run: Path, scores: tuple[float, float], better: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_best_of_two_is_the_better_one(run, scores, better, monkeypatch) -> None:
     """Weight for weight that of a call from that start alone, whichever was adapted last."""
 
     def told(*given: object, **more: object) -> tuple:
@@ -220,9 +218,7 @@ def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["runs/x/skills", "skills", "."])
-def test_default_folders_stand_beside_the_skills(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_default_folders_stand_beside_the_skills(run, tmp_path, monkeypatch, place) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config([str(run / "config.yaml")])
     adaptation = Adaptation.of(config, run, "first")
@@ -277,11 +273,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
         ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' composes"),
         ({"examples": -1}, ConfigError, "adapt.examples: '-1' must be greater than or equal to 0"),
-        (
-            {"examples": 17},
-            TaskError,
-            "adapt.examples (17) must be at most 16, the training",
-        ),
+        ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
         ({"tasks": "dev"}, TaskError, "has no dev tasks"),
@@ -338,9 +330,7 @@ def test_a_model_for_a_few_examples_answers(run: Path) -> None:
         ("llama", "none", False),
     ],
 )
-def test_questions_look_as_in_training(
-    kind: str, prefix: str, described: bool, tmp_path: Path
-) -> None:
+def test_questions_look_as_in_training(kind, prefix, described, tmp_path) -> None:
     """Compared with rows prepared from a gym, and with the answers to them."""
     gym = write_gym(tmp_path / "gym")
     table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
@@ -385,9 +375,7 @@ def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
         ({"lr": 0}, ConfigError, "adapt.lr: '0' must be greater than 0"),
     ],
 )
-def test_mistakes_in_examples_are_answered(
-    run: Path, given: dict, kind: type, message: str
-) -> None:
+def test_mistakes_in_examples_are_answered(run, given, kind, message) -> None:
     with pytest.raises(kind, match=re.escape(message)):
         mttl.adapt_to(run, **{"examples": PAIRS, "task": "new", **given})
 

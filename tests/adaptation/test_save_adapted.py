@@ -65,9 +65,7 @@ def logits(predictor: Predictor) -> torch.Tensor:
         ("full", {}, ["backbone", "skills"]),
     ],
 )
-def test_it_answers_as_before(
-    run: Path, tmp_path: Path, mode: str, settings: dict, files: list[str]
-) -> None:
+def test_it_answers_as_before(run, tmp_path, mode, settings, files) -> None:
     before = adapted(run, mode, **settings)
     before.save(tmp_path / "new")
     names = sorted(path.stem for path in (tmp_path / "new" / "skills").glob("*.safetensors"))

@@ -280,9 +280,7 @@ def test_160_tasks_are_legible(drawn: dict[str, Figure], name: str) -> None:
     check_legible(drawn[name])
 
 
-def test_labels_around_a_circle_of_160_tasks_are_further_apart_than_they_are_high(
-    drawn: dict[str, Figure],
-) -> None:
+def test_labels_around_a_circle_of_160_tasks_are_further_apart_than_they_are_high(drawn) -> None:
     axes = drawn["dendrogram_radial"].axes[0]
     places = np.array([text.get_position() for text in axes.texts])  # inches
     assert len(places) == 160
@@ -358,9 +356,7 @@ def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
     assert dict(matplotlib.rcParams) == settings
 
 
-def test_a_figure_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_figure_that_fails_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     figure = figures.dendrogram(TREE, title="Tree", **NAMED)
 
     def fail(*_: object, **__: object) -> None:

@@ -81,9 +81,7 @@ def test_a_missing_file_is_told_with_what_is_there_instead(path: Path) -> None:
         read_demonstrations(path.with_name("recrd.npz"), LEVELS)
 
 
-def test_a_file_that_cannot_be_used_is_explained(
-    path: Path, record: list[Demonstration], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_used_is_explained(path, record, tmp_path) -> None:
     damaged = tmp_path / "damaged.npz"
     content = path.read_bytes()
     damaged.write_bytes(content[: len(content) // 2])

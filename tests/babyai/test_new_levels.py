@@ -44,9 +44,7 @@ def finetune(run: Path, *arguments: str) -> int:
     return recipe.main(["-c", config, "--from", str(run), *arguments])
 
 
-def test_finished_jobs_are_kept_and_never_repeated(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> None:
     out = run.parent / "twice"
     real, played = adaptation._run_job, []
 
@@ -73,9 +71,7 @@ def test_finished_jobs_are_kept_and_never_repeated(
     assert "GoToObj" in capsys.readouterr().out
 
 
-def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch) -> None:
     real = adaptation._learn
 
     def learn(config: Any, model: Any, level: str, seed: int, *rest: Any) -> None:
@@ -144,9 +140,7 @@ def test_adaptation_changes_the_routing_of_the_new_level_only(run: Path) -> None
         (["--shard", "1/2"], ConfigError, "--shard is for text-to-text tasks"),
     ],
 )
-def test_mistakes_are_explained(
-    run: Path, arguments: list[str], error: type[Exception], message: str
-) -> None:
+def test_mistakes_are_explained(run, arguments, error, message) -> None:
     with pytest.raises(error, match=message):
         finetune(run, *arguments)
 

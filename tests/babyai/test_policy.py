@@ -12,13 +12,7 @@ from helpers.compare import relative_error
 from mttl.babyai.policy import Policy
 
 S, N, E, M, TOKENS = 5, 3, 4, 6, 11
-SMALL = {
-    "n_channels": 8,
-    "memory_size": 6,
-    "instruction_size": 5,
-    "word_size": 4,
-    "hidden_size": 7,
-}
+SMALL = {"n_channels": 8, "memory_size": 6, "instruction_size": 5, "word_size": 4, "hidden_size": 7}
 
 
 def small_policy(**settings):

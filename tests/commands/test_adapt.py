@@ -58,9 +58,7 @@ def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[st
     return " ".join(error.split())
 
 
-def test_every_sample_of_every_new_task_has_a_row(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_sample_of_every_new_task_has_a_row(folder, recipe, tmp_path, capsys) -> None:
     assert recipe.main(arguments(folder, tmp_path, "adapt.seeds=[1, 2]")) == 0
     found = {(row["task"], row["sample"], row["seed"]) for row in rows(tmp_path)}
     assert found == {
@@ -71,11 +69,7 @@ def test_every_sample_of_every_new_task_has_a_row(
 
 
 def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder, recipe, tmp_path, capsys, monkeypatch
 ) -> None:
     real, jobs = Adaptation.run_job, count()
 
@@ -94,9 +88,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
     assert {path.name for path in (tmp_path / "models").iterdir()} == {f"{x}-13-13" for x in others}
 
 
-def test_a_second_start_repeats_no_finished_job(
-    folder: Path, recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_start_repeats_no_finished_job(folder, recipe, tmp_path, monkeypatch) -> None:
     """Killed in the third of four jobs; the second start runs the last two."""
     run_job, started = Adaptation.run_job, []
 
@@ -122,11 +114,7 @@ def test_a_second_start_repeats_no_finished_job(
 
 @pytest.mark.parametrize("mode", get_args(AdaptMode))
 def test_every_job_starts_from_the_model_of_the_run(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
+    folder, recipe, tmp_path, monkeypatch, mode
 ) -> None:
     """The weights in memory, before and after each job, are those that were read.
 
@@ -156,9 +144,7 @@ def test_every_job_starts_from_the_model_of_the_run(
 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "router_only", "average", "from_scratch"])
-def test_modes_train_as_many_parameters_as_they_say(
-    folder: Path, recipe: ModuleType, tmp_path: Path, mode: str
-) -> None:
+def test_modes_train_as_many_parameters_as_they_say(folder, recipe, tmp_path, mode) -> None:
     recipe.main([*arguments(folder, tmp_path, f"adapt.mode={mode}"), "--tasks", "first"])
     model = load_run(folder / "runs" / "source").model
     skills = sum(
@@ -171,9 +157,7 @@ def test_modes_train_as_many_parameters_as_they_say(
     assert {row["n_trained"] for row in rows(tmp_path)} == {expected.get(mode, skills + logits)}
 
 
-def test_other_settings_are_not_mixed_in(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_settings_are_not_mixed_in(folder, recipe, tmp_path, capsys) -> None:
     one = ["--tasks", "first"]
     assert recipe.main([*arguments(folder, tmp_path, "adapt.mode=zero_shot"), *one]) == 0
     given = [*arguments(folder, tmp_path, "adapt.mode=zero_shot", "adapt.lr=0.5"), *one]
@@ -201,12 +185,7 @@ def test_other_settings_are_not_mixed_in(
     ],
 )
 def test_what_adaptation_does_not_read_is_refused(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    setting: str,
-    told: str,
+    folder, recipe, tmp_path, capsys, setting, told
 ) -> None:
     assert told in fails(recipe, capsys, arguments(folder, tmp_path / "out", setting))
     assert not (tmp_path / "out").exists()
@@ -228,9 +207,7 @@ def test_how_rows_look_is_that_of_the_run(folder: Path, recipe: ModuleType, tmp_
     assert rows(tmp_path / "file") == rows(tmp_path / "out")
 
 
-def test_what_the_run_was_built_from_cannot_be_set(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_run_was_built_from_cannot_be_set(folder, recipe, tmp_path, capsys) -> None:
     """It is noted beside the results, also where the files of the command say otherwise."""
     trained = load_config([str(folder / "runs" / "source" / "config.yaml")])
     wrong = arguments(folder, tmp_path, f"skills.n_skills={trained.skills.n_skills + 1}")
@@ -256,9 +233,7 @@ def test_what_the_run_was_built_from_cannot_be_set(
         )
 
 
-def test_results_of_another_run_are_not_shown(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_another_run_are_not_shown(folder, recipe, tmp_path, capsys) -> None:
     given = [*arguments(folder, tmp_path / "out", "adapt.mode=zero_shot"), "--tasks", "first"]
     assert recipe.main(given) == 0
     before = (tmp_path / "out" / "results.jsonl").read_bytes()
@@ -285,18 +260,14 @@ def test_results_stand_beside_the_skills(folder: Path, recipe: ModuleType, tmp_p
     assert not list((tmp_path / "skills").glob("adapt*"))
 
 
-def test_a_file_in_the_place_of_the_results_is_answered(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_the_place_of_the_results_is_answered(folder, recipe, tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     for place in ("file", "file/inside"):
         error = fails(recipe, capsys, arguments(folder, tmp_path / place))
         assert "A file stands where a folder is needed" in error
 
 
-def test_a_reference_is_read_and_left_as_it_is(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reference_is_read_and_left_as_it_is(folder, recipe, tmp_path, capsys) -> None:
     given = [*arguments(folder, tmp_path / "out", "adapt.mode=zero_shot"), "--tasks", "first"]
     assert recipe.main(given) == 0
     other = tmp_path / "other" / "results.jsonl"
@@ -312,9 +283,7 @@ def test_a_reference_is_read_and_left_as_it_is(
     assert "results.jsonl', line 1 is damaged" in error
 
 
-def test_two_processes_do_not_write_one_file(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_do_not_write_one_file(folder, recipe, tmp_path, capsys) -> None:
     given = arguments(folder, tmp_path)
     assert recipe.main([*given, "--shard", "5/5"]) == 0  # notes what results are made from
     with Results(tmp_path).writing():
@@ -323,9 +292,7 @@ def test_two_processes_do_not_write_one_file(
     assert "--shard" in error
 
 
-def test_mistakes_are_answered(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_answered(folder, recipe, tmp_path, capsys) -> None:
     given = arguments(folder, tmp_path)
     assert "was trained on copy" in fails(recipe, capsys, [*given, "--tasks", "copy,first"])
     assert "Did you mean 'first'" in fails(recipe, capsys, [*given, "--tasks", "first_"])
@@ -340,9 +307,7 @@ def test_mistakes_are_answered(
     assert not (tmp_path / "results.jsonl").exists()
 
 
-def test_too_few_rows_and_missing_splits_are_answered(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_rows_and_missing_splits_are_answered(folder, recipe, tmp_path, capsys) -> None:
     gym = tmp_path / "gym"
     shutil.copytree(folder / "gym", gym)
     given = arguments(folder, tmp_path / "out", f"data.dir={gym}")
@@ -377,7 +342,7 @@ def test_seen_tasks_may_be_asked_for(folder: Path, recipe: ModuleType, tmp_path:
 
 
 def test_parts_and_workers_end_with_the_results_of_one_process(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder, recipe, tmp_path, capsys
 ) -> None:
     """The first of two parts runs alone, then two workers run what is left."""
     assert recipe.main(arguments(folder, tmp_path / "whole")) == 0
@@ -393,9 +358,7 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
     assert sorted(lines) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())
 
 
-def test_workers_share_their_part_only(
-    folder: Path, recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_their_part_only(folder, recipe, tmp_path, monkeypatch) -> None:
     """Processes that do nothing: what they leave, their parent runs."""
     commands = []
 
@@ -413,9 +376,7 @@ def test_workers_share_their_part_only(
     assert {json.loads(line)["sample"] for line in file.read_text().splitlines()} == {100}
 
 
-def test_a_part_without_jobs_prints_no_scores(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_without_jobs_prints_no_scores(folder, recipe, tmp_path, capsys) -> None:
     assert recipe.main([*arguments(folder, tmp_path), "--shard", "5/5"]) == 0
     printed = capsys.readouterr().out
     assert "No job has ended yet" in printed
@@ -423,9 +384,7 @@ def test_a_part_without_jobs_prints_no_scores(
 
 
 @pytest.mark.parametrize("option", [("--shard", "3/2"), ("--shard", "two"), ("--workers", "0")])
-def test_impossible_parts_are_refused(
-    folder: Path, recipe: ModuleType, tmp_path: Path, option: tuple[str, str]
-) -> None:
+def test_impossible_parts_are_refused(folder, recipe, tmp_path, option) -> None:
     with pytest.raises(SystemExit) as stopped:
         recipe.main([*arguments(folder, tmp_path), *option])
     assert stopped.value.code == 2

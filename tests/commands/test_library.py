@@ -236,9 +236,7 @@ def test_routers_mix_members(place: Path, skills: Path, router: str, tmp_path: P
     assert len(built.predict("past", QUESTIONS, num_beams=2)) == len(QUESTIONS)
 
 
-def test_a_run_of_members_is_predicted_from_and_adapted(
-    place: Path, private: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_members_is_predicted_from_and_adapted(place, private, tmp_path) -> None:
     with (tmp_path / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["task", "input"], ["past", "abc"], ["plural", "b"]])
     files = ["--in", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]
@@ -322,10 +320,7 @@ def test_bad_members_are_refused_with_one_list(place: Path, skills: Path, tmp_pa
     for name, changed in (
         ("nan", {key: tensor * torch.nan for key, tensor in tensors.items()}),
         ("infinite", {key: tensor / 0 for key, tensor in tensors.items()}),
-        (
-            "rankless",
-            {key: t[:0] if "_A" in key else t[:, :0] for key, t in tensors.items()},
-        ),
+        ("rankless", {key: t[:0] if "_A" in key else t[:, :0] for key, t in tensors.items()}),
         ("elsewhere", {key.replace("layers.0", "layers.7"): t for key, t in tensors.items()}),
         ("wide", {key: t.repeat(1, 2) if "_A" in key else t for key, t in tensors.items()}),
     ):

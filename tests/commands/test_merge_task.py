@@ -81,9 +81,7 @@ def test_the_card_asks_as_the_run(asked: Path, tmp_path: Path) -> None:
     assert f"The task `reverse` of `{asked}`" in card
 
 
-def test_mistakes_end_in_a_message_and_no_folder(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, capsys) -> None:
     (tmp_path / "there").mkdir()
     shutil.copytree(run / "skills", tmp_path / "policies")
     meta = json.loads((tmp_path / "policies" / "meta.json").read_text())

@@ -301,9 +301,7 @@ def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, capsys) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_base_that_is_a_folder_is_found_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     build_random("t5", TINY_T5["config"]).save_pretrained("base")
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
@@ -318,9 +316,7 @@ def test_a_base_that_is_a_folder_is_found_from_anywhere(
     assert str(tmp_path / "base") in (tmp_path / "adapter" / "README.md").read_text()
 
 
-def test_mistakes_end_in_a_message_and_no_folder(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, capsys) -> None:
     adapter, poly, there = (tmp_path / name for name in ("adapter", "poly", "there"))
     EXPORT.main([str(run), "--task", "copy", "--out", str(adapter)])
     EXPORT.main([str(run), "--inventory", "--out", str(poly)])

@@ -49,9 +49,7 @@ def test_workers_record_the_same_and_say_how_far_they_are(record: list[Demonstra
     assert calls == [(level, n) for level in LEVELS for n in range(1, 13)]
 
 
-def test_failures_are_left_out(
-    record: list[Demonstration], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_left_out(record, monkeypatch) -> None:
     by_seed = {demonstration.seed: demonstration for demonstration in record}
     monkeypatch.setattr(demonstrations, "demonstrate", lambda level, seed: by_seed[seed])
     missing = by_seed.pop(record[1].seed)
@@ -83,9 +81,7 @@ def test_a_level_the_bot_cannot_play_is_told() -> None:
         (["GoTo", "GoTo"], {}, LevelError, "level 'GoTo' is listed twice"),
     ],
 )
-def test_what_cannot_be_recorded_is_told(
-    levels: list[str], options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_recorded_is_told(levels, options, error, message) -> None:
     with pytest.raises(error, match=message):
         record_demonstrations(levels, options.pop("n_episodes", 1), **options)
 

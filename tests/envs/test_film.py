@@ -117,9 +117,7 @@ def test_the_caption_stands_below_and_is_broken_where_it_is_too_long() -> None:
         ({"frames_per_second": 0}, ValueError, r"frames_per_second \(0\) must be positive"),
     ],
 )
-def test_what_cannot_be_filmed_is_told(
-    tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_filmed_is_told(tmp_path, change, error, message) -> None:
     given = {"level": LEVEL, "seed": SEED, "actions": ACTIONS, "path": "episode.gif", **change}
     path = tmp_path / given.pop("path")
     episode = Episode(*(given.pop(name) for name in ("level", "seed", "actions")))

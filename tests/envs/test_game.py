@@ -58,9 +58,7 @@ def test_the_bot_sees_the_same_in_many_episodes(level: str) -> None:
     st.lists(st.sampled_from([0, 1, 2, 2, 2, PICK_UP, DROP, TOGGLE, 6]), max_size=60),
     st.booleans(),
 )
-def test_adversarial_actions_have_the_same_effect(
-    level: str, seed: int, actions: list[int], guided: bool
-) -> None:
+def test_adversarial_actions_have_the_same_effect(level, seed, actions, guided) -> None:
     """Actions as drawn, or with things picked up and toggled wherever there are any."""
     pair = Pair(level)
     pair.reset(seed)

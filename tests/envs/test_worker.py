@@ -82,9 +82,7 @@ def assert_same(a: Any, b: Any) -> None:
         pytest.param(2, {"evaluation": True, "first_slot": 5}, marks=pytest.mark.slow),
     ],
 )
-def test_results_do_not_depend_on_the_number_of_workers(
-    make: Any, env: WorkerVectorEnv, n_workers: int, options: dict[str, Any]
-) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(make, env, n_workers, options) -> None:
     local, workers = make_local(**options), make(n_workers, **options)
     assert (workers.levels, workers.n_slots) == (LEVEL_NAMES, N_SLOTS)
     actions = random_actions(200)
@@ -155,13 +153,10 @@ def test_a_worker_that_is_killed_is_an_error_and_takes_the_others_along(make: An
 
 
 @pytest.mark.parametrize("limit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_environment_that_raises_names_its_place(
-    make: Any, limit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_raises_names_its_place(make, limit, monkeypatch) -> None:
     function = "helpers.broken_worker:serve_without_" + ("limit" if limit else "grid")
     monkeypatch.setattr(
-        "envs.worker.WorkerProcess",
-        lambda _, name, shared: WorkerProcess(function, name, shared),
+        "envs.worker.WorkerProcess", lambda _, name, shared: WorkerProcess(function, name, shared)
     )
     env = make()
     pids = [worker.pid for worker in env._workers]
@@ -177,9 +172,7 @@ def test_an_environment_that_raises_names_its_place(
     assert not any(map(is_running, pids))
 
 
-def test_an_interrupted_step_is_finished_before_what_comes_next(
-    env: WorkerVectorEnv, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_step_is_finished_before_what_comes_next(env, monkeypatch) -> None:
     local = make_local()
     env.reset()
     local.load_state(env.state())
@@ -200,9 +193,7 @@ def interrupt(worker: WorkerProcess) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_goes_wrong_at_the_start_leaves_no_process(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_wrong_at_the_start_leaves_no_process(make, monkeypatch) -> None:
     started: list[WorkerProcess] = []
     ask = WorkerProcess.ask
 

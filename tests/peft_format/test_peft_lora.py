@@ -11,12 +11,7 @@ from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
 from mttl.merging.fold import average_mixing, task_mixing
 from mttl.merging.low_rank_factors import relative_error as svd_error
-from mttl.peft_format.lora_export import (
-    common_scaling,
-    lora_adapter,
-    mixture_adapter,
-    skill_mixing,
-)
+from mttl.peft_format.lora_export import common_scaling, lora_adapter, mixture_adapter, skill_mixing
 from mttl.peft_format.lora_import import common_settings, read_lora
 from mttl.peft_format.peft_folder import read_peft, write_peft
 from mttl.routing import RoutingSlot, average_router, private_router

@@ -130,9 +130,7 @@ def test_rows_are_mixed_group_by_group_as_a_plain_loop_does(run: Built) -> None:
         ({"colour": "red"}, 400, "'colour' (\"red\") is not supported"),
     ],
 )
-def test_what_cannot_be_answered_is_told(
-    refusing: httpx.Client, asked: dict[str, Any], status: int, told: str
-) -> None:
+def test_what_cannot_be_answered_is_told(refusing, asked, status, told) -> None:
     reply = refusing.post("/live", json={"task": "copy", "text": "ab", **asked})
     assert (reply.status_code, told in reply.json()["error"]["message"]) == (status, True)
 
@@ -148,16 +146,11 @@ def test_numbers_that_are_not_finite_are_told_in_words(refusing: httpx.Client) -
 
 @pytest.fixture(scope="module")
 def refusing(run: Built) -> Iterator[httpx.Client]:
-    with (
-        page(run, pairs_of(run)) as (served, _),
-        httpx.Client(base_url=served.address) as client,
-    ):
+    with page(run, pairs_of(run)) as (served, _), httpx.Client(base_url=served.address) as client:
         yield client
 
 
-def test_a_fault_of_the_model_is_told_in_words(
-    run: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_the_model_is_told_in_words(run, monkeypatch, caplog) -> None:
     with page(run, pairs_of(run)) as (served, model):
         monkeypatch.setattr(model, "answer", lambda *given: 1 / 0)
         reply = httpx.post(f"{served.address}/live", json={"task": "copy", "text": "ab"})

@@ -38,11 +38,7 @@ CHAT = {"model": "copy", "messages": [USER]}
         ("text", {"seed": 2**63}, "less than"),
         ("text", {"max_token": 3}, "'max_token' .* is not supported.* Did you mean 'max_tokens'"),
         ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported: leave it out$"),
-        (
-            "text",
-            {"users": "x"},
-            "'users' .* is not supported: .* Supported are logprobs",
-        ),
+        ("text", {"users": "x"}, "'users' .* is not supported: .* Supported are logprobs"),
         ("text", {"suffix": "x"}, "'suffix' .* is not supported"),
         ("text", {"messages": [USER]}, "'messages' .* is not supported"),
         ("text", {"stream_options": {}}, "stream_options is for streams: set stream"),

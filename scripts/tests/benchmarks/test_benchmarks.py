@@ -75,9 +75,7 @@ def test_peers_are_as_large_as_they_claim(step_time: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("variant", ["bare", "ours H=1", "ours, one task H=1"])
-def test_generation_makes_the_number_of_tokens_it_counts(
-    generation: ModuleType, variant: str
-) -> None:
+def test_generation_makes_the_number_of_tokens_it_counts(generation, variant) -> None:
     call, _ = generation.build(variant, TINY)
     answers = call()
     assert answers.shape == (16, 1 + TINY.tokens)  # the decoder's start, then the new ones
@@ -110,9 +108,7 @@ def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     assert all(row["median"] > 0 and row["peak_mib"] > 0 for row in rows)
 
 
-def test_an_unknown_variant_is_refused(
-    step_time: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_variant_is_refused(step_time, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         step_time.main(["--only", "adapters"])
     assert stopped.value.code == 2

@@ -24,9 +24,7 @@ def env_speed(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("variant", ["minigrid", "gymnasium sync", "ours", "envpool"])
-def test_every_variant_plays(
-    env_speed: ModuleType, variant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_variant_plays(env_speed, variant, capsys) -> None:
     if variant == "envpool" and importlib.util.find_spec("envpool") is None:
         pytest.skip("envpool is not installed")
     step, _ = env_speed.build(variant, SETTINGS)
@@ -53,9 +51,7 @@ def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     assert all(row["median"] > 0 for row in rows)
 
 
-def test_an_unknown_level_is_refused(
-    env_speed: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_level_is_refused(env_speed, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         env_speed.main(["--levels", "GoToo"])
     assert stopped.value.code == 2

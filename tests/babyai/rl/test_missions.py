@@ -33,10 +33,7 @@ def test_the_distinct_missions_are_a_set_and_lead_back_to_every_frame(sizes, n_t
         assert index[:, task].max() < len(distinct)
 
 
-@given(
-    sizes=st.tuples(*(st.integers(1, n) for n in (4, 3, 6))),
-    seed=st.integers(0, 2**31),
-)
+@given(sizes=st.tuples(*(st.integers(1, n) for n in (4, 3, 6))), seed=st.integers(0, 2**31))
 def test_only_what_pads_every_mission_is_dropped(sizes, seed):
     missions = random_missions(*sizes, n_tokens=3, seed=seed)
     found = without_padding(missions)

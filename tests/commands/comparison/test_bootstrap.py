@@ -117,9 +117,7 @@ def test_equal_scores_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize(("n_seeds", "least"), [(1, 0.6), (2, 0.8)])
-def test_intervals_of_one_or_two_seeds_have_a_width_and_cover_less(
-    n_seeds: int, least: float
-) -> None:
+def test_intervals_of_one_or_two_seeds_have_a_width_and_cover_less(n_seeds, least) -> None:
     """One seed leaves out what trainings differ by, two show too little of it."""
     _, low, high = mean_and_interval(simulated(np.random.default_rng(5), n_seeds=n_seeds))
     assert low < high

@@ -102,9 +102,7 @@ def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
         pytest.param(STEPS - 1, id="last"),
     ],
 )
-def test_a_run_continues_as_if_it_had_never_stopped(
-    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_run_continues_as_if_it_had_never_stopped(config, whole, monkeypatch, step) -> None:
     """Bit for bit: environments, memories, the rollout and random numbers all go on."""
     name = f"stopped-{step}"
     with interrupted(step, monkeypatch):
@@ -190,7 +188,7 @@ def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> N
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
-    config: Path, monkeypatch: pytest.MonkeyPatch
+    config, monkeypatch
 ) -> None:
     with interrupted(9, monkeypatch):
         train(config, "broken")
@@ -209,9 +207,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
     assert run.last.read_bytes() == kept
 
 
-def test_an_environment_that_raises_ends_the_run_clearly(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_raises_ends_the_run_clearly(config, monkeypatch) -> None:
     class Broken:
         def step(self, action: int) -> None:
             raise RuntimeError("out of cheese")

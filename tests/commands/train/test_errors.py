@@ -46,10 +46,7 @@ def nothing_written(config: Path) -> bool:
         ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
         ("skils.rank=4", "has no 'skils'. Did you mean 'skills'?"),
         ("optim.lr=fast", "optim.lr: 'fast' must be a number"),
-        (
-            "router.kind=polytropn",
-            "router.kind: 'polytropn' must be one of polytropon, ",
-        ),
+        ("router.kind=polytropn", "router.kind: 'polytropn' must be one of polytropon, "),
         ("skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide in_features"),
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
         ("backbone.model_type=t55", "('t55') is no model type of transformers"),

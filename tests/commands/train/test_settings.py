@@ -23,12 +23,7 @@ def test_the_seed_decides_everything(config: Path, whole: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "sampler",
-    [
-        "{kind: uniform}",
-        "{kind: temperature, temperature: 3.0}",
-        "{kind: homogeneous}",
-    ],
+    "sampler", ["{kind: uniform}", "{kind: temperature, temperature: 3.0}", "{kind: homogeneous}"]
 )
 def test_every_sampler_trains(config: Path, whole: RunFolder, sampler: str) -> None:
     run = train(config, sampler.split()[1].strip(",}"), f"data.sampler={sampler}")
