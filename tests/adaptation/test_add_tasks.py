@@ -101,10 +101,9 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
         (["router.kind=task_moe"], {}),
         (["router.kind=shared", "skills.n_skills=1"], {}),
         (["router.kind=private", "skills.n_skills=per_task"], {"init": "private_skill"}),
-        (["router.kind=c_poly", "router.n_private=2"], {}),
         (["router.kind=score_function"], {}),
     ],
-    ids=["task_moe", "shared", "private", "c_poly", "score_function"],
+    ids=["task_moe", "shared", "private", "score_function"],
 )
 def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> None:
     run = train_source(tmp_path, settings=router)
@@ -216,7 +215,6 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot leave skills unused"),
         (["router.shared_skill=true"], "all", "more skills change every task"),
         (["skills.shared_down=true"], "all", "share a factor with those of the run"),
-        (["router.normalise=average_correction"], "all", "more skills change every task"),
         (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "a stack have their stages"),
     ],
 )

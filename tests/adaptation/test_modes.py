@@ -102,12 +102,15 @@ def test_parts_of_the_backbone_that_were_trained_are_those_that_full_trains() ->
         assert trained() == set(own)
 
 
-def test_every_mode_has_roles() -> None:
-    assert set(TRAINED_ROLES) == set(MODES)
-
-
-@pytest.mark.parametrize("router", LEARNED)
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "zero_shot"])
+@pytest.mark.parametrize(
+    ("mode", "router"),
+    [
+        (mode, router)
+        for number, router in enumerate(LEARNED)
+        for turn, mode in enumerate(mode for mode in MODES if mode != "zero_shot")
+        if (number + turn) % 2
+    ],
+)
 def test_exactly_the_named_tensors_change(mode: AdaptMode, router: str) -> None:
     model = apply_mode(skilled(tiny_t5(), router=router), mode, 2)
     if isinstance(model.router, PolytroponRouter):  # a rounded row may use no skill, and train none
@@ -149,11 +152,6 @@ def test_router_only_equals_a_loop_over_the_same_logits() -> None:
 def test_a_router_without_parameters_cannot_be_trained_alone(router: str) -> None:
     with pytest.raises(ValueError, match="has no parameters"):
         apply_mode(skilled(tiny_t5(), router=router), "router_only", 2)
-
-
-def test_an_unknown_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"mode \('frozen'\) must be one of zero_shot"):
-        apply_mode(skilled(tiny_t5()), "frozen")  # type: ignore[arg-type]
 
 
 # How the published baselines treat a new task.

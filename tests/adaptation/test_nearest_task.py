@@ -64,8 +64,7 @@ def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
     return totals
 
 
-@pytest.mark.parametrize("n_at_once", [1, 3, 100])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "n_at_once"), [(0, 1), (1, 3), (1, 100)])
 def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
     model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=6)
     module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)

@@ -110,12 +110,15 @@ def test_adaptation_takes_the_samples_that_were_asked_for(config, tmp_path, comm
     assert commands[1][commands[1].index("--samples") + 1] == "100"
 
 
-def test_another_budget_is_refused(config, tmp_path, commands, capsys) -> None:
+def test_another_budget_or_configuration_is_refused(config, tmp_path, commands, capsys) -> None:
     given = ("--methods", "polytropon", "--modes", "--seeds", "13")
     assert compare(config, tmp_path / "out", *given) == 0
     more = (*given, "--adapt-steps", "2")
     assert run_command(lambda: compare(config, tmp_path / "out", *more)) == USER_MISTAKE
     assert "adapt_steps (1 before, 2 now)" in " ".join(capsys.readouterr().err.split())
+    config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
+    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
+    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
@@ -152,24 +155,11 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_runs_twice() -> None:
-    plans = METHODS.plan(["polytropon", "shared", "shared"], [], [13, 13])
-    assert [(item.name, item.seed) for item in plans] == [("polytropon", 13), ("shared", 13)]
-
-
 def test_two_comparisons_do_not_share_a_folder(config, tmp_path, capsys) -> None:
     with locked(tmp_path / "out" / ".lock"):
         given = ("--methods", "polytropon")
         assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
     assert "another comparison is at work" in " ".join(capsys.readouterr().err.split())
-
-
-def test_files_that_changed_are_refused(config, tmp_path, commands, capsys) -> None:
-    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
-    assert compare(config, tmp_path / "out", *given) == 0
-    config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
-    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
-    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_rows_that_changed_are_refused(config, tmp_path, commands, capsys) -> None:

@@ -16,7 +16,6 @@ from helpers.command import train
 from helpers.compare import relative_error
 from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
-from mttl.__main__ import main as mttl_command
 from mttl.analysis.routing_record import read_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
@@ -434,8 +433,3 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         assert library(*given) == USER_MISTAKE, message
         assert message in " ".join(capsys.readouterr().err.split())
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_it_is_a_command_of_mttl(skills: Path, capsys) -> None:
-    assert mttl_command(["library", "list", str(skills)]) == 0
-    assert "plural" in capsys.readouterr().out

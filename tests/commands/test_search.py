@@ -141,15 +141,6 @@ def test_workers_share_the_jobs_of_every_trial(
         assert "a trial of search.ranges is drawn from the scores of those before" in said
 
 
-def test_the_best_settings_can_be_given_to_the_next_command(
-    folder, recipe, tmp_path, started
-) -> None:
-    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
-    config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
-    assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
-    assert len(started) == 4 * len(NEW) * 2
-
-
 def test_what_is_finished_is_not_repeated(folder, recipe, tmp_path, started, monkeypatch) -> None:
     """Interrupted in the second trial; then the grid grows."""
     run_job = Adaptation.run_job

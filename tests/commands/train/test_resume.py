@@ -85,10 +85,15 @@ def check_same_run(resumed: RunFolder, whole: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("step", "validating"),
-    [(1, False), (3, False), (5, False), (6, False), (8, True), (12, True), (11, False)],
-    ids=[
-        *("first epoch", "step before a validation", "end of an epoch", "second epoch"),
-        *("validation", "last validation", "last step"),
+    [
+        pytest.param(3, False, id="step before a validation"),
+        pytest.param(5, False, id="end of an epoch"),
+        pytest.param(8, True, id="validation"),
+        pytest.param(11, False, id="last step"),
+        *(
+            pytest.param(step, validating, marks=pytest.mark.slow)
+            for step, validating in ((1, False), (6, False), (12, True))
+        ),
     ],
 )
 def test_a_run_continues_as_if_it_had_never_stopped(
