@@ -30,11 +30,6 @@ def test_the_same_seed_is_the_same_game() -> None:
     assert model.training
 
 
-def test_actions_are_greedy_or_sampled() -> None:
-    with pytest.raises(ValueError, match=r"choose \('best'\) must be 'greedy' or 'sampled'"):
-        play_levels(policies(), ["GoToObjS4", "GoToObjS6"], n_episodes=1, seed=1, choose="best")
-
-
 def test_results_are_means_per_level_and_over_levels() -> None:
     episodes = Episodes(
         success=np.array([[True, False], [True, True]]),

@@ -60,13 +60,6 @@ def test_a_batch_holds_whole_episodes(path: Path, record: list[Demonstration]) -
     assert (batch.images.dtype, batch.actions.dtype) == (torch.uint8, torch.int64)
 
 
-def test_a_batch_moves_as_a_whole(path: Path) -> None:
-    batch = pad_episodes(read_demonstrations(path, LEVELS), np.zeros((2, 1), int))
-    moved = batch.to(torch.device("meta"))
-    assert {x.device.type for x in vars(moved).values()} == {"meta"}
-    assert moved.images.shape == batch.images.shape
-
-
 def test_levels_that_are_missing_are_told_with_those_that_are_there(path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_demonstrations(path, ["GoToObj", "GoTo", "Pickup"])

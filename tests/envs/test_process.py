@@ -75,15 +75,6 @@ def test_death_tells_its_cause(started: list[WorkerProcess], order: str, end: st
         worker.answer()
 
 
-def test_a_worker_that_hangs_up_without_ending(started, monkeypatch) -> None:
-    monkeypatch.setattr(process, "PATIENCE", 0.05)
-    worker = start(started, "obey")
-    os.kill(worker.pid, signal.SIGSTOP)  # or it would see the end of the connection and leave
-    worker._connection.close()
-    with pytest.raises(WorkerDied, match="the helper stopped answering"):
-        worker.ask("sleep")
-
-
 def test_closing_ends_idle_workers_and_kills_busy_ones(started, monkeypatch) -> None:
     idle, busy = start(started, "echo"), start(started, "obey")
     busy.ask("sleep")
@@ -92,15 +83,6 @@ def test_closing_ends_idle_workers_and_kills_busy_ones(started, monkeypatch) -> 
     assert not is_running(idle.pid)
     assert not is_running(busy.pid)
     close_workers(started)
-
-
-def test_a_forked_process_does_not_end_the_workers_of_its_parent(started, monkeypatch) -> None:
-    worker = start(started, "echo")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        close_workers(started)
-    worker.ask("still here?")
-    assert worker.answer() == "still here?"
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:

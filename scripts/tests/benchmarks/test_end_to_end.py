@@ -62,8 +62,3 @@ def test_peers_train(end_to_end: ModuleType, settings: argparse.Namespace, varia
     settings.model = "llama"
     step, _ = end_to_end.build(variant, settings)
     step()
-
-
-def test_missing_rows_are_told(end_to_end, tmp_path, capsys) -> None:
-    assert end_to_end.main(["--data", str(tmp_path / "none")]) == 2
-    assert "no CrossFit files at" in capsys.readouterr().err

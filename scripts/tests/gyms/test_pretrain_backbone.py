@@ -95,25 +95,6 @@ def test_no_text_to_validate_or_score_in_any_gym_is_trained_on(gyms, tmp_path) -
     assert scored == SCRIPT.texts_of(first, ["dev"])
 
 
-def test_the_texts_are_inputs_and_all_accepted_outputs(gyms: list[str]) -> None:
-    gym = Gym(gyms[0])
-    path = gym.file("copy", "train", 100)
-    path.write_text("a\tb\tc\n", encoding="utf-8")
-    rows = [row for task in ("number", "reverse") for row in gym.rows(task, "train", 100)]
-    others = {text for row in rows for text in (row.input, *row.outputs)}
-    assert SCRIPT.texts_of(gym, ["train"]) == {"a", "b", "c"} | others
-
-
-def test_a_gym_without_text_of_its_own_is_refused(given_, gyms, tmp_path, capsys) -> None:
-    gym = Gym(gyms[1])
-    for task in gym.tasks():
-        training = gym.file(task, "train", 100)
-        gym.file(task, "test", 100).write_bytes(training.read_bytes())
-    given = [*given_, "--out", str(tmp_path / "out")]
-    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
-    assert "has no text in its training rows alone" in " ".join(capsys.readouterr().err.split())
-
-
 @given(
     text=st.text("abcdef", min_size=1, max_size=30),
     kind=st.sampled_from(SCRIPT.CORRUPTIONS),

@@ -26,7 +26,3 @@ def test_later_changes_of_what_was_collected_do_not_reach_the_rollout(make_steps
     before = rollout.memory.clone()
     steps[0].memory.zero_()
     assert torch.equal(rollout.memory, before)
-
-
-def test_a_policy_without_memory(make_steps):
-    assert stack_steps(make_steps(memory=0), recurrence=1).memory.shape == (6, 2, 3, 0)
