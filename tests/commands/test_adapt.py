@@ -16,7 +16,6 @@ from mttl.adaptation import fine_tune as few_shot
 from mttl.adaptation import shard as workers
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.results import Results
 from mttl.adaptation.settings import with_settings
 from mttl.assembly.model import load_run
 from mttl.commands import adapt
@@ -54,16 +53,6 @@ def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[st
     error = capsys.readouterr().err
     assert "Traceback" not in error
     return " ".join(error.split())
-
-
-def test_every_sample_of_every_new_task_has_a_row(folder, recipe, tmp_path, capsys) -> None:
-    assert recipe.main(arguments(folder, tmp_path, "adapt.seeds=[1, 2]")) == 0
-    found = {(row["task"], row["sample"], row["seed"]) for row in rows(tmp_path)}
-    assert found == {
-        (task, sample, seed) for task in NEW for sample in (13, 100) for seed in (1, 2)
-    }
-    printed = capsys.readouterr().out
-    assert all(task in printed for task in (*NEW, "mean", "interval of the mean"))
 
 
 def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
@@ -246,15 +235,6 @@ def test_a_reference_is_read_and_left_as_it_is(folder, recipe, tmp_path, capsys)
     other.write_text("damaged\n")
     error = fails(recipe, capsys, [*given, "--reference", str(other.parent)])
     assert "results.jsonl', line 1 is damaged" in error
-
-
-def test_two_processes_do_not_write_one_file(folder, recipe, tmp_path, capsys) -> None:
-    given = arguments(folder, tmp_path)
-    assert recipe.main([*given, "--shard", "5/5"]) == 0  # notes what results are made from
-    with Results(tmp_path).writing():
-        error = fails(recipe, capsys, given)
-    assert "another process writes" in error
-    assert "--shard" in error
 
 
 def test_mistakes_are_answered(folder, recipe, tmp_path, capsys) -> None:

@@ -75,14 +75,14 @@ def settings_of(base: Path, rank: int, targets: list[str]) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model, a hundred and two adapters of it (two by PEFT itself), and a configuration."""
+    """A base model, twelve adapters of it (two by PEFT itself), and a configuration."""
     folder = tmp_path_factory.mktemp("library")
     gym = write_gym(folder / "gym")
     own = write_config(folder / "random.yaml", gym, backbone=TINY_LLAMA)
     base = build_backbone(load_config([str(own)]).backbone)
     fill(base)
     base.save_pretrained(folder / "base")
-    for number in range(100):
+    for number in range(10):
         rank, targets = KINDS[number % 3]
         write_peft(
             folder / "adapters" / f"task{number:02}",
@@ -131,16 +131,16 @@ def private(place: Path, skills: Path) -> Path:
     return place / "private"
 
 
-def test_a_hundred_folders_come_in_with_one_command(skills: Path, capsys) -> None:
+def test_many_folders_come_in_with_one_command(skills: Path, capsys) -> None:
     opened = open_library(skills)
-    assert len(opened.names) == 102
+    assert len(opened.names) == 12
     assert opened.version == 1
     card = opened.card("past")
     assert (card.task, card.rank, card.licence, card.data) == ("past", 2, "mit", "words, numbers")
     assert card.training["lora_alpha"] == 5
     assert library("list", skills) == 0
     told = capsys.readouterr().out
-    assert "task99" in told
+    assert "task09" in told
     assert "mit" in told
     assert library("show", skills, "past") == 0
     assert json.loads(capsys.readouterr().out)["targets"].keys() == {
@@ -197,12 +197,12 @@ def test_a_run_of_members_goes_out_and_comes_back(private: Path, skills: Path, t
     # Of another library, under other names.
     assert library("add", again, skills, "--name", "x-*", "--licence", "gpl") == 0
     opened = open_library(again)
-    assert len(opened.names) == 105
+    assert len(opened.names) == 15
     assert opened.card("x-past").licence == "gpl"
     assert weights(again)["x-past"] == known["past"]
 
 
-@pytest.mark.parametrize("router", ["average", "polytropon", "expert", "arrow"])
+@pytest.mark.parametrize("router", ["average", "expert", "arrow"])
 def test_routers_mix_members(place: Path, skills: Path, router: str, tmp_path: Path) -> None:
     config = f"{place / 'tiny.yaml'}+router/{router}.yaml"
     given = ["--members", "past", "plural", "task0[0-4]", "--out", tmp_path / "run"]
@@ -228,7 +228,6 @@ def test_routers_mix_members(place: Path, skills: Path, router: str, tmp_path: P
         matrix = built.model.router.matrix()[0, :, 0]
         wanted = {
             "average": torch.full((4, 4), 0.25),
-            "polytropon": torch.eye(4),
             "expert": torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
         }[router]
         torch.testing.assert_close(matrix, wanted, atol=1e-8, rtol=0)

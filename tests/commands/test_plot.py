@@ -76,9 +76,7 @@ def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Writ
 @pytest.mark.parametrize(
     ("kind", "weights"),
     [
-        ("shared", np.ones((1, 4, 1))),
         ("private", np.eye(4)[None]),
-        ("c_poly", np.concatenate([np.full((4, 2), 0.3), 0.4 * np.eye(4)], axis=1)[None]),
         ("hyperformer", np.random.default_rng(0).normal(size=(1, 4, 3))),
     ],
 )
@@ -137,15 +135,6 @@ def test_known_factors_are_recovered(write_run: Write, tmp_path: Path, capsys: C
     assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
 
 
-def test_factors_that_some_tasks_lack_are_left_out(write_run, tmp_path, capsys) -> None:
-    folder = write_run(tmp_path / "run")
-    table = folder / "gym" / "TASKS.csv"
-    table.write_text("task,metric,factors\npast,EM,kind=a\nplural,EM,\nclock,EM,kind=b\n")
-    assert READING.task_factors(folder, ("past", "clock")) == {"kind": ["a", "b"]}
-    assert READING.task_factors(folder, ("past", "plural", "clock")) == {}
-    assert READING.task_factors(tmp_path, ("past", "clock")) == {}
-
-
 # Mistakes.
 
 
@@ -176,10 +165,3 @@ def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
         "assert not {'matplotlib', 'sklearn', 'umap'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_the_message_of_usage_names_the_options(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        SCRIPT.main([])
-    assert stopped.value.code == 2
-    assert re.search(r"\[--compare RUN2\].*\[--out DIR\]", capsys.readouterr().err, re.DOTALL)
