@@ -19,7 +19,7 @@ from mttl.assembly.model import load_run
 from mttl.assembly.share_weights import share_weights
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.io import yaml12
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import load_pretrained
 from mttl.runtime.command import USER_MISTAKE, run_command
 
@@ -168,17 +168,6 @@ def test_peft_loads_its_skills_onto_the_quantised_base(case, run, tmp_path) -> N
     assert relative_error(theirs(**inputs).logits, expected) < ROUNDING
 
 
-def test_it_adapts(case: tuple[str, str, Path], run: RunFolder, tmp_path: Path) -> None:
-    from mttl.commands import adapt as finetune
-
-    given = ["-c", str(case[2]), "--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
-    steps = ["adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4"]
-    out = tmp_path / "adapted"
-    assert finetune.main([*given, "--out", str(out), "--save", "-k", *steps]) == 0
-    (model,) = (out / "models").iterdir()
-    assert load_run(model).predict("reverse", QUESTIONS)
-
-
 def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
     """Its fingerprint is the same after training with evaluations in between."""
     require("nf4")
@@ -224,16 +213,6 @@ def test_adapted_tasks_share_the_base(case, run, tmp_path) -> None:
     )
     assert saved[0] == 0
     assert saved[1] > size > 0
-
-
-def test_a_recipe_takes_no_quantised_run(run: RunFolder, case: tuple[str, str, Path]) -> None:
-    from mttl.merging.mixture import MixtureChange
-    from mttl.merging.weights_folder import Weights
-
-    base = case[2].parent / "base"
-    message = rf"was trained on a backbone in fewer bits \({case[1]}\), .*merge-task"
-    with pytest.raises(CheckpointError, match=message):
-        MixtureChange("one", run.path, "copy", Weights(base))
 
 
 @pytest.mark.slow

@@ -277,7 +277,7 @@ def test_names_are_checked_before_pytorch_is_imported(tmp_path: Path) -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "adapt --help", "compare --help"])
+@pytest.mark.parametrize("arguments", ["--help", "adapt --help"])
 def test_help_takes_half_a_second_of_cpu_time(arguments: str) -> None:
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -289,7 +289,7 @@ def test_help_takes_half_a_second_of_cpu_time(arguments: str) -> None:
     assert min(seconds() for _ in range(3)) <= 0.5
 
 
-@pytest.mark.parametrize("policy", [None, "active"])
+@pytest.mark.parametrize("policy", [None])
 def test_imports_may_be_interrupted_and_threads_wait_quietly(policy, tmp_path) -> None:
     """A library in the place of PyTorch tells what it sees, and Ctrl-C comes during its import."""
     (tmp_path / "torch.py").write_text(

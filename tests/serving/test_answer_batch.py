@@ -4,9 +4,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 import mttl
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
@@ -124,39 +121,3 @@ def test_rows_of_all_settings_share_a_batch(run: Built) -> None:
     lengths = [pieces[-1].n_tokens for pieces in together.pieces.values()]
     assert lengths[3] <= 2
     assert lengths[4] <= 15
-
-
-def test_log_probabilities_are_those_of_choices(run: Built) -> None:
-    """They add up to the score of the answer, where it ends by itself or not."""
-    batch = Batch(run)
-    for word in WORDS:
-        batch.want("copy", word, n_logprobs=2, most_tokens=4)
-    batch.texts()
-    ids = [token.logprob for pieces in batch.pieces.values() for p in pieces for token in p.tokens]
-    assert ids
-    assert max(ids) <= 0
-    prompt = batch.rows[0].prompt
-    inputs = torch.tensor([prompt])
-    with torch.no_grad():
-        if run.decoder_only:
-            first = run.model(torch.tensor([0]), input_ids=inputs).logits[0, -1]
-        else:
-            start = torch.tensor([[0]])
-            first = run.model(torch.tensor([0]), input_ids=inputs, decoder_input_ids=start)
-            first = first.logits[0, 0]
-    values = first.log_softmax(0)
-    (token, *_) = batch.pieces[0][0].tokens
-    assert token.logprob == pytest.approx(float(values.max()), abs=1e-5)
-    assert [value for _, value in token.alternatives] == pytest.approx(
-        values.topk(2).values.tolist(), abs=1e-5
-    )
-
-
-def test_an_answer_that_nobody_waits_for_ends(run: Built) -> None:
-    batch = Batch(run)
-    batch.want("copy", "ab")
-    batch.want("copy", "c", most_tokens=400)
-    batch.rows[1].dropped = True
-    answer_batch(run, batch.rows)
-    assert batch.pieces[0][-1].finish
-    assert not batch.pieces[1]
