@@ -19,7 +19,6 @@ from envs.local import LocalVectorEnv
 from helpers.interruption import assert_same_run, interrupted
 from mttl.analysis.routing_record import read_record
 from mttl.babyai.build_policy import load_policies
-from mttl.babyai.evaluate import play_levels
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_any_config, load_config
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
@@ -72,26 +71,6 @@ def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
     assert record.history is not None
 
 
-def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
-    model, levels = load_policies(whole.path)
-    assert levels == tuple(LEVELS)
-    with whole.results.open() as file:
-        rows = {
-            (row["task"], row["sample"], row["metric"]): float(row["score"])
-            for row in csv.DictReader(file)
-        }
-    for choose in ("greedy", "sampled"):
-        episodes = play_levels(model, levels, n_episodes=4, seed=1, choose=choose)
-        for place, level in enumerate(levels):
-            # Written with six digits.
-            assert rows[level, choose, "success"] == pytest.approx(
-                episodes.success[place].mean(), abs=1e-6
-            )
-            assert rows[level, choose, "steps"] == pytest.approx(
-                episodes.steps[place].mean(), abs=1e-6
-            )
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -99,7 +78,7 @@ def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
         pytest.param(2, id="within a rollout"),
         pytest.param(3, id="last of a rollout"),
         pytest.param(9, id="second pass", marks=pytest.mark.slow),
-        pytest.param(STEPS - 1, id="last"),
+        pytest.param(STEPS - 1, id="last", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_continues_as_if_it_had_never_stopped(config, whole, monkeypatch, step) -> None:

@@ -118,14 +118,6 @@ def hybrid(config: Path) -> RunFolder:
     return train(recipe(config, "token_hybrid"), "hybrid", *settings("token_hybrid", *more))
 
 
-def test_the_figures_of_a_run_of_tokens(wholes, monkeypatch, capsys) -> None:
-    found, printed = drawn(wholes["token_top2"], monkeypatch, capsys)
-    assert {"heat_map.png", "similarity.svg", "tokens_over_training.png"} <= found
-    assert not any(name.startswith("tokens_heat_map") for name in found)
-    assert "Experts that tokens choose" in printed
-    assert "decoder.block.0.layer.2.DenseReluDense.wi" in printed
-
-
 def test_the_figures_of_a_hybrid_show_both(hybrid, monkeypatch, capsys) -> None:
     found, printed = drawn(hybrid, monkeypatch, capsys)
     assert {"heat_map.png", "tokens_heat_map.png", "statistics_over_training.png"} <= found
