@@ -7,7 +7,6 @@ from mttl.analysis.layers import (
     effective_skills_over_training,
     layer_statistics,
     stack_means,
-    stack_of,
 )
 from mttl.training.routing_monitor import routing_statistics
 
@@ -33,12 +32,6 @@ def test_means_are_those_that_training_logs() -> None:
             ("discreteness", "active cells", "usage"), values, strict=False
         ):
             assert value == pytest.approx(logged[f"{name}{statistic.replace(' ', '_')}"])
-
-
-def test_stacks_are_found_inside_paths_and_before_heads() -> None:
-    assert stack_of("model.encoder.layers.0.q_proj") == "encoder"
-    assert stack_of("decoder/head 3") == "decoder"
-    assert stack_of("my_encoder.0") == ""
 
 
 def test_effective_skills_over_training() -> None:

@@ -10,7 +10,6 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.babyai.demonstration_loader import DemonstrationDataModule, DemonstrationLoader
 from mttl.babyai.level_demonstrations import LevelDemonstrations
-from mttl.io.errors import CheckpointError
 
 
 def make_level(n_episodes: int, longest: int = 9) -> LevelDemonstrations:
@@ -90,9 +89,3 @@ def test_the_data_module_takes_its_share_and_keeps_the_position() -> None:
     assert moved.mask.device.type == "meta"
     rest = episodes(again.train_dataloader())
     assert rest == [batch.actions[:, 0].tolist() for batch in batches] == episodes(third)[1:]
-
-
-def test_what_is_refused() -> None:
-    state = DemonstrationLoader(LEVELS[:2], 3, seed=1).state()
-    with pytest.raises(CheckpointError, match=r"have \[6, 13\] demonstrations, but \[20, 6\] when"):
-        DemonstrationLoader(LEVELS[1:], 3, seed=1).load_state(state)

@@ -182,16 +182,6 @@ def test_it_can_be_batched_over_parameters(norm):
             torch.testing.assert_close(one[task], other)
 
 
-def test_kaiming_is_the_initialisation_of_pytorch():
-    torch.manual_seed(3)
-    policy = Policy(TOKENS, n_channels=64, memory_size=64, instruction_size=64)
-    for layer, fan_in in ((policy.convolutions[0], 64 * 9), (policy.films[0].scale, 64)):
-        bound = fan_in**-0.5
-        assert layer.weight.abs().max() <= bound
-        # 4096 and more uniform draws: their spread is within 3 % with near certainty.
-        assert float(layer.weight.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.03)
-
-
 def test_babyai_draws_rows_of_unit_length():
     policy = Policy(TOKENS, **SMALL, init="babyai")
     linears = [module for module in policy.modules() if isinstance(module, nn.Linear)]

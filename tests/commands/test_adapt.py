@@ -214,13 +214,6 @@ def test_results_stand_beside_the_skills(folder: Path, recipe: ModuleType, tmp_p
     assert not list((tmp_path / "skills").glob("adapt*"))
 
 
-def test_a_file_in_the_place_of_the_results_is_answered(folder, recipe, tmp_path, capsys) -> None:
-    (tmp_path / "file").touch()
-    for place in ("file", "file/inside"):
-        error = fails(recipe, capsys, arguments(folder, tmp_path / place))
-        assert "A file stands where a folder is needed" in error
-
-
 def test_a_reference_is_read_and_left_as_it_is(folder, recipe, tmp_path, capsys) -> None:
     given = [*arguments(folder, tmp_path / "out", "adapt.mode=zero_shot"), "--tasks", "first"]
     assert recipe.main(given) == 0

@@ -19,12 +19,6 @@ def test_training_and_evaluation_never_share_a_seed() -> None:
     assert 0 <= min(training) < max(training) < 2**30 <= min(evaluation) < max(evaluation) < 2**31
 
 
-def test_slots_of_a_level_stay_distinct_where_the_numbers_wrap() -> None:
-    last = slot_seed(0, "GoTo", 0)
-    assert slot_seed(0, "GoTo", 2**30 - last) == 0
-    assert slot_seed(0, "GoTo", 2**30) == last
-
-
 @pytest.mark.parametrize(
     ("levels", "message"),
     [

@@ -42,16 +42,6 @@ class Batch:
         return ["".join(p.text for p in self.pieces[place]) for place in range(len(self.rows))]
 
 
-def test_answers_are_those_of_the_run(run: Built) -> None:
-    batch = Batch(run)
-    tasks = [run.tasks[number % 3] for number in range(len(WORDS))]
-    for task, word in zip(tasks, WORDS, strict=True):
-        batch.want(task, word)
-    found = batch.texts()
-    assert found == run.predict(tasks, WORDS)
-    assert len(set(found)) > 2
-
-
 def test_beams_are_those_of_the_run(beams: Path) -> None:
     run = mttl.load(beams)
     batch = Batch(run)
@@ -73,17 +63,6 @@ def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
     answer_batch(batch.run, batch.rows)
     assert len(steps) == 1
     assert not batch.pieces[place]
-
-
-def test_a_search_with_beams_answers_only_who_waits(beams: Path) -> None:
-    run = mttl.load(beams)
-    batch = Batch(run)
-    batch.want("copy", "ab")
-    batch.want("copy", "c")
-    batch.rows[0].dropped = True
-    answer_batch(run, batch.rows)
-    assert not batch.pieces[0]
-    assert [piece.text for piece in batch.pieces[1]] == run.predict("copy", ["c"])
 
 
 def test_an_end_that_the_model_forces_comes_where_each_answer_ends(run: Built) -> None:

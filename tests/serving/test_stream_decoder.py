@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.stream_decoder import StreamDecoder, settled
@@ -121,14 +121,6 @@ def test_scored_tokens_join_to_the_answer(ids: list[int], stop: Any) -> None:
         assert whole.text[token.offset :].startswith(token.text)
     if not stop:
         assert [-token.logprob for token in whole.tokens] == ids
-
-
-@given(st.lists(st.integers(3, 258), max_size=12))
-def test_bytes_of_half_characters_are_dropped_as_the_tokenizer_does(ids: list[int]) -> None:
-    tokenizer = ByT5Tokenizer()
-    pieces = answered(tokenizer, ids, stream=True)
-    text = tokenizer.decode(ids, skip_special_tokens=True).strip()
-    assert "".join(piece.text for piece in pieces) == text
 
 
 def test_a_stream_does_not_wait_for_more_than_it_has_to() -> None:

@@ -48,25 +48,6 @@ def test_against_a_queue_for_each_level(n_levels, n_slots, window, n_steps, seed
     np.testing.assert_allclose(means, expected, rtol=1e-12)
 
 
-def test_a_level_is_not_judged_before_its_window_is_full():
-    log = EpisodeLog(["GoToObj", "GoTo"], window=2)
-    yes, no = np.array([[True], [False]]), np.zeros((2, 1), dtype=bool)
-    for _ in range(2):
-        log.update(yes, no, np.ones((2, 1)), np.full((2, 1), 7))
-    row = log.row()
-    assert row["success/GoToObj"] == 1
-    assert np.isnan(row["success/GoTo"])
-    assert np.isnan(row.pop("success"))
-    assert {name: x for name, x in row.items() if not np.isnan(x)} == {
-        "episodes": 2,
-        "frames": 4,
-        "success/GoToObj": 1,
-        "reward/GoToObj": 1,
-        "steps/GoToObj": 7,
-    }
-    assert row.keys() >= {"success/GoTo", "reward/GoTo", "steps/GoTo"}
-
-
 def test_it_goes_on_from_a_saved_state():
     generator = np.random.default_rng(0)
     log, other = (EpisodeLog(["GoToObj", "GoTo"], window=5) for _ in range(2))
