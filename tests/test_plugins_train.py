@@ -70,14 +70,6 @@ class Sum(TokenLoss):
         return logits.sum()
 
 
-class Short(TokenLoss):
-    def forward(self, logits):
-        return logits
-
-
-class Bare(TokenLoss):
-    def forward(self, logits, labels):
-        return 0.5
 
 
 class Half(TextMetric):
@@ -94,10 +86,6 @@ class Hundred(Half):
     def compute(self):
         return 100 * super().compute()
 
-
-class Narrow(Half):
-    def update(self, predictions):
-        ...
 
 
 class Broken(Half):

@@ -79,20 +79,6 @@ def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path
     assert mttl.adapt(run, tasks="twice", **given)
 
 
-def test_a_call_begins_with_the_nearest_task(run: Path) -> None:
-    """Nothing is trained: the new task answers as the nearest trained one."""
-    given = {"init": "nearest_task", "mode": "zero_shot"}
-    found = mttl.adapt_to(run, PAIRS, task="twice", dev=PAIRS, **given)
-    source = mttl.load(run)
-    rows = source.model.router.matrix()
-    (best,) = [
-        t for t in range(rows.shape[1]) if torch.allclose(rows[:, [t]], found.model.router.matrix())
-    ]
-    (result,) = mttl.adapt(run, samples=[13], tasks=["twice"], **given)
-    assert (result.n_trained, result.step) == (0, 0)
-    assert result.begun_as == source.tasks[best]
-
-
 @pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "nearest_task"), ((0.2, 0.5), "mean")])
 def test_a_model_of_best_of_two_is_the_better_one(run, scores, better, monkeypatch) -> None:
     """Weight for weight that of a call from that start alone, whichever was adapted last."""

@@ -184,7 +184,6 @@ def test_answers_to_other_questions_are_left_alone(recipe, run, tmp_path, capsys
     ("row", "more", "message"),
     [
         ({"input": "a"}, [], "nothing says which task it is of"),
-        ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
         ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
         (

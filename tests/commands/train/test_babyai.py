@@ -104,17 +104,6 @@ def test_every_method_trains(config: Path, method: str) -> None:
     assert (model.router.n_skills == 2) == (method == "private")
 
 
-def test_training_ends_when_every_level_is_solved(config: Path) -> None:
-    """At a rate that random actions reach: after ten rollouts at the earliest."""
-    run = train(
-        *(config, "solved", "rl.stop_when_solved=true", "rl.success_rate=0.01", "rl.window=1"),
-        *("trainer.max_epochs=200", "rl.n_slots=8", "rl.evaluation.n_episodes=1"),
-    )
-    with run.metrics.open() as file:
-        frames = [float(row["frames"]) for row in csv.DictReader(file) if row["frames"]]
-    assert 10 <= len(frames) < 200
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
