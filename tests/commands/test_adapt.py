@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -237,7 +239,9 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
 
     def start(command: list[str], **more: object) -> SimpleNamespace:
         assert command[1:4] == ["-m", "mttl", "adapt"]
-        return SimpleNamespace(wait=lambda: recipe.main(command[4:]), terminate=lambda: None)
+        with redirect_stdout(StringIO()):
+            status = recipe.main(command[4:])
+        return SimpleNamespace(wait=lambda: status, terminate=lambda: None)
 
     if inside:
         monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
