@@ -83,7 +83,9 @@ class LoRA(LowRankChange, _AnySkills):
     @model_validator(mode="after")
     def _one_start(self) -> Self:
         if self.identical_init and self.init == "orthogonal":
-            raise ValueError("alike (true) and init ('orthogonal') say opposite things; choose one")
+            raise ValueError(
+                "identical_init (true) and init ('orthogonal') say opposite things; choose one"
+            )
         return self
 
 

@@ -189,7 +189,7 @@ def test_a_folder_that_is_removed_ends_the_run(last: Recorder) -> None:
             if trainer.global_step == 4:
                 last.checkpoint.unlink()
 
-    with pytest.raises(TrainingError, match=r"last\.ckpt' is gone: somebody removed it while"):
+    with pytest.raises(TrainingError, match=r"last\.ckpt' was removed while the run"):
         trainer(Remove(), last).fit(Sum(), loader())
 
 
