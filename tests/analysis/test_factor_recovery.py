@@ -127,3 +127,10 @@ def test_what_cannot_be_recovered_is_refused() -> None:
         factor_recovery(np.ones((1, 2, 2)), {"language": ["de"]})
     with pytest.raises(ValueError, match="the factor 'language' has one value only"):
         factor_recovery(np.ones((1, 2, 2)), {"language": ["de", "de"]})
+
+
+def test_all_skills_alike_tell_nothing() -> None:
+    equal = np.full((2, len(TASKS), 10), 0.1)
+    for factor in factor_recovery(equal, FACTORS, n_permutations=10).values():
+        assert [score.value for score in factor] == [0, 0.5, 0.5]
+        assert {score.p_value for score in factor} == {1}

@@ -199,3 +199,8 @@ def test_a_view_of_another_shape_is_an_error():
     expected = r"images of shape \(5, 3, 3, 7, 7\) do not end in \(7, 7, 3\)"
     with pytest.raises(ValueError, match=expected):
         small_policy()(images.movedim(-1, 2), *rest)
+
+
+def test_an_unknown_norm_is_an_error():
+    with pytest.raises(ValueError, match=r"norm \('layer'\) must be one of group, batch, none"):
+        Policy(TOKENS, norm="layer")

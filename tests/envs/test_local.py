@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.episodes import episode_seed
-from envs.errors import SimulationError
+from envs.errors import LevelError, SimulationError
 from envs.interface import Observation, Transition, slot_seed
 from envs.levels import LEVELS
 from envs.local import LocalVectorEnv
@@ -165,4 +165,20 @@ def test_an_environment_that_raises_is_named_and_all_are_closed(where: str, caus
     assert isinstance(caught.value.__cause__, ZeroDivisionError | RecursionError)
     for call in (env.reset, env.state, lambda: env.step(random_actions(1)[0])):
         with pytest.raises(SimulationError, match="the environments are closed; make new ones"):
+            call()
+
+
+def test_a_level_without_a_step_limit_is_an_error_and_all_are_closed() -> None:
+    env = make()
+    env._games[2].fixed_max_steps, env._games[2].max_steps = True, 0
+    with pytest.raises(LevelError, match="level 'GoToLocal' has no step limit"):
+        env.reset()
+    with pytest.raises(SimulationError, match="closed"):
+        env.reset()
+
+
+def test_nothing_goes_before_the_first_reset() -> None:
+    env = make()
+    for call in (env.state, lambda: env.step(random_actions(1)[0])):
+        with pytest.raises(SimulationError, match="have not begun: call reset first"):
             call()

@@ -115,3 +115,12 @@ def test_workers_do_without_torch(started: list[WorkerProcess]) -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def test_a_worker_that_hangs_up_without_ending(started, monkeypatch) -> None:
+    monkeypatch.setattr(process, "PATIENCE", 0.05)
+    worker = start(started, "obey")
+    os.kill(worker.pid, signal.SIGSTOP)  # or it would see the end of the connection and leave
+    worker._connection.close()
+    with pytest.raises(WorkerDied, match="the helper stopped answering"):
+        worker.ask("sleep")

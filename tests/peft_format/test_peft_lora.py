@@ -251,3 +251,16 @@ def test_skills_that_start_from_the_weight_go_out_with_what_is_subtracted(tmp_pa
     assert theirs.peft_config["default"].r == 8
     expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
     assert relative_error(theirs(**batch(3)).logits, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("rank", [None, 16])
+def test_dense_skills_need_a_rank(rank, tmp_path):
+    model = skilled(tiny_t5(), inventory="dense-deltas", targets=["q"])
+    mixing = task_mixing(model.router, 0)
+    if rank is None:
+        with pytest.raises(CheckpointError, match="give the rank to approximate them with"):
+            mixture_adapter(model, mixing)
+        return
+    export(model, mixing, tmp_path / "dense", "t5", rank=rank)  # all there is: 16 features
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(loaded("t5", tmp_path / "dense")(**batch(3)).logits, expected) < ROUNDING

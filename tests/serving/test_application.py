@@ -21,6 +21,7 @@ from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
 from mttl.serving.application import allow_origins
 from mttl.serving.generation_request import Piece
+from mttl.serving.replies import Reply
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
 JSON = {"Content-Type": "application/json"}
@@ -417,3 +418,12 @@ def test_a_fault_is_told_without_its_traceback(serve, folders, monkeypatch) -> N
         with pytest.raises(openai.InternalServerError, match="internal error") as fault:
             ask.completions.create(model="copy", prompt="a")
         assert "NoneType" not in str(fault.value)
+
+
+def test_a_fault_inside_a_stream_is_counted_as_one(serve, folders, monkeypatch) -> None:
+    monkeypatch.setattr(Reply, "part", None)
+    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            list(ask.completions.create(model="copy", prompt="a", stream=True))
+        fault = 'mttl_requests_total{model="copy",status="500"}'
+        until(lambda: counters(served.address).get(fault) == 1)
