@@ -312,15 +312,24 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, capsys) -> None:
     before = sorted(tmp_path.iterdir())
     out = ["--out", str(tmp_path / "new")]
     for script, given, message in (
+        (EXPORT, [str(run), "--task", "cop", *out], "has no task 'cop'. Did you mean 'copy'"),
         (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
+        (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
+        (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
+        (IMPORT, [str(there), *out], "is not a folder of PEFT"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
+        (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
         (IMPORT, [str(adapter), str(adapter), *out], "need names that differ, not adapter, adapt"),
         (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks names 2 tasks; there are 1"),
         (IMPORT, [str(poly), str(poly), *out], "a Poly adapter is a whole inventory"),
+        (IMPORT, [str(adapter), "--system", "x", *out], "--system is a part of chats"),
+        (IMPORT, [str(adapter), "--template", "chat", *out], "is for decoder-only backbones"),
         (EXPORT, [str(named), "--all", *out], "the task 'base_model' cannot have a folder"),
+        (IMPORT, [str(poly), "--mix", "deltas", *out], "--mix is for LoRA adapters"),
+        (IMPORT, [str(adapter), str(poly), "--backbone", "x", *out], "is a POLY adapter, not LORA"),
         (
             IMPORT,
             [str(adapter), "--backbone", str(other_base), "--tokenizer", "byte", *out],
@@ -330,3 +339,14 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, capsys) -> None:
         assert run_command(lambda: script.main(given)) == USER_MISTAKE, message  # noqa: B023
         assert message in " ".join(capsys.readouterr().err.split())
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--max-input-length", "0"), ("--max-output-length", "-5")]
+)
+def test_lengths_are_positive(tmp_path: Path, capsys, option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        IMPORT.main([str(tmp_path), f"{option}={value}", "--out", str(tmp_path / "new")])
+    assert ended.value.code == USER_MISTAKE
+    message = f"argument {option}: '{value}' must be a whole number of at least 1"
+    assert message in " ".join(capsys.readouterr().err.split())

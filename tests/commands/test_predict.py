@@ -181,33 +181,6 @@ def test_answers_to_other_questions_are_left_alone(recipe, run, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("row", "more", "message"),
-    [
-        ({"input": "a"}, [], "nothing says which task it is of"),
-        ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
-        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
-        (
-            {"input": "a"},
-            ["--task", "copy", "--per-token"],
-            "give --choices, or a column 'choices'",
-        ),
-        (
-            {"input": "a"},
-            ["--task", "copy", "--choices", "a", "b", "--beams", "2"],
-            "nothing is generated where answers are chosen",
-        ),
-    ],
-)
-def test_mistakes_are_answered_before_anything_is_written(
-    recipe, run, tmp_path, capsys, row, more, message
-) -> None:
-    questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
-    given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
-    assert message in fails(recipe, capsys, *given)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
     ("kind", "text"),
     [
         ("csv", "precious notes"),
@@ -281,3 +254,38 @@ def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> No
     questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
     told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
     assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "message"),
+    [
+        ({"input": "a"}, [], "nothing says which task it is of"),
+        ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
+        ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
+        ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
+        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
+        ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--per-token"],
+            "give --choices, or a column 'choices'",
+        ),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--choices", "a" * 99 + "b", "a" * 99 + "c"],
+            "row 1: choices are identical up to the",
+        ),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--choices", "a", "b", "--beams", "2"],
+            "nothing is generated where answers are chosen",
+        ),
+    ],
+)
+def test_mistakes_are_answered_before_anything_is_written(
+    recipe, run, tmp_path, capsys, row, more, message
+) -> None:
+    questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
+    assert message in fails(recipe, capsys, *given)
+    assert not out.exists()

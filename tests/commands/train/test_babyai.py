@@ -104,33 +104,6 @@ def test_every_method_trains(config: Path, method: str) -> None:
     assert (model.router.n_skills == 2) == (method == "private")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
-        (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
-        (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
-        (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
-        (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
-        (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
-        (
-            ["router.kind=score_function"],
-            "policy .* with router.kind 'score_function': it learns from the losses of examples",
-        ),
-        (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
-        (["trainer.strategy=fsdp2"], r"trainer.strategy \(fsdp2\) shards the blocks of"),
-        (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must say how"),
-        (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
-        (["moe.n_experts=4"], "a section moe does not work with a policy"),
-    ],
-)
-def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        train(config, "mistake", *overrides)
-    assert not (config.parent / "runs" / "mistake").exists()
-
-
 def test_commands_for_text_refuse_a_policy(config: Path) -> None:
     with pytest.raises(ConfigError, match="has a section rl: it describes a policy for BabyAI"):
         load_config(str(config))
@@ -200,3 +173,38 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
     _, said = more.communicate(timeout=250)
     assert more.returncode == 0, said
     assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 6 * 8 * 3 * 2))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
+        (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
+        (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
+        (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
+        (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
+        (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
+        (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
+        (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
+        (
+            ["router.kind=score_function"],
+            "policy .* with router.kind 'score_function': it learns from the losses of examples",
+        ),
+        (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
+        (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
+        (["trainer.strategy=fsdp2"], r"trainer.strategy \(fsdp2\) shards the blocks of"),
+        (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must say how"),
+        (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
+        (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
+        (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
+        (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
+        (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
+        (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
+        (["moe.n_experts=4"], "a section moe does not work with a policy"),
+        (["data.dir=x"], "data: the configuration has no 'data'"),
+    ],
+)
+def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config, "mistake", *overrides)
+    assert not (config.parent / "runs" / "mistake").exists()

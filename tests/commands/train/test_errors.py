@@ -38,24 +38,6 @@ def nothing_written(config: Path) -> bool:
     return not (config.parent / "runs" / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
-        ("optim.lr=fast", "optim.lr: 'fast' must be a number"),
-        ("skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide in_features"),
-        ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
-        ("backbone.model_type=t55", "('t55') is no model type of transformers"),
-        ("data.dir=nowhere", "nowhere"),
-        ("data.samples=[7]", "7"),
-        ("data.template=chat", "data.template 'chat' is for decoder-only backbones, which"),
-    ],
-)
-def test_wrong_settings(capsys, config, override, message):
-    assert message in fails(capsys, config, override)
-    assert nothing_written(config)
-
-
 def test_a_tokenizer_without_a_chat_template(capsys, gym, tmp_path):
     data = {"template": "chat"}
     config = write_config(tmp_path / "chat.yaml", gym, backbone=TINY_LLAMA, data=data)
@@ -157,4 +139,31 @@ def test_no_hub(capsys, config):
     message = fails(capsys, config, *overrides)
     assert "folder here and could not be loaded from the" in message
     assert "hf download nobody/nothing" in message
+    assert nothing_written(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
+        ("skils.rank=4", "has no 'skils'. Did you mean 'skills'?"),
+        ("optim.lr=fast", "optim.lr: 'fast' must be a number"),
+        ("router.kind=polytropn", "router.kind: 'polytropn' must be one of polytropon, "),
+        ("skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide in_features"),
+        ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
+        ("backbone.model_type=t55", "('t55') is no model type of transformers"),
+        ("backbone.config.d_modl=8", "backbone.config.d_modl is no setting of 't5'"),
+        ("data.dir=nowhere", "nowhere"),
+        ("data.partition=nowhere.json", "'nowhere.json'"),
+        ("data.samples=[7]", "7"),
+        ("data.template=chat", "data.template 'chat' is for decoder-only backbones, which"),
+        ("data.system=Answer", "system is a part of chats: set template: chat, or leave it out"),
+        ("data.max_input_length=1", "data.max_input_length (1) must be larger than 1"),
+        ("trainer.accelerator=tpu", "section trainer:"),
+        ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp, fsdp2"),
+        ("trainer.tensor_parallel=2", "section 'trainer' has no 'tensor_parallel'"),
+    ],
+)
+def test_wrong_settings(capsys, config, override, message):
+    assert message in fails(capsys, config, override)
     assert nothing_written(config)

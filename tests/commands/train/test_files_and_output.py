@@ -210,7 +210,7 @@ def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
         backbone={"config": learner},
         skills={"n_skills": 2, "rank": 4, "targets": ["attention", "mlp"]},
         optim={"lr": 4e-3, "router_lr": 4e-2, "betas": [0.9, 0.98]},
-        trainer={"max_steps": 200, "val_check_interval": 200, "log_every_n_steps": 25},
+        trainer={"max_steps": 300, "val_check_interval": 300, "log_every_n_steps": 25},
     )
     run = train(config, "groups")
     (score,) = column(run.metrics, "val/score").values()
