@@ -107,15 +107,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_half_precision_is_squared_in_single() -> None:
-    found = diagonal_fisher(Classifier().bfloat16(), _halved, make_batches())
-    assert {value.dtype for value in found.values()} == {torch.float32}
-
-
-def _halved(call: Callable[..., Any], batch: Any) -> tuple[Tensor, Tensor]:
-    return log_likelihood(call, {**batch, "x": batch["x"].bfloat16()})
-
-
 def test_mistakes_are_named() -> None:
     model, batches = Classifier(), make_batches(1)
     for settings, message in (

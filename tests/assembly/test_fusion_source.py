@@ -48,13 +48,6 @@ def test_skills_and_backbone_are_those_of_the_source(first: Path) -> None:
     assert all(".inventory.attention." in name for name in trained)
 
 
-def test_one_skill_per_task_is_one_per_task_of_the_source(first: Path) -> None:
-    tasks = ["copy", "reverse", "number"]
-    assert build_model(second(first), tasks).model.router.n_skills == 3
-    with pytest.raises(CheckpointError, match=r"skills\.n_skills: 3 there, 2 here"):
-        build_model(second(first), tasks[:2])
-
-
 def test_adapters_are_fused(tmp_path: Path) -> None:
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
     skills = ("skills.kind=adapter", "skills.n_skills=3", "skills.hidden_features=4")

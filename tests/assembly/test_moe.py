@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mttl.assembly.model import Built, build_model
-from mttl.config.load import dump_config, load_config
+from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.moe.layer import SharedExpert
 from mttl.routing.token.top_k import TopKRouter
@@ -33,12 +33,6 @@ def test_the_settings_of_a_router_arrive() -> None:
     assert len(built.token_layers.places) == 36
     assert built.attachment.groups == ()
     assert built.model.router.n_groups == 0
-
-
-def test_switch_is_top_1_with_a_raw_gate() -> None:
-    built = build("crossfit.yaml+backbone/tiny_t5.yaml+router/token_switch.yaml")
-    router = next(iter(built.model.token_layers().values())).router
-    assert (router.top_k, router.normalise, router.jitter) == (1, False, 1e-2)
 
 
 def test_a_bias_balances_without_a_loss() -> None:
@@ -83,13 +77,6 @@ def test_rows_of_tasks_have_groups_of_their_own() -> None:
     )
     assert len(both.attachment.groups) == 24
     assert len(both.model.token_layers()) == 12
-
-
-def test_a_section_reads_back() -> None:
-    config = load_config(TOP2)
-    text = dump_config(config)
-    assert "moe:" in text
-    assert "moe:" not in dump_config(load_config("crossfit.yaml+backbone/tiny_t5.yaml"))
 
 
 NONSENSE: list[tuple[str, list[str], str]] = [
@@ -219,9 +206,3 @@ UNBUILDABLE = [
 def test_what_cannot_be_built(fragment: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(f"crossfit.yaml+backbone/tiny_t5.yaml+router/{fragment}.yaml", *overrides)
-
-
-def test_skills_stand_in_the_way_of_copies() -> None:
-    names = "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml+experts/feed_forward.yaml"
-    with pytest.raises(ConfigError, match=r"section moe: .*SkilledLinear in it cannot be copied"):
-        build(names, "skills.targets=[mlp]")

@@ -15,12 +15,11 @@ from helpers.command import train
 from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import write_config, write_gym
 from mttl.assembly.build_backbone import build_backbone
-from mttl.assembly.model import build_model
 from mttl.commands import add_tasks as ADD
 from mttl.commands import merge_task as MERGE
 from mttl.config.load import load_config
 from mttl.io import yaml12
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
 
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
@@ -198,11 +197,3 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mttl.from_pretrained("me/none")
     with pytest.raises(ConfigError, match=re.escape("'a/b/c' does not exist, and a run")):
         mttl.from_pretrained("a/b/c")
-
-
-def test_only_what_was_loaded_is_saved(tmp_path: Path) -> None:
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    built = build_model(load_config([str(config)]), ["copy"])
-    with pytest.raises(CheckpointError, match="only a run that was loaded can be saved: train it"):
-        built.save_pretrained(tmp_path / "given")
-    assert not (tmp_path / "given").exists()

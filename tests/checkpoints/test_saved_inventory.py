@@ -1,10 +1,8 @@
 """The trained inventory on disk: read back bit by bit, or refused with the file and the way out."""
 
 import json
-import os
 import re
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from mttl.adaptation.modes import parts_by_role
 from mttl.assembly.build_backbone import backbone_name, places_of
 from mttl.assembly.model import Built, build_model, inventory_settings, load_run
 from mttl.checkpoints.inventory_files import ADAPTED_VERSION, FORMAT_VERSION
-from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint, skill_tensors
+from mttl.checkpoints.model_tensors import fingerprint
 from mttl.checkpoints.saved_inventory import (
     count_saved,
     load_into,
@@ -126,19 +124,6 @@ def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> 
     assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
 
 
-# The layers that s4 names are not those of this backbone.
-@pytest.mark.parametrize("fragment", [name for name in FRAGMENTS if name != "skills/s4.yaml"])
-def test_every_fragment_reads_back_on_a_frozen_backbone(
-    fragment: str, pretrained: Path, tmp_path: Path
-) -> None:
-    skills = check_round_trip(
-        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}",
-        [*frozen(pretrained), *BESIDES.get(fragment, [])],
-        tmp_path,
-    )
-    assert {path.name for path in skills.iterdir()} == set(FILES)
-
-
 @pytest.mark.parametrize(
     ("names", "overrides"),
     [
@@ -187,27 +172,7 @@ def test_a_pretrained_backbone_reads_back(
     assert (skills / "backbone.safetensors").exists() == meta["backbone"]["trained"]
 
 
-def test_an_expert_reads_back_without_the_file_of_its_matrix(tmp_path: Path) -> None:
-    matrix = tmp_path / "matrix.csv"
-    rows = [f"{task},{index + 1},1\n" for index, task in enumerate(TASKS)]
-    matrix.write_text("task,a,b\n" + "".join(rows), encoding="utf-8")
-    overrides = [*small(T5), f"router.matrix={matrix}", "skills.n_skills=2"]
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+router/expert.yaml", overrides)
-    built, _ = trained(config)
-    save(built, config, tmp_path)
-    matrix.unlink()
-    assert torch.equal(logits(load_run(tmp_path)), logits(built))
-
-
 # Writing.
-
-
-def test_files_have_the_usual_permissions(original: Path) -> None:
-    umask = os.umask(0)
-    os.umask(umask)
-    assert stat.S_IMODE(original.stat().st_mode) == 0o777 & ~umask
-    for path in original.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask, path.name
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -330,20 +295,6 @@ def test_what_is_not_finite_is_refused(saved: Path) -> None:
     assert f"'{name}' holds numbers that are not finite" in refused(saved)
 
 
-def test_names_of_tasks_can_be_shown(saved: Path) -> None:
-    names = json.loads((saved / "tasks.json").read_text())
-    (saved / "tasks.json").write_text(json.dumps(["\x1b[2J", *names[1:]]))
-    note_again(saved)
-    assert "it must be a name of characters that are printed" in refused(saved)
-
-
-@pytest.mark.parametrize("change", [{"backbone": []}, {"more": 1}])
-def test_facts_of_another_kind_are_damage(saved: Path, change: dict) -> None:
-    meta = json.loads((saved / "meta.json").read_text())
-    (saved / "meta.json").write_text(json.dumps(meta | change))
-    assert f"'{saved / 'meta.json'}' is damaged" in refused(saved)
-
-
 def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert f"'{folder}' holds no trained inventory" in refused(folder)
@@ -363,14 +314,6 @@ def test_another_format_version(version: int | None, saved: Path) -> None:
     message = refused(saved)
     assert f"'{saved}' has format version {version}; this mttl reads {FORMAT_VERSION}" in message
     assert "Load it with the mttl that wrote it (0.1.0)" in message
-
-
-def test_settings_of_another_mttl(saved: Path) -> None:
-    edit(saved / "meta.json", lambda meta: meta["settings"]["skills"].update(rnk=3))
-    message = refused(saved)
-    assert f"'{saved / 'meta.json'}' has settings that this mttl does not know" in message
-    assert "Load it with the mttl that wrote it (0.1.0)" in message
-    assert "rnk" in message
 
 
 # What does not fit.
@@ -413,19 +356,6 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
     assert lines[3] == "router, missing: temperature"
 
 
-@pytest.mark.parametrize("fragment", ["router/private.yaml", "router/average.yaml"])
-def test_a_fixed_matrix_must_fit_its_tasks(fragment: str, tmp_path: Path) -> None:
-    config = load_config(f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", small(T5))
-    skills = save(trained(config)[0], config, tmp_path)
-    router = load_file(skills / "router.safetensors")
-    save_file({"weights": router["weights"][1:].clone()}, skills / "router.safetensors")
-    note_again(skills)
-    assert "router, of another shape: weights (3, " in refused(skills)
-    save_file({"other": router["weights"]}, skills / "router.safetensors")
-    note_again(skills)
-    assert "router, missing: weights" in refused(skills)
-
-
 def test_a_trained_backbone_of_another_size(saved: Path) -> None:
     larger = load_config(
         "crossfit.yaml+backbone/tiny_t5.yaml", [*small({**T5, "d_ff": 32}), "skills.rank=2"]
@@ -454,18 +384,6 @@ def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) 
 # Names and fingerprints.
 
 
-def test_backbone_names_are_those_without_skills(saved: Path) -> None:
-    run = load_run(saved)
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)).backbone
-    assert config.kind == "random"
-    plain = build_random("t5", dict(config.config))
-    names = list(dict(plain.named_parameters()))
-    assert sorted(backbone_parameters(run.model.backbone)) == sorted(names)
-    layer = "encoder.block.0.layer.0.SelfAttention.q"
-    assert f"{layer}.weight" in names
-    assert f"{layer}.up" in skill_tensors(run.model)
-
-
 def test_a_fingerprint_knows_names_shapes_and_values() -> None:
     model = tiny_t5()
     parameters = {name: value.detach() for name, value in model.named_parameters()}
@@ -483,13 +401,6 @@ def test_a_fingerprint_knows_names_shapes_and_values() -> None:
     assert shapes == fingerprint(changed, values=False)
     assert shapes != fingerprint(reshaped, values=False)
     assert shapes != fingerprint(renamed, values=False)
-
-
-def test_parameters_are_counted_from_the_header(tmp_path: Path) -> None:
-    path = tmp_path / "skills.safetensors"
-    tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "temperature": torch.tensor(1.0)}
-    save_file(tensors, path, metadata={"format": "pt"})
-    assert count_saved(path) == 10
 
 
 def test_a_run_finds_its_backbone_from_another_directory(

@@ -98,18 +98,6 @@ def test_training_batches(make_module):
     assert set(batches[0]) == {"input_ids", "attention_mask", "labels", "task_ids"}
 
 
-def test_train_and_dev(make_module):
-    data = make_module(split="train+dev", validation="none", evaluate=["test"])
-    assert len(data.train_rows) == N_ROWS + 2 * 2 * 4
-    assert data.val_dataloader() == []
-
-
-@pytest.mark.parametrize("kind", ["uniform", "temperature", "homogeneous"])
-def test_samplers(make_module, kind):
-    loader = make_module(sampler=kind).train_dataloader()
-    assert sum(len(batch["task_ids"]) for batch in loader) == 25
-
-
 def test_evaluation_batches(make_module):
     data = make_module(eval_batch_size=6)
     dev = list(data.evaluation_dataloader("dev"))
@@ -152,31 +140,12 @@ def test_training_is_shared_by_the_processes(make_module):
         assert sorted(tasks.tolist()) == sorted(batch["task_ids"].tolist())
 
 
-def test_decoder_only_batches(make_module, gpt_like_tokenizer):
-    data = make_module(decoder_only=True)
-    data.tokenizer = gpt_like_tokenizer
-    batch = next(iter(data.evaluation_dataloader("dev")))
-    assert batch["generation_inputs"]["attention_mask"][:, -1].all()
-    assert (batch["labels"][:, 0] == -100).all()
-
-
 def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_module, tmp_path):
     data = make_module(cache_dir=str(tmp_path / "cache"))
     data.prepare_data()
     kept = sorted(path.name.split("-")[0] for path in (tmp_path / "cache").iterdir())
     assert kept == ["dev", "train"]
     make_module().prepare_data()  # without a cache there is nothing to do
-
-
-def test_lightning_accepts_a_run_without_validation(make_module):
-    recorder, _ = fit(make_module(validation="none"), max_epochs=1)
-    assert len(recorder.seen) == 5
-    assert recorder.n_validations == 0
-
-
-def test_lightning_validates(make_module):
-    recorder, _ = fit(make_module(eval_batch_size=4), max_epochs=2)
-    assert recorder.n_validations == 2 * 4
 
 
 @pytest.mark.parametrize("kind", ["proportional", "uniform", "homogeneous"])
@@ -259,20 +228,6 @@ def test_state_is_the_position(make_module):
     assert [batch["input_ids"].tolist() for batch in loader] == expected
     other.load_state_dict(state)
     assert [batch["input_ids"].tolist() for batch in loader] == expected
-
-
-def test_the_real_crossfit_files(crossfit, byte_tokenizer, tmp_path):
-    data = TextToTextDataModule(
-        crossfit,
-        crossfit.tasks(),
-        byte_tokenizer,
-        data_of(samples=[100, 13], max_input_length=32, max_rows=4, cache_dir=str(tmp_path)),
-        decoder_only=False,
-    )
-    batch = next(iter(data.train_dataloader()))
-    assert batch["input_ids"].shape == (32, 32)
-    assert batch["task_ids"].unique().numel() > 10
-    assert len(next(iter(data.evaluation_dataloader("test")))["references"]) > 50
 
 
 def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenizer):

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,14 +17,6 @@ def test_every_row_has_a_place_and_no_sequence_is_too_long(lengths):
         for earlier in packed[:place]:
             before = sum(lengths[row] for row in earlier if row < sequence[0])
             assert before + lengths[sequence[0]] > 10
-
-
-def test_sequences_may_be_counted():
-    sequences = PackedSequences(10, most=2)
-    assert [sequences.put(row, length) for row, length in enumerate((6, 6, 4, 5, 4))] == [
-        *(True, True, True, False, True)
-    ]
-    assert sequences.rows == [[0, 2], [1, 4]]
 
 
 ROWS = [
@@ -67,8 +58,3 @@ def test_a_packed_batch_holds_the_rows_of_a_padded_one(lengths, packed_length):
         whole = [*rows[row]["input_ids"], *rows[row]["labels"]]
         assert own[: len(whole)].tolist() == whole
         assert not own[len(whole) :].any()
-
-
-def test_task_ids_are_checked():
-    with pytest.raises(ValueError, match="task id 2 is out of range"):
-        PackedCollator(0, 2, True, packed_length=9)(ROWS)

@@ -95,13 +95,6 @@ def ours_of(ours, epoch):
     return list(ours)
 
 
-def test_epochs_and_seeds_differ():
-    rows = [(n % 9 + 1, n % 4 + 1) for n in range(50)]
-    first = sampler(rows, length_window=2)
-    plans = [ours_of(first, 0), ours_of(first, 1), ours_of(sampler(rows, seed=4), 0)]
-    assert plans[0] != plans[1] != plans[2] != plans[0]
-
-
 def test_an_epoch_that_needs_more_batches_takes_those_of_the_first():
     rows = [(n * 7 % 12 + 1, n * 5 % 8 + 1) for n in range(40)]
     ours = sampler(rows)
@@ -134,12 +127,6 @@ def test_windows_and_packing_need_less_padding():
     ]
     assert shares[0] > 0.5 > 0.1 > shares[1]
     assert shares[2] < 0.1
-
-
-def test_padding_is_counted_by_stack():
-    sizes = np.array([[2, 1], [4, 1], [1, 3]])
-    assert padding_share([[0, 1], [2]], sizes) == pytest.approx(1 - 12 / (2 * 5 + 4))
-    assert padding_share([[0, 1, 2]], sizes[:, :1], packed_length=5) == pytest.approx(1 - 7 / 8)
 
 
 def test_another_budget_is_told_apart():

@@ -13,7 +13,6 @@ from mttl.io.files import (
     locked,
     new_folder,
     write_atomic,
-    write_table,
     write_text,
 )
 
@@ -80,17 +79,6 @@ def test_where_a_file_system_has_no_locks_work_goes_on(
         pass
 
 
-def test_a_lock_that_cannot_be_made_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def acquire(lock: FileLock, blocking: bool) -> None:
-        raise PermissionError(errno.EACCES, "of another user")
-
-    monkeypatch.setattr(FileLock, "acquire", acquire)
-    with pytest.raises(PermissionError, match="another user"), locked(tmp_path / ".lock"):
-        pass
-
-
 def test_an_appended_line_takes_the_place_of_a_cut_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lines"
     append_line(path, "one")
@@ -110,11 +98,6 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), new_folder(tmp_path / "a" / "other"):
         raise OSError(28, "full")
     assert os.listdir(tmp_path / "a") == ["out"]
-
-
-def test_a_table_leaves_missing_values_empty(tmp_path: Path) -> None:
-    write_table(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"b": None}])
-    assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,"x, y"\r\n,\r\n'
 
 
 def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:

@@ -244,18 +244,6 @@ def test_a_gguf_file_that_is_not_there(folder: Path) -> None:
 # The hub.
 
 
-@pytest.mark.parametrize(
-    ("load", "key"), [(load_pretrained, "backbone.name"), (load_tokenizer, "backbone.tokenizer")]
-)
-def test_what_cannot_be_reached_says_how_to_fetch_it(load: Callable[[str], Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("nobody/nothing")
-    message = str(caught.value)
-    assert f"{key} ('nobody/nothing') is not a folder here and could not be loaded" in message
-    assert "run `hf download nobody/nothing --local-dir DIR`" in message
-    assert f"pass {key}=DIR" in message
-
-
 @pytest.mark.parametrize("load", [load_pretrained, load_tokenizer])
 def test_a_path_is_not_looked_for_on_the_hub(
     load: Callable[[str], Any], folder: Path, monkeypatch: pytest.MonkeyPatch

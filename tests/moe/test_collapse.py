@@ -65,7 +65,3 @@ def test_balancing_prevents_collapse(name: str) -> None:
 
 def test_without_balancing_experts_collapse() -> None:
     assert usage_entropy(TopKRouter(I, E)) < 0.7
-
-
-def test_importance_alone_cannot_reach_experts_that_are_never_chosen() -> None:
-    assert usage_entropy(TopKRouter(I, E, balance=Balance(importance=1.0))) < 0.7

@@ -10,7 +10,6 @@ from mttl.routing import (
     BaseRouter,
     ExampleRouter,
     ExpertChoiceRouter,
-    HashRouter,
     Routing,
     RoutingSlot,
     Tokens,
@@ -71,14 +70,6 @@ def test_a_shared_expert_is_always_on() -> None:
     found = run(layer, x)[0]
     layer.shared = None
     torch.testing.assert_close(found, run(layer, x)[0] + shared(x))
-
-
-def test_inputs_of_any_number_of_positions() -> None:
-    layer = make()
-    x = torch.randn(2, 3, 5, I)
-    y = run(layer, x)[0]
-    torch.testing.assert_close(y.view(2, 15, I), run(layer, x.view(2, 15, I))[0])
-    assert run(layer, torch.randn(2, I))[0].shape == (2, I)
 
 
 def test_tokens_without_room_pass_through() -> None:
@@ -165,15 +156,6 @@ def test_a_tasks_mixing_weights_are_a_prior() -> None:
     assert weights.grad.any()
 
 
-def test_example_level_routing_gives_all_tokens_of_an_example_the_same_experts() -> None:
-    layer = make(router=ExampleRouter(I, E, init_scale=10.0))
-    record = run(layer, torch.randn(3, 5, I))[1].records[0]
-    for example in range(3):
-        mine = record.tokens // 5 == example
-        assert len(set(record.experts[mine].tolist())) == 2
-        assert int(mine.sum()) == 10
-
-
 def test_low_precision_is_routed_in_float32() -> None:
     layer = make()
     x = torch.randn(2, 5, I)
@@ -219,13 +201,3 @@ def test_routers_that_look_ahead_are_refused_in_causal_decoders(router) -> None:
 def test_what_does_not_fit_is_refused(settings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**settings)
-
-
-def test_without_a_routing_the_reason_is_given() -> None:
-    with pytest.raises(RuntimeError, match="without a routing"):
-        make()(torch.randn(1, 2, I))
-
-
-def test_hash_routing_asks_for_vocabulary_entries() -> None:
-    assert HashRouter(I, E, vocabulary_size=10).needs_token_ids
-    assert not TopKRouter(I, E).needs_token_ids

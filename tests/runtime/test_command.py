@@ -59,16 +59,6 @@ def test_a_logger_is_silenced_for_a_while(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == ["damaged", "later"]
 
 
-def test_statuses_are_the_contract() -> None:
-    assert (SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED) == (0, 1, 2, 130)
-
-
-def test_the_commands_own_status_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: 0) == 0
-    assert run_command(lambda: 7) == 7
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("kind", [MttlError, ConfigError, TaskError, CheckpointError])
 def test_a_mistake_is_a_message_on_standard_error(
     kind: type[MttlError], capsys: pytest.CaptureFixture[str]
@@ -109,12 +99,6 @@ def test_a_disk_that_takes_nothing(
     assert run_command(raising(error)) == USER_MISTAKE
     where = f" '{file}'" if file else ""
     assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
-
-
-def test_a_folder_that_was_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tmp_path / "gone" / "results.csv")
-    assert run_command(raising(FileNotFoundError(errno.ENOENT, "No", path))) == USER_MISTAKE
-    assert capsys.readouterr().err == f"error: the folder of '{path}' is gone\n"
 
 
 @pytest.mark.parametrize("folder", ["file", "file/inside"])

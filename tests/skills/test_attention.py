@@ -5,11 +5,10 @@ import torch
 from torch.func import functional_call
 
 from helpers.adapterhub import adapterhub
-from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
-from mttl.merging.fold import average_mixing, fold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import (
     AdapterInventory,
@@ -279,12 +278,6 @@ def test_adaptation_takes_the_attention_for_the_router():
     assert not attention.value_change.any()
 
 
-def test_attention_has_no_plain_weights():
-    model = model_of()
-    with pytest.raises(ValueError, match="attention chooses skills by token, so that no weight"):
-        fold(model, average_mixing(model.router))
-
-
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: attention weighs whole"):
         AttendedInventory(LoRAInventory(4, 6, 3, n_heads=2))
@@ -293,12 +286,3 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"value_penalty \(-1\.0\) must not be negative"):
         AttendedInventory(LoRAInventory(4, 6, 3), value_penalty=-1.0)
     assert "query=input" in repr(AttendedInventory(LoRAInventory(4, 6, 3), query="input"))
-
-
-def test_a_deep_model_keeps_its_output_without_skills():
-    model = model_of()
-    for layer in model.skilled_layers().values():
-        torch.nn.init.zeros_(layer.inventory.skills.up)
-    # Nothing but zeros is added, but two operations may round where a fused one does not.
-    bare = tiny_t5().double()(**batch(3)).logits
-    assert relative_error(model.double()(IDS, **batch(3)).logits, bare) < 1e-12

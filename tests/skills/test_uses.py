@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
@@ -408,20 +406,6 @@ def _only_the_third(inventory):
 
 
 @pytest.mark.parametrize("kind", INVENTORIES)
-@given(n_examples=st.integers(1, 4), n_positions=st.integers(1, 6), n_heads=st.sampled_from([1, 4]))
-def test_an_example_does_not_depend_on_its_neighbours(kind, n_examples, n_positions, n_heads):
-    base, inventory = layer(kind, n_heads)
-    x = torch.randn(n_examples, n_positions, I).double()
-    weights = mixing(n_examples, n_heads, K).double()
-    y = inventory(x, base(x), weights)
-    order = torch.arange(n_examples).flip(0)
-    torch.testing.assert_close(inventory(x[order], base(x[order]), weights[order]), y[order])
-    for b in range(n_examples):
-        one = slice(b, b + 1)
-        torch.testing.assert_close(inventory(x[one], base(x[one]), weights[one]), y[one])
-
-
-@pytest.mark.parametrize("kind", INVENTORIES)
 def test_gradients_agree_with_finite_differences(kind):
     base, inventory = layer(kind, H)
     base.requires_grad_(False)
@@ -459,12 +443,6 @@ def test_a_kind_that_tokens_cannot_choose_is_refused():
             MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
         with pytest.raises(ValueError, match=message):
             inventory.dispatch(torch.randn(N, I), random_pairs())
-
-
-def test_tokens_choose_whole_experts():
-    inventory = LoRAInventory(I, O, K, n_heads=2)
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: a token chooses whole experts"):
-        MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
 
 
 @pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask", "fourier"])

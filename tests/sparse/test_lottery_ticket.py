@@ -375,29 +375,6 @@ def test_fisher_information_is_read_by_example_and_trains_nothing():
         torch.testing.assert_close(ticket._tuning.scores()[name], total)
 
 
-def test_training_learns_and_a_random_support_has_one_phase():
-    settings = LotterySettings(
-        **{**SMALL, "density": 0.5, "sparse_steps": 150}, criterion="random", sparse_lr=3e-2
-    )
-    model, problem = network(), Regression()
-    ticket = LotteryTicket(model, MASKABLE, problem, settings)
-    assert (ticket.phase, ticket.n_steps) == ("sparse", 150)
-    before = float(problem.loss(model, range(11), 0).detach())
-    run(ticket)
-    assert float(problem.loss(model.eval(), range(11), 0).detach()) < 0.7 * before
-    assert float(ticket.last_loss) < before
-
-
-def test_the_pull_keeps_weights_near_the_start():
-    moved = []
-    for l1 in (0.0, 100.0):
-        model = network()
-        start = parameters(model)
-        run(LotteryTicket(model, MASKABLE, Regression(), LotterySettings(**SMALL, l1=l1)))
-        moved.append(sum(float((parameters(model)[x] - start[x]).abs().sum()) for x in MASKABLE))
-    assert moved[1] < 0.5 * moved[0]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -35,10 +35,6 @@ def test_defaults():
     )
 
 
-def test_a_task_may_be_called_a_number():
-    assert list(parse_tasks(ONE.replace("mine:", "123:"), "f")) == ["123"]
-
-
 def test_every_key():
     text = """
     source: {path: hub, revision: v1, test: valid, mirrors: [other]}
@@ -160,12 +156,6 @@ def test_files_that_are_split_already(tmp_path):
     task = load_tasks(path)["mine"]
     assert (task.k, task.side) == (None, "test")
     assert task.source.splits == [str(tmp_path / name) for name in ("a.jsonl", "b.csv", "c.tsv")]
-
-
-@pytest.mark.parametrize("text", ["", "3", "tasks:", "tasks: {}", "tasks: [a]"])
-def test_no_tasks(text):
-    with pytest.raises(TaskError, match="there must be a key 'tasks'"):
-        parse_tasks(text, "f")
 
 
 def test_a_task_must_be_a_mapping():

@@ -84,11 +84,6 @@ def test_a_field_alone_keeps_its_value_where_it_is_asked_for():
         compile_template("{x}")([{"x": ["a"]}])
 
 
-def test_many_records_are_filled_at_once():
-    records = [{"x": str(n), "y": n} for n in range(5)]
-    assert compile_template("{x}-{y}")(records) == [f"{n}-{n}" for n in range(5)]
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -145,16 +140,6 @@ def test_records_that_cannot_be_written(template, record, message):
         return
     with pytest.raises(RecordError, match=re.escape(message)):
         fill(template, ("no", "yes"), **record)
-
-
-def test_a_record_must_be_a_mapping():
-    with pytest.raises(RecordError, match=r"the record is \[1\]; it must be a mapping of fields"):
-        compile_template("{x}")([[1]])  # type: ignore[list-item]
-
-
-def test_long_values_are_cut_short_in_messages():
-    with pytest.raises(RecordError, match=r"is 'a{56}\.\.\.; it must be a list"):
-        fill("{x|first}", x="a" * 99)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from helpers.run_processes import run_processes
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError
 from mttl.routing import PolytroponRouter
 from mttl.runtime.processes import gathered
 from mttl.skills.composed.composed_model import ComposedModel
@@ -65,13 +65,6 @@ def test_a_checkpoint_holds_what_is_trained_and_the_buffers(train_backbone: bool
     # Tied embeddings have three names; frozen, they are kept under none.
     assert ("model.backbone.lm_head.weight" in kept) is train_backbone
     assert any("embed_tokens" in name for name in kept) is train_backbone
-
-
-@pytest.mark.parametrize("train_base", [False, True])
-def test_frozen_common_parameters_are_left_out(train_base: bool) -> None:
-    kept = set(saved(policies(train_base))["state_dict"])
-    assert {"model.router.logits", "model.router.temperature"} <= kept
-    assert any(name.startswith("model.base.") for name in kept) is train_base
 
 
 @pytest.mark.parametrize("build", [lambda: text(backbone=tiny_llama), policies])
@@ -201,11 +194,3 @@ def test_two_processes_go_on_as_if_undisturbed(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     run_processes(_resume, str(tmp_path), port)
-
-
-@BOTH
-def test_a_schedule_needs_a_number_of_steps(build: Any) -> None:
-    trained = build()
-    trained._trainer = SimpleNamespace(precision="32-true", estimated_stepping_batches=float("inf"))
-    with pytest.raises(ConfigError, match="max_time alone does not say how many steps"):
-        trained.configure_optimizers()

@@ -73,10 +73,6 @@ def test_an_undefined_score_is_kept_and_counts_as_zero_in_the_mean() -> None:
         assert mean.score == 0.5
 
 
-def test_no_rows_have_no_results() -> None:
-    assert score([], METRICS, "dev", 7) == []
-
-
 def test_results_file(tmp_path: Path) -> None:
     write_results(
         tmp_path / "new" / "results.csv",

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
-from helpers.skills import ROUTERS
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
 from mttl.config.optim_schema import AdamW
@@ -19,9 +18,8 @@ from mttl.io.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
 from mttl.training.loss import global_mean
-from mttl.training.optim import parameter_groups
 from mttl.training.text_to_text import TextToTextModule
-from mttl.training.token_balance import LOADS, BiasBalancing, adjust_biases, token_loads
+from mttl.training.token_balance import LOADS, BiasBalancing
 from mttl.training.token_report import count_tokens
 
 TASKS = torch.tensor([0, 2, 1])
@@ -99,24 +97,6 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
     assert all(router.grad is not None for router in routers)
 
 
-def test_what_finds_no_room_is_counted() -> None:
-    model = token_model(tiny_t5(), capacity_factor=0.5).train()
-    routing = module_of(model).nll(batch())[2]
-    loads = token_loads(model, routing.records)
-    assert (loads[:, -1] > 0).all()
-    assert (loads[:, -1] < loads[:, :-1].sum(1)).all()
-
-
-def test_roles_have_their_own_rates() -> None:
-    model = token_model(
-        tiny_t5(), prior="logits", task_router=ROUTERS["polytropon"](8, 3, 1, 4), filled=False
-    )
-    rates = {"skills": 1.0, "router": 2.0, "token_router": 3.0, "backbone": 4.0}
-    groups = parameter_groups(model, lr=rates, weight_decay=0.1)
-    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
-    assert found == {"skills": (1.0, 0.1), "router": (2.0, 0.0), "token_router": (3.0, 0.0)}
-
-
 # Balancing without a loss.
 
 
@@ -145,17 +125,6 @@ def test_biases_move_against_the_load_once_a_step() -> None:
     for bias, row in zip(biases(model), outputs[LOADS][:, :-1].float(), strict=True):
         assert torch.equal(bias, 0.5 * torch.sign(row.mean() - row))
     assert callback.loads is None
-
-
-def test_gradient_checkpointing_leaves_biases_alone() -> None:
-    model = token_model(tiny_t5(), router=biased, train_backbone=True).train()
-    model.enable_gradient_checkpointing()
-    loss, _, routing = module_of(model).nll(batch())
-    loss.sum().backward()
-    assert not any(bias.any() for bias in biases(model))
-    assert len(routing.records) == len(model.token_layers())
-    adjust_biases(model, token_loads(model, routing.records))
-    assert all(bias.any() for bias in biases(model))
 
 
 def test_the_best_biases_are_kept_with_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,17 +40,6 @@ def test_rows_equal_a_plain_loop(hard: bool) -> None:
     torch.testing.assert_close(router.probabilities(), likely)
 
 
-def test_draws_leave_the_skills_of_others_alone() -> None:
-    router = make().train()
-    first, second = router(IDS), router(IDS)
-    for weights in (first, second):
-        torch.testing.assert_close(weights.sum(-1), torch.ones(G, len(IDS), H))
-        for position, task in enumerate(IDS.tolist()):
-            used = (weights[:, position] > 0).nonzero()[:, -1].unique()
-            assert used.tolist() == usable(task)
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"hard": True}, {"relaxed": False}, {"logit_dropout": 0.3}, {"prior": IBP}],
@@ -91,14 +80,6 @@ def test_own_skills_learn_from_their_task_and_common_ones_from_all() -> None:
     router(torch.arange(T))[..., 0].sum().backward()
     moved = router.logits.grad.abs().sum((0, 2)) > 0
     assert torch.equal(moved, router.allowed > 0)
-
-
-def test_the_prior_is_of_the_common_skills() -> None:
-    router = make(prior=IBP)
-    torch.testing.assert_close(router.prior_loss(), IBP(router.logits[..., :A].sigmoid()))
-    router.prior_loss().backward()
-    assert not router.logits.grad[..., A:].any()
-    assert router.logits.grad[..., :A].any()
 
 
 def test_a_new_task_has_the_common_skills() -> None:

@@ -58,14 +58,6 @@ def test_equals_a_hyper_network_that_generates_the_factors():
     torch.testing.assert_close(inventory.up.grad.flatten(1).t(), network.to_up.weight.grad)
 
 
-def test_groups_have_networks_of_their_own():
-    router = spread(HyperFormerRouter(3, 2, 1, 4))
-    alone = HyperFormerRouter(1, 2, 1, 4)
-    state = {name: tensor[1:2] for name, tensor in router.state_dict().items()}
-    alone.load_state_dict(state)
-    torch.testing.assert_close(alone.matrix()[0], router.matrix()[1])
-
-
 def test_each_map_starts_as_a_linear_layer_does():
     router = HyperFormerRouter(50, 2, 1, 4, embedding_size=16)
     assert router.hidden.weight.abs().max() <= 0.25
@@ -89,8 +81,3 @@ def test_new_tasks_keep_the_networks():
 def test_there_is_one_head():
     with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 for a HyperFormer router"):
         HyperFormerRouter(1, 2, 2, 4)
-
-
-def test_an_embedding_has_a_size():
-    with pytest.raises(ValueError, match=r"embedding_size \(0\) must be at least 1"):
-        HyperFormerRouter(1, 2, 1, 3, embedding_size=0)

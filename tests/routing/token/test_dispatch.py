@@ -26,13 +26,6 @@ def assignment() -> Assignment:
     )
 
 
-def test_pairs_are_sorted_by_expert_in_their_order() -> None:
-    work = sort_by_expert(assignment())
-    assert work.tokens.tolist() == [1, 0, 0, 2, 3, 1]
-    assert work.weights.tolist() == [2, 5, 1, 3, 4, 6]
-    assert work.counts.tolist() == [2, 0, 4]
-
-
 def test_an_expert_keeps_its_first_pairs() -> None:
     kept = within_capacity(assignment(), 2)
     assert kept.tolist() == [True, True, True, False, True, False]
@@ -66,12 +59,6 @@ def test_capacity_is_exact_for_the_factor_that_was_written(n_pairs, n_experts, d
     factor = Fraction(digits, 10**places)
     exact = -(-factor * n_pairs // n_experts)
     assert capacity_of(n_pairs, n_experts, float(factor)) == exact
-
-
-def test_outputs_are_weighted_and_summed_by_token() -> None:
-    work = sort_by_expert(assignment())
-    y = combine(torch.ones(6, 2), work, 5)
-    assert y.tolist() == [[6.0] * 2, [8.0] * 2, [3.0] * 2, [4.0] * 2, [0.0] * 2]
 
 
 def test_gates_as_a_matrix() -> None:

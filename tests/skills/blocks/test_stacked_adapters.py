@@ -67,16 +67,6 @@ def test_a_stage_without_weight_adds_nothing():
     assert weights.grad.isfinite().all()
 
 
-def test_the_order_matters():
-    inventory = filled(AdapterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1)))
-    x, y, weights = torch.randn(B, L, I), torch.randn(B, L, I), torch.full((B, 1, 2), 0.5)
-    found = inventory(x, y, weights)
-    with torch.no_grad():
-        for part in inventory.parameters():
-            part.copy_(part.flip(0))
-    assert not torch.allclose(found, inventory(x, y, weights))
-
-
 def test_compacters_are_stacked_too():
     inventory = filled(
         CompacterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1))

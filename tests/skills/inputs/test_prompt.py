@@ -113,15 +113,6 @@ def test_answers_alone_are_computed_as_all_logits() -> None:
     assert model(IDS, **given, labels=labels).loss.isfinite()
 
 
-def test_positions_that_are_given_move_behind_the_prompt() -> None:
-    model = skilled(tiny_llama(), inventory="prompt", targets=["input"])
-    ids = batch(4)["input_ids"]
-    expected = model(IDS, input_ids=ids).logits
-    positions = torch.arange(5).expand(4, 5)
-    found = model(IDS, input_ids=ids, position_ids=positions).logits
-    assert relative_error(found, expected) < 1e-5
-
-
 def test_heads_are_blocks_of_features() -> None:
     inventory = PromptInventory(40, 8, 3, length=2, n_heads=2)
     fill(inventory)
@@ -166,12 +157,6 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
 def test_wrong_settings(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PromptInventory(40, 8, 2, **settings)
-
-
-def test_the_printed_form_names_the_sizes() -> None:
-    inventory = PromptInventory(40, 8, 2, length=3)
-    assert "out_features=8, n_skills=2, n_heads=1, length=3, spread=0.5" in repr(inventory)
-    assert inventory.prompts.abs().max() <= 0.5
 
 
 @pytest.mark.parametrize("make", [tiny_t5, tiny_llama])

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.backbones import batch, fill, tiny_t5
 from helpers.skills import mixing, spread
@@ -96,29 +95,6 @@ def test_the_expected_entries_are_the_mean_of_draws(settings: dict) -> None:
     error = I * O / 2 / math.sqrt(n_draws)
     torch.testing.assert_close(drawn / n_draws, expected, rtol=0, atol=4 * error)
     torch.testing.assert_close(inventory.penalties()["l0"], 0.25 * expected.sum())
-
-
-def test_a_penalty_makes_few_entries_change() -> None:
-    """Where a few entries of the change are needed, the others are switched off."""
-    torch.manual_seed(0)
-    base = nn.Linear(I, O, bias=False).requires_grad_(False)
-    inventory = DiffPruningInventory(I, O, 1, penalty=5e-3, rate=10.0)
-    wanted = torch.zeros(O, I)
-    wanted[1, 2], wanted[5, 0] = 1.0, -1.5
-    weights, x = torch.ones(32, 1, 1), torch.randn(32, 1, I)
-    y = base(x) + x @ wanted.t()
-    optimizer = torch.optim.Adam(inventory.parameters(), lr=0.03)
-    for _ in range(400):
-        optimizer.zero_grad()
-        found = inventory(x, base(x), weights)
-        loss = (found - y).square().mean() + sum(inventory.penalties().values())
-        loss.backward()
-        optimizer.step()
-    change = inventory.eval().changes()[0]
-    assert change.nonzero().tolist() == [[1, 2], [5, 0]]
-    # Trained under drawn masks, compared under the one of evaluation.
-    torch.testing.assert_close(change, wanted, rtol=0.1, atol=0.05)
-    assert float(inventory.facts()["density"]) == pytest.approx(2 / (I * O))
 
 
 def test_rounding_keeps_the_largest_changes() -> None:

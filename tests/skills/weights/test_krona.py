@@ -49,11 +49,6 @@ def test_one_skill_is_lokr_of_peft() -> None:
     torch.testing.assert_close(gradient, (left.grad, right.grad))
 
 
-def test_sizes_near_the_roots() -> None:
-    inventory = KronAInventory(160, 384, 2)
-    assert (tuple(inventory.left.shape), tuple(inventory.right.shape)) == ((2, 16, 10), (2, 24, 16))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -4,7 +4,7 @@ from torch import nn
 
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
-from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
+from mttl.skills import SkilledLinear, SparseInventory, attach_skills
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.skills.weights.sparse_product import make_pattern, sparse_outputs
 from mttl.skills.weights.supports import random_indices, spread
@@ -82,28 +82,6 @@ def test_examples_of_equal_weights_keep_their_own_gradients():
     assert not torch.allclose(found[0], found[1])
 
 
-def test_only_values_are_parameters_and_as_many_as_entries():
-    inventory = SparseInventory(100, 50, 4, sparsity=0.99)
-    assert [name for name, _ in inventory.named_parameters()] == ["values"]
-    assert inventory.values.shape == (4, 50)
-    optimizer = torch.optim.Adam(inventory.parameters(), foreach=False)
-    x = torch.randn(2, 3, 100)
-    inventory(x, torch.randn(2, 3, 50), mixing(2, 1, 4)).square().mean().backward()
-    optimizer.step()
-    held = [value for state in optimizer.state.values() for value in state.values()]
-    assert sum(value.numel() for value in held) == 2 * 4 * 50 + 1  # two moments, and the step
-
-
-def test_half_precision_runs():
-    inventory = filled(SparseInventory(I, O, K, mix="outputs"))
-    x, y, weights = torch.randn(B, L, I), torch.randn(B, L, O), mixing(B, 1, K)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = inventory(x, y.bfloat16(), weights)
-    assert found.dtype == torch.bfloat16
-    # bfloat16 keeps 8 bits.
-    torch.testing.assert_close(found.float(), inventory(x, y, weights), rtol=0.03, atol=0.03)
-
-
 def test_a_support_can_be_given_and_changed():
     inventory = filled(SparseInventory(I, O, K, mix="outputs")).double()
     x, y, weights = arguments(1)
@@ -118,14 +96,6 @@ def test_a_support_can_be_given_and_changed():
         inventory.indices.copy_(torch.arange(4).expand(K, -1))
     expected, _ = dense_masked(inventory, x, y, weights)
     torch.testing.assert_close(inventory(x, y, weights), expected)
-
-
-def test_a_support_can_be_given_to_skills_without_values():
-    """Where a model is shared by processes, those of all but the first come later."""
-    inventory = SparseInventory(4, 3, 2).to("meta")
-    inventory.set_support(torch.tensor([0, 5, 7]))
-    assert inventory.indices.shape == inventory.values.shape == (2, 3)
-    assert inventory.indices.device.type == inventory.values.device.type == "meta"
 
 
 def test_an_empty_support_changes_nothing_and_has_a_gradient():
@@ -189,14 +159,6 @@ def test_supports_are_placed_by_the_names_of_weights():
         place_supports(layers, {"x.weight": torch.tensor([2])})
     with pytest.raises(ValueError, match=r"must lie in \[0, 15\).*\(layer '1'\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
-
-
-def test_other_skills_have_no_support():
-    slot, backbone = RoutingSlot(), nn.Sequential(nn.Linear(4, 5))
-    attach_skills(backbone, lambda i, o: DenseInventory(i, o, 2), targets=["0"], slot=slot)
-    layers = {"0": backbone[0]}
-    with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
-        place_supports(layers, {"0.weight": torch.tensor([2])})
 
 
 @pytest.mark.parametrize(("k", "n_heads"), [(1, 1), (3, 2), (2, 4)])

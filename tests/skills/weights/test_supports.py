@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mttl.skills.weights import supports
 from mttl.skills.weights.support_units import Units
-from mttl.skills.weights.supports import random_indices, random_support, select_support, spread
+from mttl.skills.weights.supports import random_indices, random_support, select_support
 
 
 def ranked(scores, n):
@@ -34,13 +34,6 @@ def test_the_global_support_is_that_of_a_sort_over_all_tensors(seed, density, fe
     found = select_support(scores, density)
     assert pairs(found) == ranked(scores, max(1, round(density * 27)))
     assert all(torch.equal(places, places.sort().values) for places in found.values())
-
-
-def test_ranking_in_pieces_changes_nothing(monkeypatch):
-    scores = {"a": torch.randn(40, 5), "b": torch.randn(33)}
-    whole = pairs(select_support(scores, 0.1))
-    monkeypatch.setattr(supports, "PIECE", 7)
-    assert pairs(select_support(scores, 0.1)) == whole
 
 
 def test_by_tensor_every_tensor_gets_its_share():
@@ -136,11 +129,6 @@ def test_random_places_by_drawing_again_are_uniform(monkeypatch):
         counts[random_indices(20, 5, generator)] += 1
     # 500 expected each; the standard deviation of a binomial draw is about 19.
     assert float((counts - 500).abs().max()) < 4.5 * 19
-
-
-def test_spread_places_values():
-    values, indices = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[0, 3], [1, 2]])
-    assert spread(values, indices, 4).tolist() == [[1, 0, 0, 2], [0, 3, 4, 0]]
 
 
 @pytest.mark.parametrize(

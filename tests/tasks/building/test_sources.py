@@ -1,9 +1,8 @@
 import pytest
 
-from helpers.raw import rows, write_jsonl, write_raw
-from mttl.tasks.building import sources
+from helpers.raw import rows, write_raw
 from mttl.tasks.building.hub import UnavailableError
-from mttl.tasks.building.sources import local_files, open_records, raw_file
+from mttl.tasks.building.sources import local_files, open_records
 from mttl.tasks.task import Source
 
 COLOURS = Source("maker/colours", train="train", test="validation")
@@ -18,11 +17,6 @@ def test_raw_records(tmp_path):
         "train.jsonl.gz",
         "validation.jsonl",
     ]
-
-
-def test_raw_records_of_a_configuration(tmp_path):
-    path = write_jsonl(tmp_path / "glue__rte/train.jsonl", rows(2))
-    assert raw_file(Source("glue", train="train", config="rte"), "train", tmp_path) == path
 
 
 def test_raw_records_that_are_not_there(tmp_path):
@@ -42,14 +36,3 @@ def test_own_files(tmp_path):
     assert local_files(mine, None) == [path]
     with pytest.raises(UnavailableError, match=r"the file '.*other\.tsv' does not exist"):
         open_records(mine, str(tmp_path / "other.tsv"))
-
-
-def test_sources_that_left_the_hub_are_not_asked_for():
-    gone = Source("x", train="train", unavailable="it was withdrawn; ask its makers")
-    with pytest.raises(UnavailableError, match="it was withdrawn; ask its makers"):
-        open_records(gone, "train")
-
-
-def test_all_else_is_on_the_hub(monkeypatch):
-    monkeypatch.setattr(sources, "hub_records", lambda source, split: [(source.path, split)])
-    assert open_records(COLOURS, "train") == [("maker/colours", "train")]

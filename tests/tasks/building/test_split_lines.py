@@ -53,18 +53,6 @@ def test_both_kinds_give_the_same(task, records, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl.gz"]
 
 
-def test_only_large_sources_whose_records_stand_alone_are_converted_when_asked(records):
-    def kind(task, **options):
-        return type(make_lines(task, "train", records, **options))
-
-    assert kind(make_task(), convert_all=2999) is ConvertedWhenAsked
-    assert kind(make_task(), convert_all=3000) is Stored
-    assert kind(make_task()) is Stored
-    assert kind(make_task(rows="{label} is not 7"), convert_all=0) is ConvertedWhenAsked
-    assert kind(make_task(**PREPARED), convert_all=0) is ConvertedWhenAsked
-    assert kind(make_task(**PREPARED), convert_all=3000) is Stored
-
-
 def test_records_that_depend_on_others_are_all_converted(tmp_path):
     pairs = [{"sentence_good": "a", "sentence_bad": "b"}] * 9
     task = make_task(prepare="blimp_pair", output="{good}", labels=(), input="{first}")
