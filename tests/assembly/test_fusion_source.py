@@ -59,11 +59,6 @@ def test_adapters_are_fused(tmp_path: Path) -> None:
         assert torch.equal(layer.inventory.skills.blocks.up, saved.skills[f"{path}.blocks.up"])
 
 
-def test_other_kinds_are_not_fused(first: Path) -> None:
-    with pytest.raises(ConfigError, match=r"skills.kind \(ia3\) must be lora or adapter for aggre"):
-        second(first, "skills.kind=ia3")
-
-
 def test_what_differs_is_listed(first: Path) -> None:
     config = second(first, "skills.rank=3", "skills.n_skills=5", "backbone.config.d_ff=48")
     with pytest.raises(CheckpointError) as error:

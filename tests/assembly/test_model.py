@@ -9,7 +9,6 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
-from mttl.assembly.build_backbone import build_tokenizer
 from mttl.assembly.build_router import build_router
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.model import Built, build_model
@@ -112,26 +111,6 @@ def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
     assert sum(len(group["params"]) for group in backbone) == len(chosen)
 
 
-def test_a_pattern_that_matches_no_parameter_is_refused() -> None:
-    files = "crossfit.yaml+backbone/tiny_t5.yaml"
-    config = load_config(files, ["backbone.train=[layer_norms.weight]"])
-    message = r"backbone.train: 'layer_norms.weight' matches no parameter of the backbone"
-    with pytest.raises(ConfigError, match=message):
-        build_model(config, ["one"])
-
-
-def test_a_random_t5_scales_the_position_biases_it_draws() -> None:
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", TINY).backbone
-    assert config.kind == "random"
-    torch.manual_seed(0)
-    plain = dict(build_random("t5", dict(config.config)).named_parameters())
-    torch.manual_seed(0)
-    built = dict(build().model.backbone.named_parameters())
-    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    torch.testing.assert_close(built[name], 20 * plain[name])
-    assert torch.equal(built["shared.weight"], plain["shared.weight"])
-
-
 @pytest.mark.parametrize("section", [Smear(kind="smear"), Retrieval(kind="retrieval")])
 def test_routers_that_read_are_for_text(section: Router) -> None:
     message = f"router.kind '{section.kind}' sees examples and prompts, which only text has"
@@ -207,24 +186,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
     assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
 
 
-def test_another_tokenizer_than_the_models_own(tmp_path: Path) -> None:
-    overrides = ["backbone.kind=pretrained", f"backbone.name={tmp_path}", "backbone.tokenizer=byte"]
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", overrides)
-    assert isinstance(build_tokenizer(config.backbone), ByT5Tokenizer)
-    assert build_tokenizer(load_config("crossfit.yaml+backbone/tiny_t5.yaml").backbone)(
-        "a"
-    ).input_ids == [100, 1]
-
-
 # Tasks.
-
-
-def test_task_ids_follow_the_order_of_the_tasks() -> None:
-    built = build()
-    assert built.tasks == TASKS
-    assert built.task_ids(["ordinal", "verb_past", "ordinal"]).tolist() == [2, 0, 2]
-    none = built.task_ids([])
-    assert (none.shape, none.dtype) == ((0,), torch.int64)
 
 
 # Mistakes.

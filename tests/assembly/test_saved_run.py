@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
@@ -140,31 +140,6 @@ def test_what_is_given_away_names_no_folder_of_a_backbone(
     # Exports name where it is.
     assert MERGE.main(["given", "--task", "copy", "--out", "merged"]) == 0
     assert "Base model: `given/backbone`" in Path("merged/README.md").read_text()
-
-
-def test_a_run_that_was_loaded_with_a_name_of_the_hub_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "training").mkdir()
-    source = train_frozen(tmp_path / "training")
-    base = tmp_path / "training" / "base"
-    for auto in (AutoTokenizer, AutoConfig, AutoModelForCausalLM):
-        own = auto.from_pretrained
-        monkeypatch.setattr(
-            auto,
-            "from_pretrained",
-            lambda name, *given, own=own, **settings: own(
-                tmp_path / "hub" if name == "org/name" else name, *given, **settings
-            ),
-        )
-    shutil.move(base, tmp_path / "hub")
-    run = mttl.load(source, backbone="org/name")
-    run.save_pretrained(tmp_path / "given")
-    shutil.rmtree(tmp_path / "training")
-    assert not (tmp_path / "given" / "backbone").exists()
-    assert 'base_model: "org/name"' in (tmp_path / "given" / "README.md").read_text()
-    again = mttl.from_pretrained(tmp_path / "given")
-    assert again.predict("copy", QUESTIONS) == run.predict("copy", QUESTIONS)
 
 
 def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

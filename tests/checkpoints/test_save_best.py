@@ -77,14 +77,6 @@ def test_a_moved_run_keeps_its_best_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "here").exists()
 
 
-def test_without_its_file_a_best_score_is_worth_nothing(tmp_path: Path) -> None:
-    scores = [0.1, 0.3, 0.2, 0.25]
-    run(tmp_path, scores, 3)
-    (tmp_path / "best.ckpt").unlink()
-    run(tmp_path, scores, 4, resume=True)
-    assert saved(tmp_path)["global_step"] == 4
-
-
 def test_weights_that_are_not_finite_are_never_the_best(tmp_path: Path) -> None:
     class Diverging(Scored):
         def validation_step(self, batch: Tensor, batch_idx: int) -> None:

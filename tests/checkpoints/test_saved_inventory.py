@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -160,18 +159,6 @@ def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Pa
     check_round_trip(names, overrides, tmp_path)
 
 
-@pytest.mark.parametrize("more", [["backbone.train=true"], ["backbone.dtype=bfloat16"]])
-def test_a_pretrained_backbone_reads_back(
-    more: list[str], pretrained: Path, tmp_path: Path
-) -> None:
-    skills = check_round_trip(
-        "crossfit.yaml+backbone/tiny_t5.yaml", [*frozen(pretrained), *more], tmp_path
-    )
-    meta = json.loads((skills / "meta.json").read_text(encoding="utf-8"))
-    assert meta["backbone"]["name"] == str(pretrained)
-    assert (skills / "backbone.safetensors").exists() == meta["backbone"]["trained"]
-
-
 # Writing.
 
 
@@ -202,26 +189,6 @@ def test_an_interrupted_write_leaves_the_earlier_one(
     run = load_run(saved)
     monkeypatch.setattr(safetensors_file, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
-    assert content(saved) == before
-    assert [path.name for path in saved.parent.iterdir()] == ["skills"]
-
-
-def test_a_rename_that_fails_puts_the_earlier_one_back(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace = Path.replace
-
-    def failing(path: Path, target: Path) -> Path:
-        if path.is_dir() and path.name.endswith(".part"):
-            raise OSError(5, "the disk is gone")
-        return replace(path, target)
-
-    before = content(saved)
-    run = load_run(saved)
-    monkeypatch.setattr(Path, "replace", failing)
-    monkeypatch.setattr(sys, "platform", "other")  # which cannot exchange two folders
-    with pytest.raises(OSError, match="the disk is gone"):
         save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["skills"]
@@ -261,19 +228,6 @@ def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], None], save
 def test_a_missing_file_is_named(name: str, saved: Path) -> None:
     (saved / name).unlink()
     assert re.search(rf"'{saved / name}' (is missing|does not exist).* copy", refused(saved), re.I)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("meta.json", "[1]", "it must hold an object"),
-        ("meta.json", '{"format_version": 1, "libraries": {}}', "is damaged (its checksum is not"),
-        ("tasks.json", '{"a": 1}', "is damaged (its checksum is not the one noted)"),
-    ],
-)
-def test_other_content_is_damage(name: str, text: str, message: str, saved: Path) -> None:
-    (saved / name).write_text(text, encoding="utf-8")
-    assert message in refused(saved)
 
 
 @pytest.mark.parametrize("name", [*FILES, "backbone.safetensors"])

@@ -1,6 +1,5 @@
 import warnings
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -109,15 +108,6 @@ def test_evaluation_batches(make_module):
     assert test[0]["references"][0][0].startswith("answer")
 
 
-def test_evaluation_is_shared_by_the_processes(make_module):
-    rows = []
-    for rank in range(3):
-        data = make_module(eval_batch_size=2)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=3)
-        rows += [row for batch in data.val_dataloader() for row in batch["rows"]]
-    assert sorted(rows) == list(range(16))
-
-
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_evaluation_draws_nothing_of_the_noise_of_training(make_module, n_workers):
     """Workers are kept: they would draw in the first validation of a process, and then never."""
@@ -126,18 +116,6 @@ def test_evaluation_draws_nothing_of_the_noise_of_training(make_module, n_worker
     for _ in range(2):
         list(loader)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_training_is_shared_by_the_processes(make_module):
-    whole = list(make_module(batch_size=6).train_dataloader())
-    shares = []
-    for rank in range(2):
-        data = make_module(batch_size=3)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, accumulate_grad_batches=1)
-        shares.append(list(data.train_dataloader()))
-    for batch, *parts in zip(whole, *shares, strict=True):
-        tasks = torch.cat([part["task_ids"] for part in parts])
-        assert sorted(tasks.tolist()) == sorted(batch["task_ids"].tolist())
 
 
 def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_module, tmp_path):
@@ -292,29 +270,6 @@ def test_an_interrupted_run_by_tokens_sees_the_batches_that_were_left(
     rest, _ = fit(make_module(**form), max_steps=steps, ckpt_path=tmp_path / "stopped.ckpt")
     assert len(first.seen) == stop
     assert first.seen + rest.seen == whole.seen
-
-
-def test_positions_of_batches_are_within_the_budget(make_module, caplog):
-    with caplog.at_level("INFO"):
-        loader = make_module(**BUDGET, token_budget=64).train_dataloader()
-    batches = list(loader)
-    assert len(batches) == len(loader)
-    for batch in batches:
-        assert batch["input_ids"].numel() + batch["labels"].numel() <= 64
-    assert sum(len(batch["task_ids"]) for batch in batches) == N_ROWS
-    assert f"an epoch has {len(batches)} batches of 1 to " in caplog.text
-    assert "% of their positions are padding" in caplog.text
-
-
-def test_packed_batches_hold_the_rows_of_padded_ones(make_module):
-    form = {**BUDGET, "decoder_only": True}
-    packed = list(make_module(**form, packed_length=80).train_dataloader())
-    padded = list(make_module(**form).train_dataloader())
-    for ours, theirs in zip(packed, padded, strict=True):
-        assert sorted(ours["task_ids"]) == sorted(theirs["task_ids"])
-        assert ours["attention_mask"].sum() == theirs["attention_mask"].sum()
-        assert len(ours["input_ids"]) < len(theirs["input_ids"])
-        assert ours["input_ids"].shape[1] <= 80
 
 
 def test_rows_from_disk_are_those_of_memory(make_module, tmp_path):

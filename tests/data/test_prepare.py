@@ -74,14 +74,6 @@ def test_a_missing_description(make_gym, byte_tokenizer):
         prepare(gym, byte_tokenizer, descriptions=True)
 
 
-def test_joined_splits(gym, byte_tokenizer):
-    data = prepare(gym, byte_tokenizer, tasks=["a"], split="train+dev", samples=[100])
-    assert [text[4:] for text in data["input"][:]] == [
-        *(f"a train 100 {i}" for i in range(2)),
-        *(f"a dev 100 {i}" for i in range(4)),
-    ]
-
-
 def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
     data = prepare(gym, byte_tokenizer, split="test")
     assert data["sample"][:] == [100] * 6
@@ -138,14 +130,6 @@ def test_another_setting_is_another_cache(gym, byte_tokenizer, tmp_path, tokenis
     changed = prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache", **change)
     assert len(tokenised) == 2
     assert changed.to_dict() == prepare(gym, byte_tokenizer, **change).to_dict()
-
-
-def test_another_tokenizer_is_another_cache(
-    gym, byte_tokenizer, bart_like_tokenizer, tmp_path, tokenised
-):
-    for tokenizer in (byte_tokenizer, bart_like_tokenizer, ByT5Tokenizer(extra_ids=9)):
-        prepare(gym, tokenizer, cache_dir=tmp_path / "cache")
-    assert len(tokenised) == 3
 
 
 def test_a_changed_file_or_description_is_seen(gym, byte_tokenizer, tmp_path, tokenised):

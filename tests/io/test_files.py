@@ -100,21 +100,6 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == ["out"]
 
 
-def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
-    def write(temporary: Path) -> None:
-        write_text(tmp_path / "b.txt", "second")
-        temporary.write_text("first")
-
-    write_atomic(tmp_path / "b.txt", write)
-    assert (tmp_path / "b.txt").read_text() == "first"
-    with new_folder(tmp_path / "out") as first:
-        with new_folder(tmp_path / "out") as second:
-            (second / "file").touch()
-        assert first.is_dir()
-        (tmp_path / "out" / "file").unlink()  # a folder replaces an empty one only
-    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
-
-
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_folder_that_may_be_replaced_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool

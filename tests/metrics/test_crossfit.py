@@ -158,14 +158,6 @@ def test_the_positive_label_is_the_first_option(labels, options, published, posi
     assert found == pytest.approx(matthews_corrcoef(*pairs), rel=1e-14)
 
 
-def test_means_over_rows_and_best_reference():
-    references = [["cat"], ["dog", "The hound"]]
-    assert score_answers("ACC", ["CAT", "hound"], references) == 0.5
-    assert score_answers("EM", ["CAT", "hound"], references) == 1
-    assert score_answers("QA-F1", ["cat", "hound dog"], references) == pytest.approx(5 / 6)
-    assert score_answers("Rouge-L", ["cat", ""], references) == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_without_rows_the_score_is_undefined_and_silent(name):
     metric = build_metric(name)

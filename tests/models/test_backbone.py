@@ -160,19 +160,6 @@ def test_the_dtype_is_the_one_asked_for(
     assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
 
 
-def test_the_byte_tokenizer_needs_no_files() -> None:
-    tokenizer = load_tokenizer("byte")
-    text = "zwölf ☂"
-    ids = tokenizer(text).input_ids
-    assert ids == [byte + 3 for byte in text.encode()] + [tokenizer.eos_token_id]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_a_tokenizer_from_a_folder(folder: Path) -> None:
-    text = "zwölf"
-    assert load_tokenizer(str(folder))(text).input_ids == load_tokenizer("byte")(text).input_ids
-
-
 def cut(folder: Path) -> None:
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[:500])
@@ -192,7 +179,6 @@ def configure(**settings: object) -> Callable[[Path], None]:
 
 
 UNREADABLE = "is a folder that could not be read: "
-BARE = "is a folder that holds no model; name one that does"
 
 
 @pytest.mark.parametrize(
@@ -218,22 +204,6 @@ def test_a_damaged_folder_is_named(
     with pytest.raises(ConfigError, match=message) as caught:
         load_pretrained(str(folder))
     assert str(caught.value).startswith(f"backbone.name ('{folder}') ")
-
-
-@pytest.mark.parametrize("family", ["t5", "bart", "gpt2"])
-def test_a_tokenizer_without_its_files_is_refused(family: str, tmp_path: Path) -> None:
-    # transformers would build an empty one, to which every word is unknown.
-    BACKBONES[family]().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="has no vocabulary: its files are missing") as caught:
-        load_tokenizer(str(tmp_path))
-    assert f"backbone.tokenizer ('{tmp_path}')" in str(caught.value)
-
-
-def test_a_folder_that_holds_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=BARE):
-        load_pretrained(str(tmp_path))
-    with pytest.raises(ConfigError, match=BARE):
-        load_tokenizer(str(tmp_path))
 
 
 def test_a_gguf_file_that_is_not_there(folder: Path) -> None:

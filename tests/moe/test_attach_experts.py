@@ -7,7 +7,7 @@ from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
 from mttl.moe.attach_experts import Selection, attach_experts
-from mttl.routing import ArrowRouter, RoutingSlot, expert_router, shared_router
+from mttl.routing import RoutingSlot, expert_router, shared_router
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -24,19 +24,6 @@ def records(model, inputs):
 
 
 # Where.
-
-
-def paths(backbone, **settings):
-    return [place.path for place in Selection(**settings).places(backbone)]
-
-
-def test_every_second_block_of_the_decoder():
-    found = paths(tiny_t5(), blocks=True, targets=["all"], every=2, stacks=["decoder"])
-    assert found == ["decoder.block.1.layer.2.DenseReluDense"]
-    found = paths(tiny_t5(), blocks=True, targets=["mlp"])
-    assert [path.partition(".")[0] for path in found] == ["encoder"] * 2 + ["decoder"] * 2
-    found = paths(tiny_bart(), blocks=True, targets=["all"], stacks=["encoder"])
-    assert found == ["model.encoder.layers.0.fc1", "model.encoder.layers.1.fc1"]
 
 
 def test_projections_of_the_encoders_output_see_its_tokens():
@@ -131,17 +118,6 @@ def test_a_batch_is_answered_as_its_rows_are_alone(name, beams):
     targets = ["EncDecAttention.k", "encoder_attn.v_proj", "mlp"]
     targets = {"t5": targets[::2], "bart": targets[1:], "llama": ["mlp"]}[name]
     answered_as_rows_alone(token_model(BACKBONES[name](), targets=targets), name, beams)
-
-
-@pytest.mark.parametrize("name", ["t5", "llama"])
-def test_members_of_a_library_answer_a_mixed_batch_with_beams(name):
-    def arrow(place):
-        return ArrowRouter(place.in_features, N_EXPERTS, top_k=2)
-
-    model = token_model(BACKBONES[name](), router=arrow)
-    for layer in model.token_layers().values():
-        layer.read_members()
-    answered_as_rows_alone(model, name, beams=3)
 
 
 def answered_as_rows_alone(model, name, beams):

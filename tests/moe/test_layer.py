@@ -92,16 +92,6 @@ def test_tokens_without_room_pass_through() -> None:
     assert int(run(layer, x)[1].records[0].dropped()) > int(record.dropped())
 
 
-def test_first_choices_take_the_room_before_second_ones() -> None:
-    layer = make(capacity_factor=0.5)
-    record = run(layer, torch.randn(2, 8, I))[1].records[0]
-    n_first = 16
-    for e in range(E):
-        mine = record.experts == e
-        first = mine[:n_first].sum()
-        assert record.kept[:n_first][mine[:n_first]].sum() == min(int(first), 4)
-
-
 def test_padding_is_neither_routed_nor_counted() -> None:
     layer = make(
         router=TopKRouter(I, E, balance=Balance(switch=1.0, z=1.0, importance=1.0, entropy=1.0))
@@ -168,13 +158,6 @@ def test_low_precision_is_routed_in_float32() -> None:
     y = run(half, x.bfloat16())[0]
     assert y.dtype == torch.bfloat16
     assert half.router(Tokens(x.flatten(0, 1).bfloat16())).weights.dtype == torch.float32
-
-
-def test_every_parameter_has_a_gradient_also_of_experts_without_tokens() -> None:
-    layer = make(router=TopKRouter(I, E, top_k=1, normalise=False))
-    run(layer, torch.randn(1, 1, I))[0].sum().backward()
-    assert all(parameter.grad is not None for parameter in layer.parameters())
-    assert sum(bool(grad.any()) for grad in layer.experts.up.grad) == 1
 
 
 @pytest.mark.parametrize("router", [ExpertChoiceRouter(I, E), ExampleRouter(I, E)])

@@ -145,15 +145,6 @@ def test_what_a_class_of_ones_own_raises_is_its_own(tmp_path, monkeypatch, capsy
     assert 'raise KeyError("lr")' in next(tmp_path.glob("mttl-fault-*.txt")).read_text()
 
 
-def test_the_traceback_is_printed_where_no_file_can_be_written(monkeypatch, capsys) -> None:
-    def full(**_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.mkstemp", full)
-    assert run_command(raising(ValueError("a fault"))) == FAULT
-    assert "Traceback" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("status", [SUCCESS, FAULT])
 def test_the_process_ends_with_the_status(status: int) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -156,15 +156,6 @@ def test_kinds_without_a_last_product_are_refused():
         AttendedInventory(IA3Inventory(4, 6, 3)).merge(WEIGHTS)
 
 
-def test_it_starts_near_the_average_of_the_outputs():
-    skills = LoRAInventory(4, 6, 3, rank=2, mix="outputs")
-    fill(skills)
-    inventory = AttendedInventory(skills)
-    torch.nn.init.zeros_(inventory.attention.query)
-    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 6)
-    torch.testing.assert_close(inventory(x, y, WEIGHTS), skills(x, y, WEIGHTS))
-
-
 def model_of(family="t5", *, adapters=False, **settings):
     backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
 
@@ -205,20 +196,6 @@ def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
     optimizer.step()
     changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
     assert changed == set(roles)
-
-
-@pytest.mark.parametrize("settings", [{"value": False}, {"value_penalty": 0.0}])
-def test_nothing_is_owed_without_penalty_or_outside_training(settings):
-    model = model_of(**settings).train()
-    routing = model.route(IDS)
-    with model.slot.use(routing):
-        model.backbone(**batch(3))
-    assert routing.losses == {}
-    model = model_of()
-    routing = model.route(IDS)
-    with model.slot.use(routing):
-        model.backbone(**batch(3))
-    assert routing.losses == {}
 
 
 @pytest.mark.parametrize("adapters", [False, True])

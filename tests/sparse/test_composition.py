@@ -62,26 +62,6 @@ def test_however_skills_come_and_go_the_weights_depend_on_those_that_are_there(s
     assert same(weights(model), start)
 
 
-def test_swapping_is_removing_and_applying():
-    model, other = network(), network()
-    skills = [random_skill(model, seed) for seed in range(3)]
-    ours, theirs = SparseComposition(model), SparseComposition(other)
-    ours.apply("task", skills[0])
-    ours.apply("language", skills[1])
-    ours.swap("language", "language", skills[2])
-    theirs.apply("language", skills[2])
-    theirs.apply("task", skills[0])
-    assert same(weights(model), weights(other))
-    with pytest.raises(ValueError, match="no skill 'lingo' is on the network"):
-        ours.swap("lingo", "x", skills[0])
-    with pytest.raises(ValueError, match="a skill 'task' is on the network already"):
-        ours.swap("language", "task", skills[0])
-    with pytest.raises(ValueError, match=r"\(nan\) must be a finite number"):
-        ours.swap("language", "language", skills[0], weight=float("nan"))
-    assert ours.names == ("language", "task")
-    assert same(weights(model), weights(other))
-
-
 def test_a_weight_that_is_stored_transposed():
     model = network()
     model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())

@@ -3,7 +3,6 @@ import gzip
 import hashlib
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -41,14 +40,6 @@ def test_a_value_that_is_no_number_is_refused(number):
         list(convert(task(output="{y}"), "train", [{"x": "a", "y": 1.5}, {"x": "a", "y": number}]))
 
 
-def test_several_references():
-    several = task(output="{y}", references="all")
-    records = [{"x": "a", "y": ["b", 3]}, {"x": "c", "y": []}]
-    assert list(convert(several, "train", records[:1])) == [("say a", "b", "3")]
-    published = replace(several, name="boolq")  # whose files hold what CrossFit's do
-    assert list(convert(published, "train", records)) == [("say a", "b", "3"), ("say c", "")]
-
-
 @pytest.mark.parametrize(
     "bad", [{"x": " ", "y": ["b"]}, {"x": "a", "y": []}, {"x": "a", "y": [" "]}]
 )
@@ -74,16 +65,6 @@ def test_the_row_to_blame_is_named(bad, message, number):
     records = [*RECORDS[: number - 1], bad, *RECORDS[number:]]
     with pytest.raises(TaskError, match=f"^task 'mine', split 'dev', row {number}: {message}"):
         list(convert(task(), "dev", records))
-
-
-def test_rows_are_counted_before_some_are_left_out():
-    kept = task(rows="{x} is not drop")
-    records = [{"x": "drop", "y": 9}, {"x": "a", "y": 1}, {"x": "drop", "y": 9}, {"x": "b", "y": 9}]
-    assert list(convert(kept, "train", records[:3])) == [("say a", "yes")]
-    with pytest.raises(TaskError, match="row 4: the field 'y' is 9"):
-        list(convert(kept, "train", records))
-    with pytest.raises(TaskError, match="row 2: the field 'x' is missing"):
-        list(convert(kept, "train", [records[0], {"y": 1}]))
 
 
 @pytest.mark.parametrize(

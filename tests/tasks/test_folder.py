@@ -31,23 +31,11 @@ def test_an_unknown_task_names_the_nearest(make_gym):
         gym.samples("past_tens")
 
 
-def test_a_missing_sample_lists_those_present(make_gym):
-    with pytest.raises(TaskError, match=r"task 'one' has no sample 7 .*present: 13, 100"):
-        make_gym({"one": 2}).rows("one", "train", 7)
-
-
 def test_a_missing_split_lists_those_present(make_gym):
     gym = make_gym({"one": 2})
     (gym.directory / "one" / "one_16_100_dev.tsv").unlink()
     with pytest.raises(TaskError, match=r"no dev file for sample 100 .*present: train, test"):
         Gym(gym.directory).rows("one", "dev", 100)
-
-
-def test_two_files_of_one_sample(make_gym):
-    gym = make_gym({"one": 2})
-    (gym.directory / "one" / "one_32_100_train.tsv").write_text("a\tb\n")
-    with pytest.raises(TaskError, match=r"two train files for sample 100.*one_16_100.*one_32_100"):
-        Gym(gym.directory).tasks()
 
 
 def test_files_of_several_k(make_gym):

@@ -77,11 +77,6 @@ def test_falls_geometrically_from_the_first_step_to_the_last(router: Router) -> 
     assert temperatures(4.0, 0.125, 6, router=router) == pytest.approx([4, 2, 1, 0.5, 0.25, 0.125])
 
 
-def test_all_batches_of_a_step_have_its_temperature() -> None:
-    found = temperatures(4.0, 1.0, 3, accumulate_grad_batches=2)
-    assert found == pytest.approx([4, 4, 2, 2, 1, 1])
-
-
 def test_a_resumed_run_continues_the_path(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     temperatures(4.0, 0.125, 6, SaveAt(2, path))

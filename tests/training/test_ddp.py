@@ -57,7 +57,7 @@ def one(config: Path, launched: "subprocess.Popen[str]") -> RunFolder:
     return train(config, "one")
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
+@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def two(
     request: pytest.FixtureRequest,
     config: Path,

@@ -41,14 +41,6 @@ def test_a_column_may_come_later(path: Path) -> None:
     assert path.read_text() == "step,train/loss,val/score\n0,1.0,\n1,,0.25\n"
 
 
-def test_a_value_without_a_step_belongs_to_the_latest(path: Path) -> None:
-    file = MetricsFile(path)
-    file.log_metrics({"a": 1.0})
-    file.log_metrics({"a": 2.0}, 6)
-    file.log_metrics({"b": 3.0})
-    assert file.rows == {0: {"step": 0, "a": 1.0}, 6: {"step": 6, "a": 2.0, "b": 3.0}}
-
-
 def test_a_resumed_run_keeps_what_came_before_and_drops_what_comes_again(earlier: Path) -> None:
     file = MetricsFile(earlier, keep_until=4)
     file.log_metrics({"train/loss": 1.5, "val/loss": 3.0}, 8)

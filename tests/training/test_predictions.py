@@ -65,14 +65,6 @@ def test_every_task_counts_alike_in_the_mean_however_many_samples_it_has() -> No
     assert mean == Result("mean", "test", "all", 7, "mean", about(2 / 3), 4)
 
 
-def test_an_undefined_score_is_kept_and_counts_as_zero_in_the_mean() -> None:
-    words = answers(0, 100, "x/x")
-    for undefined in (answers(2, 100, "1/one", "2/two"), answers(2, 100, "1/5", "2/5")):
-        _, numbers, mean = score([*words, *undefined], METRICS, "dev", 7)
-        assert math.isnan(numbers.score)
-        assert mean.score == 0.5
-
-
 def test_results_file(tmp_path: Path) -> None:
     write_results(
         tmp_path / "new" / "results.csv",

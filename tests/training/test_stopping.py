@@ -128,14 +128,6 @@ def test_a_resumed_run_does_not_save_before_its_first_step(last: Recorder) -> No
     assert again.saved == [(3, 9)]
 
 
-def test_a_validation_is_saved_and_not_once_more_at_the_same_step(last: Recorder) -> None:
-    runner = trainer(
-        last, max_steps=6, limit_val_batches=1, val_check_interval=3, check_val_every_n_epoch=None
-    )
-    runner.fit(Sum(), loader(), validations())
-    assert last.saved == [(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]
-
-
 def test_what_was_logged_is_on_the_disk_before_the_checkpoint(last: Recorder) -> None:
     """A resumed run takes the rows of earlier steps from there."""
     metrics = MetricsFile(last.checkpoint.with_name("metrics.csv"))
@@ -231,26 +223,6 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(StopRequested, match="stopped by SIGINT; no state had been saved yet"):
         runner.fit(Sum(), loader())
     assert not last.checkpoint.exists()
-
-
-def test_a_signal_in_the_last_step_is_heeded(tmp_path: Path) -> None:
-    last = SaveLast(tmp_path / "last.ckpt")
-    runner = trainer(Raise(5, signal.SIGINT), last, GracefulStop(last))
-    with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
-        runner.fit(Sum(), loader())
-    assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 6
-
-
-def test_an_error_gives_the_signals_back(tmp_path: Path) -> None:
-    class Broken(Callback):
-        def on_before_backward(self, *args: Any) -> None:
-            assert signal.getsignal(signal.SIGTERM) is stop.request
-            raise ArithmeticError
-
-    last = SaveLast(tmp_path / "last.ckpt")
-    stop = GracefulStop(last)
-    with pytest.raises(ArithmeticError):
-        trainer(Broken(), last, stop).fit(Sum(), loader())
 
 
 def test_a_loader_that_cannot_continue_is_refused(tmp_path: Path) -> None:

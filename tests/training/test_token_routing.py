@@ -127,23 +127,6 @@ def test_biases_move_against_the_load_once_a_step() -> None:
     assert callback.loads is None
 
 
-def test_the_best_biases_are_kept_with_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = token_model(tiny_t5(), router=biased)
-    seen: list[list[Tensor]] = []
-
-    def score(module: TextToTextModule, *args: Any) -> tuple[float, list[Any]]:
-        seen.append(biases(module.model))
-        return (0.0, 0.5, 0.2)[len(seen) - 1], []
-
-    monkeypatch.setattr("mttl.adaptation.fine_tune.score_batches", score)
-    rows = {**padded_batch(), "task_ids": torch.zeros(3, dtype=torch.long)}
-    with adapted(model, "router_only"):
-        step, best, _ = fine_tune(module_of(model), [rows], [], n_steps=2, eval_every=1)
-        assert (step, best) == (1, 0.5)
-        assert not all(map(torch.equal, seen[1], seen[2]))
-        assert all(map(torch.equal, biases(model), seen[1]))
-
-
 # Adaptation.
 
 MODES = ("zero_shot", "router_only", "skills_only", "all", "from_scratch", "full")

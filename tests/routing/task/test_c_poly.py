@@ -62,26 +62,6 @@ def test_without_skills_of_their_own_it_is_polytropon_bit_for_bit(settings: dict
     assert torch.equal(pair[0][1], pair[1][1])
 
 
-def test_own_skills_learn_from_their_task_and_common_ones_from_all() -> None:
-    """Through the weights, to skills that they mix."""
-    router = make().train()
-    skills = torch.ones(K, 3, requires_grad=True)
-    for task in range(T):
-        router.zero_grad()
-        skills.grad = None
-        weights = router(torch.full((4,), task))
-        torch.einsum("gbhk,kf->gbhf", weights, skills).square().sum().backward()
-        assert skills.grad.any(1).nonzero().flatten().tolist() == usable(task)
-        # The same for what decides: what it may not use never moves.
-        reached = router.logits.grad.abs().sum((0, 2)).nonzero()
-        torch.autograd.backward(router(torch.full((4,), task))[..., 0].sum())
-        assert {row for row, _ in reached.tolist()} <= {task}
-    router.zero_grad()
-    router(torch.arange(T))[..., 0].sum().backward()
-    moved = router.logits.grad.abs().sum((0, 2)) > 0
-    assert torch.equal(moved, router.allowed > 0)
-
-
 def test_a_new_task_has_the_common_skills() -> None:
     router = make()
     new = router.for_new_tasks(5)

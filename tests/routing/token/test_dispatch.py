@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import (
     capacity_of,
-    combine,
     gate_matrix,
     keep_pairs,
-    sort_by_expert,
     within_capacity,
 )
 
@@ -34,13 +32,6 @@ def test_an_expert_keeps_its_first_pairs() -> None:
     assert left.counts().tolist() == [2, 0, 2]
     assert not within_capacity(assignment(), 0).any()
     assert within_capacity(assignment(), 4).all()
-
-
-def test_no_pairs_at_all() -> None:
-    nothing = keep_pairs(assignment(), torch.zeros(6, dtype=torch.bool))
-    assert within_capacity(nothing, 3).tolist() == []
-    work = sort_by_expert(nothing)
-    assert combine(torch.zeros(0, 5), work, 4).tolist() == [[0.0] * 5] * 4
 
 
 def test_capacity_is_a_multiple_of_an_even_share_rounded_up() -> None:

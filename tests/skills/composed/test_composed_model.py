@@ -121,17 +121,6 @@ def test_every_parameter_is_trained_and_has_a_role(kind, router):
         assert role == {"inventory": "skills", "router": "router", "base": "backbone"}[part]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_shared_where_the_base_is_frozen(kind):
-    model = composed(kind=kind, router="private", train_base=False)
-    outputs = model(IDS, *observations())
-    loss_of([output[0] for output in outputs]).backward()  # of the task 2 alone
-    assert set(parameter_roles(model).values()) == {"skills"}
-    for parameter in model.inventory.parameters():
-        assert not parameter.grad[:2].any()
-    assert all(parameter.grad is None for parameter in model.base.parameters())
-
-
 @pytest.mark.parametrize("over_tasks", ["auto", "loop", "vmap"])
 def test_the_router_is_asked_once_and_its_noise_is_shared_by_all_of_a_task(over_tasks):
     model = composed(over_tasks=over_tasks).train()

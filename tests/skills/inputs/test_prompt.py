@@ -8,20 +8,14 @@ from torch import Tensor, nn
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import mixing, skilled, spread
-from mttl.merging.fold import strip, unfold
-from mttl.models.prefixed_attention import read_prefixes
+from helpers.skills import mixing, skilled
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import PolytroponRouter, RoutingSlot, average_router
+from mttl.routing import RoutingSlot, average_router
 from mttl.skills import (
-    AdapterInventory,
-    LoRAInventory,
-    PrefixInventory,
     PromptInventory,
     SkilledModel,
     attach_skills,
 )
-from mttl.skills.attach import Placement, attach_kinds
 
 ONE = torch.zeros(4, dtype=torch.long)
 IDS = torch.tensor([2, 0, 1, 0])
@@ -157,43 +151,3 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
 def test_wrong_settings(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PromptInventory(40, 8, 2, **settings)
-
-
-@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
-def test_prompts_prefixes_adapters_and_low_ranks_side_by_side(make: Any) -> None:
-    backbone, slot = make().double().requires_grad_(False), RoutingSlot()
-    read_prefixes(backbone)
-    made = attach_kinds(
-        backbone,
-        [
-            Placement(lambda i, o: LoRAInventory(i, o, 3, rank=2), ["mlp"]),
-            Placement(
-                lambda i, o, *more: PrefixInventory(i, o, 3, *more, length=2, gated=False),
-                *(["attention"], "attention"),
-            ),
-            Placement(
-                lambda i, o: AdapterInventory(i, o, 3, hidden_features=3),
-                *(["attention", "mlp"], "block"),
-            ),
-            Placement(lambda i, o: PromptInventory(i, o, 3, length=3), ["input"], "embedding"),
-        ],
-        slot=slot,
-    )
-    model = SkilledModel(backbone, spread(PolytroponRouter(len(made.groups), 3, 1, 3)), slot)
-    for seed, layer in enumerate(model.eval().double().skilled_layers().values()):
-        fill(layer.inventory, seed)
-    inputs = batch(4)
-    together = model(IDS, **inputs).logits
-    for row in range(4):
-        one = slice(row, row + 1)
-        alone = model(IDS[one], **{name: value[one] for name, value in inputs.items()}).logits
-        assert relative_error(together[one], alone) < 1e-9
-    settings: Any = {"num_beams": 2, "max_new_tokens": 4, "min_new_tokens": 4}
-    found = model.generate(IDS, input_ids=inputs["input_ids"], **settings)
-    slow = model.generate(IDS, input_ids=inputs["input_ids"], use_cache=False, **settings)
-    assert torch.equal(found, slow)
-    without = strip(model)
-    expected = make().double()(**inputs).logits
-    assert relative_error(without.backbone(**inputs).logits, expected) < 1e-9
-    unfold(without)
-    assert torch.equal(model(IDS, **inputs).logits, together)

@@ -72,16 +72,6 @@ def test_examples_with_equal_weights_share_a_change_where_no_gradient_is_needed(
         assert one[0].shape == (1, O, I)  # no dense weight per example
 
 
-def test_examples_of_equal_weights_keep_their_own_gradients():
-    inventory = filled(SparseInventory(I, O, K, mix="deltas")).double()
-    x, y, _ = arguments(1)
-    weights = mixing(1, 1, K).double().repeat(B, 1, 1).requires_grad_()
-    (found,) = torch.autograd.grad(inventory(x, y, weights).square().sum(), weights)
-    expected, _ = dense_masked(inventory, x, y, weights)
-    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), weights)[0])
-    assert not torch.allclose(found[0], found[1])
-
-
 def test_a_support_can_be_given_and_changed():
     inventory = filled(SparseInventory(I, O, K, mix="outputs")).double()
     x, y, weights = arguments(1)
@@ -96,16 +86,6 @@ def test_a_support_can_be_given_and_changed():
         inventory.indices.copy_(torch.arange(4).expand(K, -1))
     expected, _ = dense_masked(inventory, x, y, weights)
     torch.testing.assert_close(inventory(x, y, weights), expected)
-
-
-def test_an_empty_support_changes_nothing_and_has_a_gradient():
-    inventory = SparseInventory(I, O, K, mix="outputs").double()
-    inventory.set_support(torch.empty(0, dtype=torch.int64))
-    x, y, weights = arguments(1)
-    found = inventory(x, y, weights)
-    assert torch.equal(found, y)
-    found.sum().backward()
-    assert inventory.values.grad.shape == (K, 0)  # data-parallel training waits for one
 
 
 @pytest.mark.parametrize(

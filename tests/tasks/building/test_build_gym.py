@@ -171,14 +171,6 @@ def test_a_k_that_leaves_nothing_for_dev(raw, out, task, k, message):
     assert build_task(task(k=k - 1), out, raw=raw).status == "built"
 
 
-def test_a_source_that_cannot_be_had(raw, out):
-    task = make_task(source=Source("other", train="train"))
-    outcome = build_task(task, out, raw=raw)
-    assert outcome.status == "unavailable"
-    assert "has no file other__default/train.jsonl[.gz]" in outcome.detail
-    assert list(out.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -230,15 +222,3 @@ def test_a_full_disk_and_ctrl_c_leave_whole_files(raw, out, error, monkeypatch):
     build_task(make_task(), out, raw=raw)
     assert {name: files(out)[name] for name in left} == left
     assert len(files(out)) == 16
-
-
-def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
-    class Full:
-        def write(self, data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(lines.tempfile, "TemporaryFile", lambda dir: Full())
-    with pytest.raises(OSError, match="No space left") as caught:
-        build_task(make_task(), out, raw=raw)
-    assert caught.value.filename == str(out / "colours")
-    assert list(out.iterdir()) == []

@@ -59,13 +59,6 @@ def test_any_record_can_be_taken(repository):
     assert found.name == f"{repository} on the hub, split train"
 
 
-def test_a_small_part_is_streamed(repository):
-    found = hub_records(source(repository, train="validation"), "validation")
-    assert isinstance(found, StreamedRecords)
-    assert not isinstance(found, RandomAccess)
-    assert list(found) == list(found) == rows(5)
-
-
 def test_names_are_tried_in_turn(repository, monkeypatch):
     seen = []
     load = datasets.load_dataset_builder
