@@ -48,17 +48,6 @@ def test_skills_and_backbone_are_those_of_the_source(first: Path) -> None:
     assert all(".inventory.attention." in name for name in trained)
 
 
-def test_adapters_are_fused(tmp_path: Path) -> None:
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    skills = ("skills.kind=adapter", "skills.n_skills=3", "skills.hidden_features=4")
-    short = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.evaluate=[]")
-    run = train(config, "adapters", *skills, *short).path
-    built = build_model(second(run), ["copy", "reverse"])
-    saved = read_inventory(run)
-    for path, layer in built.model.skilled_layers().items():
-        assert torch.equal(layer.inventory.skills.blocks.up, saved.skills[f"{path}.blocks.up"])
-
-
 def test_what_differs_is_listed(first: Path) -> None:
     config = second(first, "skills.rank=3", "skills.n_skills=5", "backbone.config.d_ff=48")
     with pytest.raises(CheckpointError) as error:

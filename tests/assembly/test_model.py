@@ -291,17 +291,13 @@ WEIGHTS = "the weights of 'b' must be finite and at least 0"
     ("content", "message"),
     [
         ("", HEADER),
-        ("name,x\na,1\n", HEADER),
-        ("task\na\n", HEADER),
         ("task,x\na,1\n".encode("utf-16"), "must be UTF-8 text; byte 1"),
         ("task,x,y\na,1,0\nb,1\n", "line 3 has 2 cells; the header has 3"),
-        ("task,x,y\na,1,0\nb,1,0,0\n", "line 3 has 4 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,much\n", "line 3: could not convert string to float: 'much'"),
         ("task,x\na,1\na,2\n", "line 3 is a second row of 'a'"),
         ("task,x\na,1\nbb,1\n", "has no row for the task 'b'. Did you mean 'bb'?"),
         ("task,x,y\na,1,0\nb,1,-1\n", WEIGHTS),
         ("task,x,y\na,1,0\nb,nan,1\n", WEIGHTS),
-        ("task,x,y\na,1,0\nb,inf,1\n", WEIGHTS),
         ("task,x,y\na,1,0\nb,0,0\n", "gives the task 'b' no skill; its weights are all 0"),
     ],
 )

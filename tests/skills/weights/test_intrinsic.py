@@ -129,8 +129,3 @@ def test_a_first_pass_without_gradients_leaves_training_alone() -> None:
 def test_wrong_settings(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         IntrinsicInventory(8, 12, 3, **settings)
-
-
-def test_a_dense_projection_that_is_too_large_is_refused_when_skills_are_made() -> None:
-    with pytest.raises(ValueError, match=r"would hold 80,000,000, above .*; use fastfood"):
-        IntrinsicInventory(1000, 1000, 2, dimension=80, projection="dense")

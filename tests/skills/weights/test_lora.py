@@ -38,16 +38,6 @@ def test_equals_a_loop_over_examples_and_heads(mix):
     torch.testing.assert_close(inventory(x, y, weights), expected)
 
 
-@pytest.mark.parametrize("mix", MIXES)
-def test_the_scale_is_one_over_the_rank_unless_given(mix):
-    assert LoRAInventory(4, 6, 2, rank=8, mix=mix).scale == 1 / 8
-    plain = filled(LoRAInventory(4, 6, 2, rank=2, mix=mix, scale=1.0))
-    strong = filled(LoRAInventory(4, 6, 2, rank=2, mix=mix, scale=3.0))
-    x, y, weights = torch.randn(3, 2, 4), torch.zeros(3, 2, 6), mixing(3, 1, 2)
-    torch.testing.assert_close(strong(x, y, weights), 3 * plain(x, y, weights))
-    torch.testing.assert_close(strong.delta(weights), 3 * plain.delta(weights))
-
-
 def test_the_input_side_starts_as_a_linear_layer_does():
     inventory = LoRAInventory(64, 32, 50, rank=16)
     reference = nn.Linear(64, 50 * 16).weight

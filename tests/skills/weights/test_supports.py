@@ -136,23 +136,14 @@ def test_random_places_by_drawing_again_are_uniform(monkeypatch):
     [
         (lambda: random_indices(4, 5), r"n \(5\) must be between 1 and the number of entries \(4"),
         (lambda: random_support({"w": (3,)}, 0.0), r"density \(0.0\) must lie in \(0, 1\]"),
-        (lambda: select_support({"w": torch.ones(3)}, 1.1), r"density \(1.1\) must lie in"),
         (lambda: select_support({}, 0.1), "scores must hold at least one tensor"),
         (
             lambda: select_support({"w": torch.tensor([1.0, math.nan])}, 0.5),
             r"the scores of 'w' hold values that are not numbers \(NaN\)",
         ),
         (
-            lambda: select_support({"w": torch.ones(3)}, 0.5, scope="layer"),
-            r"scope \('layer'\) must be one of global, tensor",
-        ),
-        (
             lambda: select_support({"w": torch.ones(3)}, 0.5, structure="column"),
             r"structure \('column'\) must be one of entries, rows, blocks",
-        ),
-        (
-            lambda: select_support({"w": torch.ones(3)}, 0.5, structure="blocks", block=0),
-            r"block \(0\) must be at least 1",
         ),
     ],
 )

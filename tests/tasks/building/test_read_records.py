@@ -51,16 +51,11 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
     ("name", "text", "message"),
     [
         ("x.jsonl", '{"a": 1}\n{"a": \n', r"x\.jsonl, line 2, column 1?\d: not valid JSON"),
-        ("x.jsonl", '{"a": 1}\n{"a": NaN}\n', r"line 2: not valid JSON: NaN is not a number"),
-        ("x.jsonl", '{"a": 1}\n\n{"a": 1e999}\n', r'line 3: .* the number "1e999" is too large'),
         ("x.jsonl", '{"a": 1, "a": 2}\n', 'line 1: not valid JSON: the key "a" is repeated'),
         ("x.jsonl", '{"a": 1}\n[1]\n', r"x\.jsonl, line 2: \[1\] is no record; each line must be"),
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
-        ("x.csv", "a,b\n1,2\n3,4,5\n", r"x\.csv, line 3: 3 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),
-        ("x.csv", "a,a\n1,2\n", r"must name every column once; its header is \"a,a\""),
-        ("x.tsv", "", r"must name every column once; its header is \"\""),
         ("x.parquet", "", r"must be a file of one of the kinds \.tsv, \.csv, \.jsonl"),
     ],
 )
