@@ -89,9 +89,7 @@ def test_all_three_agree_where_each_example_uses_one_skill(size, data):
     n_skills = size["n_skills"]
     chosen = data.draw(
         st.lists(
-            st.integers(0, n_skills - 1),
-            min_size=size["n_examples"],
-            max_size=size["n_examples"],
+            st.integers(0, n_skills - 1), min_size=size["n_examples"], max_size=size["n_examples"]
         )
     )
     one_hot = torch.nn.functional.one_hot(torch.tensor(chosen), n_skills).to(x)

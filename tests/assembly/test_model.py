@@ -16,12 +16,7 @@ from mttl.config.load import load_config
 from mttl.config.router_schema import Retrieval, Router, Smear
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import build_random, is_decoder_only
-from mttl.routing import (
-    CategoricalRouter,
-    PolytroponRouter,
-    ScoreFunctionRouter,
-    TaskMoERouter,
-)
+from mttl.routing import CategoricalRouter, PolytroponRouter, ScoreFunctionRouter, TaskMoERouter
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
@@ -209,11 +204,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is not a folder"),
-        (
-            "router/expert.yaml",
-            "router.matrix=nowhere.csv",
-            "'nowhere.csv' does not exist",
-        ),
+        ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
         (
             "router/expert.yaml",
             "router.matrix=expert_lexical",

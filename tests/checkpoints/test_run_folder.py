@@ -4,11 +4,7 @@ import pytest
 import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-from mttl.checkpoints.run_folder import (
-    RunFolder,
-    changed_settings,
-    step_to_start_from,
-)
+from mttl.checkpoints.run_folder import RunFolder, changed_settings, step_to_start_from
 from mttl.io.errors import CheckpointError, ConfigError
 
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"

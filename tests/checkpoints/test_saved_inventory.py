@@ -20,12 +20,7 @@ from mttl.assembly.build_backbone import backbone_name, places_of
 from mttl.assembly.model import Built, build_model, inventory_settings, load_run
 from mttl.checkpoints.inventory_files import ADAPTED_VERSION, FORMAT_VERSION
 from mttl.checkpoints.model_tensors import fingerprint
-from mttl.checkpoints.saved_inventory import (
-    count_saved,
-    load_into,
-    read_inventory,
-    save_inventory,
-)
+from mttl.checkpoints.saved_inventory import count_saved, load_into, read_inventory, save_inventory
 from mttl.config.load import load_config
 from mttl.config.moe_schema import MEMBERS
 from mttl.config.schema import Config
@@ -140,10 +135,7 @@ def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> 
             "crossfit.yaml+backbone/tiny_t5.yaml+router/hyperformer.yaml",
             [*small(T5), "router.embedding_size=3"],
         ),
-        (
-            "crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml",
-            small(LLAMA),
-        ),
+        ("crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
         (
             "crossfit.yaml+backbone/tiny_t5.yaml+router/token_switch.yaml+experts/feed_forward.yaml",
             small(T5),

@@ -28,10 +28,7 @@ ROWS = [
 
 def test_rows_follow_one_another():
     batch = PackedCollator(0, 3, True, packed_length=9)(ROWS)
-    assert batch["input_ids"].tolist() == [
-        [5, 6, 7, 8, 1, 9, 10, 1],
-        [11, 12, 13, 1, 0, 0, 0, 0],
-    ]
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1, 9, 10, 1], [11, 12, 13, 1, 0, 0, 0, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 0, 0, 0, 0]]
     assert batch["labels"].tolist() == [
         [-100, -100, -100, 8, 1, -100, -100, 1],

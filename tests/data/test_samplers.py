@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mttl.data.samplers import (
-    KINDS,
-    TaskBatchSampler,
-    build_sampler,
-    task_probabilities,
-)
+from mttl.data.samplers import KINDS, TaskBatchSampler, build_sampler, task_probabilities
 
 task_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 kinds = st.sampled_from(KINDS)

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from mttl.io.files import (
-    append_line,
-    locked,
-    new_folder,
-    write_atomic,
-    write_text,
-)
+from mttl.io.files import append_line, locked, new_folder, write_atomic, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):

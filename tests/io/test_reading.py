@@ -42,9 +42,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, make, message: 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"ab\xff", r"must be UTF-8 text; byte 3 \(0xff\) is not: save the file as UTF-8"),
-    ],
+    [(b"ab\xff", r"must be UTF-8 text; byte 3 \(0xff\) is not: save the file as UTF-8")],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.metrics.answer_scores import (
-    exact_match,
-    normalise,
-    same_ignoring_case,
-    word_f1,
-)
+from mttl.metrics.answer_scores import exact_match, normalise, same_ignoring_case, word_f1
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,7 @@ def test_random_models_take_their_settings(
 
 
 def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
-    for settings, start in (
-        ({}, 0),
-        ({"pad_token_id": 3}, 3),
-        ({"decoder_start_token_id": 7}, 7),
-    ):
+    for settings, start in (({}, 0), ({"pad_token_id": 3}, 3), ({"decoder_start_token_id": 7}, 7)):
         assert build_random("t5", {**T5, **settings}).config.decoder_start_token_id == start
 
 

@@ -235,10 +235,7 @@ def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
     backbone, slot = tiny_t5(), RoutingSlot()
     backbone.requires_grad_(False)
     attached = attach_skills(
-        backbone,
-        lambda i, o: LoRAInventory(i, o, 4, rank=2),
-        targets=["attention"],
-        slot=slot,
+        backbone, lambda i, o: LoRAInventory(i, o, 4, rank=2), targets=["attention"], slot=slot
     )
     layers = attach_experts(
         *(backbone, lora, top2),

@@ -70,10 +70,7 @@ def test_a_shared_expert_that_is_silent_changes_nothing():
     inputs = batch(2)
     before = tiny_bart()(**inputs).logits
     model = token_model(
-        tiny_bart(),
-        experts="copies",
-        filled=False,
-        shared=lambda place: silent(copies(place, 1)),
+        tiny_bart(), experts="copies", filled=False, shared=lambda place: silent(copies(place, 1))
     )
     torch.testing.assert_close(model(TASKS, **inputs).logits, before, rtol=1e-4, atol=1e-5)
     layer = next(iter(model.token_layers().values()))

@@ -9,12 +9,7 @@ from helpers.experts import token_model
 from helpers.skills import spread
 from mttl.models.backbone import build_random
 from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import (
-    LoRAInventory,
-    SkilledLinear,
-    SkilledModel,
-    attach_skills,
-)
+from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
 
 
 def attach(backbone, targets=("all",), granularity="linear", make=None):

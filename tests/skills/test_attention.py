@@ -10,13 +10,7 @@ from helpers.compare import relative_error
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
 from mttl.routing import RoutingSlot, average_router
-from mttl.skills import (
-    AdapterInventory,
-    IA3Inventory,
-    LoRAInventory,
-    SkilledModel,
-    attach_skills,
-)
+from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import AttendedInventory
 from mttl.training.optim import build_optimizer, parameter_roles
 

@@ -41,8 +41,7 @@ def adapter(i: int, o: int) -> AdapterInventory:
 
 SLOW = ("llama", "gpt2")
 families = pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BACKBONES],
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BACKBONES]
 )
 LORA = Placement(lora, ["attention", "mlp"])
 ADAPTER = Placement(adapter, ["attention", "mlp"], "block")

@@ -271,10 +271,7 @@ def test_gradual_pruning_goes_on_as_if_it_had_not_been_stopped(stop):
     ("more", "message"),
     [
         ({"schedule": "linear"}, r"schedule \(linear\) must be one of once, cubic"),
-        (
-            {"schedule": "cubic"},
-            "have the form masked, 1 round, rewind 0, and the crit",
-        ),
+        ({"schedule": "cubic"}, "have the form masked, 1 round, rewind 0, and the crit"),
         ({"dense_steps": 2}, r"dense_steps \(2\) must .*, for the schedule cubic"),
     ],
 )

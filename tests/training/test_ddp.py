@@ -59,10 +59,7 @@ def one(config: Path, launched: "subprocess.Popen[str]") -> RunFolder:
 
 @pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def two(
-    request: pytest.FixtureRequest,
-    config: Path,
-    one: RunFolder,
-    launched: "subprocess.Popen[str]",
+    request: pytest.FixtureRequest, config: Path, one: RunFolder, launched: "subprocess.Popen[str]"
 ) -> tuple[RunFolder, str]:
     """A run of two processes, and what it said.
 

@@ -11,13 +11,7 @@ from transformers import ByT5Tokenizer
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.data.collate import EvalCollator
-from mttl.training.predictions import (
-    Result,
-    predict,
-    score,
-    write_predictions,
-    write_results,
-)
+from mttl.training.predictions import Result, predict, score, write_predictions, write_results
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 METRICS = {"words": "EM", "more words": "ACC", "numbers": "Pearson-Correlation"}
@@ -90,7 +84,7 @@ def test_predictions_are_a_file_per_task_with_one_line_per_row(tmp_path: Path) -
     ]
     write_predictions(tmp_path, rows, list(METRICS), "test")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("numbers_test.jsonl", "words_test.jsonl"),
+        *("numbers_test.jsonl", "words_test.jsonl")
     ]
     text = (tmp_path / "words_test.jsonl").read_text(encoding="utf-8")
     assert "日本" in text  # as it is, not escaped

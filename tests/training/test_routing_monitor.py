@@ -10,11 +10,7 @@ import torch
 from helpers.skills import ROUTERS, spread
 from mttl.routing import PolytroponRouter, TaskRouter, private_router
 from mttl.training.metrics_file import MetricsFile
-from mttl.training.routing_monitor import (
-    RoutingMonitor,
-    routing_statistics,
-    routing_weights,
-)
+from mttl.training.routing_monitor import RoutingMonitor, routing_statistics, routing_weights
 
 GROUPS = ("encoder", "decoder")
 TASKS = ("a", "b")
@@ -75,10 +71,7 @@ class Watched:
 
     def at(self, step: int, hook: str, *, sanity: bool = False, first: bool = True) -> None:
         trainer: Any = SimpleNamespace(
-            global_step=step,
-            sanity_checking=sanity,
-            is_global_zero=first,
-            loggers=[self.metrics],
+            global_step=step, sanity_checking=sanity, is_global_zero=first, loggers=[self.metrics]
         )
         module: Any = SimpleNamespace(model=SimpleNamespace(router=self.router))
         getattr(self.monitor, hook)(trainer, module)

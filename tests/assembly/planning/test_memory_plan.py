@@ -73,7 +73,7 @@ def test_weights_and_states_are_those_of_the_model(folder: Path) -> None:
     assert needs.trained == n_bytes
     assert needs.optimizer == 2 * n_bytes
     assert set(needs.weights) == {
-        *("backbone (float32)", "skills (float32)", "router (float32)", "buffers"),
+        *("backbone (float32)", "skills (float32)", "router (float32)", "buffers")
     }
 
 

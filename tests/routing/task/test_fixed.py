@@ -1,12 +1,7 @@
 import pytest
 import torch
 
-from mttl.routing import (
-    FixedRouter,
-    expert_router,
-    private_router,
-    shared_router,
-)
+from mttl.routing import FixedRouter, expert_router, private_router, shared_router
 
 
 def test_shared_is_one_skill_for_all():

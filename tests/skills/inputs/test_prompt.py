@@ -11,11 +11,7 @@ from helpers.compare import relative_error
 from helpers.skills import mixing, skilled
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import RoutingSlot, average_router
-from mttl.skills import (
-    PromptInventory,
-    SkilledModel,
-    attach_skills,
-)
+from mttl.skills import PromptInventory, SkilledModel, attach_skills
 
 ONE = torch.zeros(4, dtype=torch.long)
 IDS = torch.tensor([2, 0, 1, 0])

@@ -61,10 +61,7 @@ def test_models_are_those_of_peft(family):
     make, kind, outputs, reader, maker = FAMILIES[family]
     backbone, slot = make().double().requires_grad_(False), RoutingSlot()
     attachment = attach_skills(
-        backbone,
-        lambda i, o: IA3Inventory(i, o, 1),
-        targets=[*outputs, maker],
-        slot=slot,
+        backbone, lambda i, o: IA3Inventory(i, o, 1), targets=[*outputs, maker], slot=slot
     )
     model = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).double()
     config = peft.IA3Config(

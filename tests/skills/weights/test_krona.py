@@ -52,10 +52,7 @@ def test_one_skill_is_lokr_of_peft() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"shape": (5, 2)},
-            r"shape \(\[5, 2\]\) must be two sizes that divide out_features",
-        ),
+        ({"shape": (5, 2)}, r"shape \(\[5, 2\]\) must be two sizes that divide out_features"),
         ({"shape": (2,)}, "must be two sizes"),
         ({"mix": "outputs"}, r"mix \('outputs'\) must be one of factors, deltas"),
         ({"n_heads": 2}, r"n_heads \(2\) must be 1 for Kronecker factors"),
