@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.save_best import SaveBest
 from mttl.checkpoints.save_last import SaveLast
@@ -38,14 +39,14 @@ class Scored(pl.LightningModule):
 def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -> SaveBest:
     """Validate after each step."""
     best = SaveBest(folder / "best.ckpt")
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
         max_steps=n_steps,
         val_check_interval=1,
         check_val_every_n_epoch=None,
         callbacks=[best, SaveLast(folder / "last.ckpt")],
         plugins=[CheckpointFile()],
-        **{"accelerator": "cpu", "devices": 1, "logger": False, "num_sanity_val_steps": 0},
-        **{"enable_progress_bar": False, "enable_model_summary": False},
+        num_sanity_val_steps=0,
+        enable_checkpointing=True,
     )
     sampler = build_sampler("proportional", [0] * 9, batch_size=1, seed=0)
     trainer.fit(

@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 
+from helpers.trainer import quiet_trainer
 from mttl.config.data_schema import Data
 from mttl.data.data_module import TextToTextDataModule
 from mttl.io.errors import CheckpointError
@@ -60,12 +61,7 @@ class Recorder(pl.LightningModule):
 def fit(data, *, ckpt_path=None, callbacks=(), asks_for_n_steps=True, **settings):
     """Train and return the recorder and the trainer; any warning about resuming is an error."""
     recorder = Recorder(asks_for_n_steps)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
         enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
         use_distributed_sampler=False,
         callbacks=list(callbacks),

@@ -8,6 +8,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from helpers.trainer import quiet_trainer
 from mttl.routing import CategoricalRouter, PolytroponRouter
 from mttl.training.annealing import TemperatureAnnealing
 
@@ -55,17 +56,8 @@ def temperatures(
     **settings: Any,
 ) -> list[float]:
     recorder = Recorder(router)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=max_steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[TemperatureAnnealing(start, end), *callbacks],
-        **settings,
-    )
+    own = [TemperatureAnnealing(start, end), *callbacks]
+    trainer = quiet_trainer(max_steps=max_steps, callbacks=own, **settings)
     loader = DataLoader([torch.zeros(1)] * 4)  # type: ignore[arg-type]
     trainer.fit(recorder, loader, ckpt_path=ckpt_path, weights_only=False)
     return recorder.seen

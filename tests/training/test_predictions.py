@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
+from helpers.trainer import quiet_trainer
 from mttl.data.collate import EvalCollator
 from mttl.training.predictions import Result, predict, score, write_predictions, write_results
 from mttl.training.text_to_text import Prediction, TextToTextModule
@@ -115,14 +115,7 @@ def test_answers_come_in_the_order_of_tasks_and_rows_and_only_once() -> None:
     module = TextToTextModule(
         skilled(tiny_t5()), ByT5Tokenizer(), dict.fromkeys("abc", "EM"), max_output_length=2
     )
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer()
     # As the data module does: batches by length, not by task.
     loader = DataLoader(
         rows,  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
@@ -74,17 +75,10 @@ def loader() -> ResumableLoader:
 
 
 def trainer(*callbacks: Callback, **settings: Any) -> pl.Trainer:
-    return pl.Trainer(
-        **{
-            **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0},
-            **{"logger": False, **settings},
-        },
-        accelerator="cpu",
-        devices=1,
+    return quiet_trainer(
+        **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0, **settings},
         enable_checkpointing=True,
         plugins=[CheckpointFile()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=list(callbacks),
     )
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.backbones import BACKBONES, VOCABULARY, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import skilled
+from helpers.trainer import quiet_trainer
 from mttl.config.optim_schema import AdamW
 from mttl.config.schema import Generation
 from mttl.data.collate import EvalCollator, TrainCollator
@@ -64,17 +65,6 @@ def rows() -> list[dict[str, Any]]:
 def module(model: SkilledModel, metrics: dict[str, str] = METRICS, **settings: Any) -> Any:
     built = TextToTextModule(model, tokenizer(), metrics, max_output_length=MOST_TOKENS, **settings)
     return built.eval()
-
-
-def trainer() -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
 
 
 def validate(trained: TextToTextModule, some: Sequence[Any], runner: pl.Trainer) -> Any:
@@ -229,7 +219,7 @@ def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks(
         "val/score": (1 / 2 + 2 / 3) / 2,
     }
     # The task without a row is not mentioned. float32 sums in another order.
-    assert validate(module(model), some, trainer()) == pytest.approx(expected, rel=1e-5)
+    assert validate(module(model), some, quiet_trainer()) == pytest.approx(expected, rel=1e-5)
 
 
 # Answers.

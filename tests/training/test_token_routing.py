@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
+from helpers.trainer import quiet_trainer
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
 from mttl.config.optim_schema import AdamW
@@ -81,13 +81,8 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
         def on_before_optimizer_step(self, *args: Any) -> None:
             found.extend(p.grad.clone() for p in parameters if p.grad is not None)
 
-    trainer = pl.Trainer(
-        max_steps=1,
-        accumulate_grad_batches=len(batches),
-        accelerator="cpu",
-        callbacks=[Gradients()],
-        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False),
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        max_steps=1, accumulate_grad_batches=len(batches), callbacks=[Gradients()]
     )
     trainer.fit(module_of(model), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     # Halves of the loss rather than of the gradient: rounding.
