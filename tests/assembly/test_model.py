@@ -20,6 +20,8 @@ from mttl.routing import CategoricalRouter, PolytroponRouter, ScoreFunctionRoute
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
+TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
+
 TASKS = ("verb_past", "noun_plural", "ordinal")
 TINY = [
     f"backbone.config.{name}={value}"
@@ -28,11 +30,7 @@ TINY = [
 
 
 def build(fragment: str = "", *overrides: str) -> Built:
-    names = (
-        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}"
-        if fragment
-        else "crossfit.yaml+backbone/tiny_t5.yaml"
-    )
+    names = f"{TINY_T5}+{fragment}" if fragment else TINY_T5
     return build_model(load_config(names, [*TINY, *overrides]), TASKS)
 
 
@@ -57,7 +55,7 @@ def test_only_the_first_process_of_a_sharded_run_has_the_weights_of_the_backbone
     bart.resize_token_embeddings(len(ByT5Tokenizer()), mean_resizing=False)
     bart.save_pretrained(tmp_path)
     ByT5Tokenizer().save_pretrained(tmp_path)
-    names = {"random": "crossfit.yaml+backbone/tiny_t5.yaml", "pretrained": "crossfit_paper.yaml"}
+    names = {"random": TINY_T5, "pretrained": "crossfit_paper.yaml"}
     own = {"random": TINY, "pretrained": [f"backbone.name={tmp_path}"]}
 
     def build_with(strategy: str) -> SkilledModel:
@@ -84,7 +82,7 @@ def test_only_the_first_process_of_a_sharded_run_has_the_weights_of_the_backbone
 
 def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
     patterns = "[layer_norm.weight, decoder.block.1.*, 'SelfAttention.[qv].weight']"
-    files = "crossfit.yaml+backbone/tiny_t5.yaml"
+    files = TINY_T5
     config = load_config(files, [f"backbone.train={patterns}"])
     model = build_model(config, ["one", "two"]).model
     names = {
@@ -167,7 +165,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
     override = ["optim.betas=[0.7, 0.8]", "optim.eps=1e-5", "optim.weight_decay=0.3"]
     for kind in (torch.optim.AdamW, torch.optim.Adam):
         fragment = f"optim/{kind.__name__.lower()}.yaml"
-        config = load_config(f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", override)
+        config = load_config(f"{TINY_T5}+{fragment}", override)
         optimizer = build_optimizer(config.optim, model)
         assert type(optimizer) is kind
         assert optimizer.defaults["betas"] == (0.7, 0.8)
@@ -175,7 +173,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
         assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.3}
         assert {group["lr"] for group in optimizer.param_groups} == {2e-3, 2e-2}
     override = ["optim.beta2_decay=-0.5", "optim.clip_threshold=2.0"]
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+optim/adafactor.yaml", override)
+    config = load_config(f"{TINY_T5}+optim/adafactor.yaml", override)
     optimizer = build_optimizer(config.optim, model)
     assert type(optimizer) is torch.optim.Adafactor
     assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)

@@ -11,11 +11,13 @@ from mttl.io.errors import ConfigError
 from mttl.moe.layer import SharedExpert
 from mttl.routing.token.top_k import TopKRouter
 
+TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
+
 SMALL = [
     *("backbone.config.d_model=16", "backbone.config.d_kv=4", "backbone.config.d_ff=24"),
     *("backbone.config.num_heads=2", "moe.n_experts=4"),
 ]
-TOP2 = "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml"
+TOP2 = f"{TINY_T5}+router/token_top2.yaml"
 
 
 def build(names: str = TOP2, *overrides: str) -> Built:
@@ -36,7 +38,7 @@ def test_the_settings_of_a_router_arrive() -> None:
 
 
 def test_a_bias_balances_without_a_loss() -> None:
-    built = build("crossfit.yaml+backbone/tiny_t5.yaml+router/token_loss_free.yaml")
+    built = build(f"{TINY_T5}+router/token_loss_free.yaml")
     router = next(iter(built.model.token_layers().values())).router
     assert router.adjusts
     assert router.balance is None
@@ -67,26 +69,18 @@ def test_other_kinds_are_experts_by_the_path_of_their_class(name: str) -> None:
 
 
 def test_rows_of_tasks_have_groups_of_their_own() -> None:
-    built = build(
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml", "router.granularity=block"
-    )
+    built = build(f"{TINY_T5}+router/token_prior.yaml", "router.granularity=block")
     assert len(built.attachment.groups) == 4
     assert built.model.router.n_skills == 4
-    both = build(
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml", "skills.n_skills=5"
-    )
+    both = build(f"{TINY_T5}+router/token_hybrid.yaml", "skills.n_skills=5")
     assert len(both.attachment.groups) == 24
     assert len(both.model.token_layers()) == 12
 
 
 NONSENSE: list[tuple[str, list[str], str]] = [
+    (TINY_T5, ["skills={kind: none}"], "skills.kind 'none' needs a section moe"),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml",
-        ["skills={kind: none}"],
-        "skills.kind 'none' needs a section moe",
-    ),
-    (
-        "crossfit.yaml+backbone/tiny_t5.yaml",
+        TINY_T5,
         ["router={kind: none}"],
         r"router.kind 'none' gives skills \(skills.kind 'lora'\) no weights",
     ),
@@ -108,42 +102,42 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     (TOP2, ["moe.balance={global_statistics: true, switch: 0, z: 0.1}"], "needs a loss over"),
     (f"{TOP2}+experts/ia3.yaml", ["moe.shared_expert=true"], "shared_expert is not for ia3"),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_gshard.yaml",
+        f"{TINY_T5}+router/token_gshard.yaml",
         ["moe.balance.bias=0.1"],
         "balance.bias needs the router top_k or switch, not 'gshard'",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hash.yaml",
+        f"{TINY_T5}+router/token_hash.yaml",
         ["moe.balance.switch=0.1"],
         "balance.switch is not for the router 'hash', which learns nothing",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/spectral.yaml",
+        f"{TINY_T5}+router/spectral.yaml",
         ["moe.balance.z=0.1"],
         "balance.z is not for the router 'spectral', which takes members of a library as they are",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hydra.yaml",
+        f"{TINY_T5}+router/token_hydra.yaml",
         ["moe.parallel=true", "trainer.devices=3"],
         "with experts.shared_down they have a tensor in common: set one of them to false",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_expert_choice.yaml",
+        f"{TINY_T5}+router/token_expert_choice.yaml",
         ["moe.capacity_factor=1.25"],
         "'expert_choice' fills every expert evenly: no capacity_factor",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml",
+        f"{TINY_T5}+router/token_prior.yaml",
         ["moe.task_prior=mask"],
         "'mask' needs rows with zeros that are given .* of router 'polytropon' use 'logits'",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml",
+        f"{TINY_T5}+router/token_prior.yaml",
         ["router={kind: hyperformer}"],
         "router.kind 'hyperformer' does not work with .* rows of that router may be negative",
     ),
     (
-        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml",
+        f"{TINY_T5}+router/token_hybrid.yaml",
         ["moe.task_prior=logits", "skills.n_heads=2"],
         r"skills.n_heads \(2\) does not work with moe.task_prior \(logits\): it takes whole rows",
     ),
@@ -175,4 +169,4 @@ UNBUILDABLE = [
 @pytest.mark.parametrize(("fragment", "overrides", "message"), UNBUILDABLE)
 def test_what_cannot_be_built(fragment: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(f"crossfit.yaml+backbone/tiny_t5.yaml+router/{fragment}.yaml", *overrides)
+        build(f"{TINY_T5}+router/{fragment}.yaml", *overrides)

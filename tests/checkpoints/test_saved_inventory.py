@@ -28,6 +28,8 @@ from mttl.io import safetensors_file
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import build_random
 
+TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
+
 LLAMA = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -72,7 +74,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The saved inventory of a random backbone that was trained."""
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "skills.rank=2"])
+    config = load_config(TINY_T5, [*small(T5), "skills.rank=2"])
     return save(trained(config)[0], config, tmp_path_factory.mktemp("original"))
 
 
@@ -111,9 +113,7 @@ def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> None:
     skills = check_round_trip(
-        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}",
-        [*small(T5), *BESIDES.get(fragment, [])],
-        tmp_path,
+        f"{TINY_T5}+{fragment}", [*small(T5), *BESIDES.get(fragment, [])], tmp_path
     )
     assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
 
@@ -122,29 +122,17 @@ def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> 
     ("names", "overrides"),
     [
         ("crossfit.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
-        ("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "backbone.train=false"]),
-        (
-            "crossfit.yaml+backbone/tiny_t5.yaml",
-            [*small(T5), "skills.mix=outputs", "router.granularity=block"],
-        ),
-        (
-            "crossfit.yaml+backbone/tiny_t5.yaml",
-            [*small(T5), "skills.n_heads=2", "router.shared_skill=true"],
-        ),
-        (
-            "crossfit.yaml+backbone/tiny_t5.yaml+router/hyperformer.yaml",
-            [*small(T5), "router.embedding_size=3"],
-        ),
+        (TINY_T5, [*small(T5), "backbone.train=false"]),
+        (TINY_T5, [*small(T5), "skills.mix=outputs", "router.granularity=block"]),
+        (TINY_T5, [*small(T5), "skills.n_heads=2", "router.shared_skill=true"]),
+        (f"{TINY_T5}+router/hyperformer.yaml", [*small(T5), "router.embedding_size=3"]),
         ("crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
+        (f"{TINY_T5}+router/token_switch.yaml+experts/feed_forward.yaml", small(T5)),
         (
-            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_switch.yaml+experts/feed_forward.yaml",
-            small(T5),
-        ),
-        (
-            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml+experts/adapter.yaml",
+            f"{TINY_T5}+router/token_hybrid.yaml+experts/adapter.yaml",
             [*small(T5), "moe.shared_expert=true", "skills.targets=[attention, mlp]"],
         ),
-        ("crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
+        (f"{TINY_T5}+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
     ],
 )
 def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Path) -> None:
@@ -159,7 +147,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_earlier_inventory_is_replaced_as_a_whole(saved: Path, pretrained: Path) -> None:
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", frozen(pretrained))
+    config = load_config(TINY_T5, frozen(pretrained))
     built, _ = trained(config)
     save(built, config, saved.parent)
     assert set(content(saved)) == set(FILES)  # no backbone left from the earlier one
@@ -181,7 +169,7 @@ def test_an_interrupted_write_leaves_the_earlier_one(
     run = load_run(saved)
     monkeypatch.setattr(safetensors_file, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
+        save(run, load_config(TINY_T5, small(T5)), saved.parent)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["skills"]
 
@@ -285,9 +273,7 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
     router = load_file(saved / "router.safetensors")
     save_file({"logits": router["logits"]}, saved / "router.safetensors")
     note_again(saved)
-    built = build_model(
-        load_config("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "skills.rank=2"]), TASKS
-    )
+    built = build_model(load_config(TINY_T5, [*small(T5), "skills.rank=2"]), TASKS)
     before = state(built)
     with pytest.raises(CheckpointError) as caught:
         load_into(built.model, read_inventory(saved))
@@ -303,9 +289,7 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
 
 
 def test_a_trained_backbone_of_another_size(saved: Path) -> None:
-    larger = load_config(
-        "crossfit.yaml+backbone/tiny_t5.yaml", [*small({**T5, "d_ff": 32}), "skills.rank=2"]
-    )
+    larger = load_config(TINY_T5, [*small({**T5, "d_ff": 32}), "skills.rank=2"])
     built = build_model(larger, TASKS)
     before = state(built)
     with pytest.raises(CheckpointError, match="trained on the backbone 'random t5'") as caught:
@@ -316,7 +300,7 @@ def test_a_trained_backbone_of_another_size(saved: Path) -> None:
 
 def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) -> None:
     backbone = Path(shutil.copytree(pretrained, tmp_path / "backbone"))
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", frozen(backbone))
+    config = load_config(TINY_T5, frozen(backbone))
     skills = save(trained(config)[0], config, tmp_path)
     weights = load_file(backbone / "model.safetensors")
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -356,7 +340,7 @@ def test_a_run_finds_its_backbone_from_another_directory(
     shutil.copytree(pretrained, tmp_path / "models" / "base")
     monkeypatch.chdir(tmp_path)
     overrides = ["backbone.kind=pretrained", "backbone.name=models/base"]
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", overrides)
+    config = load_config(TINY_T5, overrides)
     skills = save(build_model(config, TASKS), config, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
