@@ -82,17 +82,12 @@ def test_a_folder_needs_nothing_else(
         assert mttl.load(added[2]).predict("new", QUESTIONS) == expected[1]
 
 
-@pytest.mark.parametrize(
-    "skills",
-    [
-        "{kind: prefix, bottleneck: 5, length: 3}",
-        "[{kind: prefix, bottleneck: 5, gate: true}, {kind: lora, rank: 2, targets: [mlp]}]",
-    ],
-)
-def test_the_network_of_a_prefix_is_for_training_alone(skills: str, tmp_path: Path) -> None:
+def test_the_network_of_a_prefix_is_for_training_alone(tmp_path: Path) -> None:
     """Without it answers and skills of tasks are the same, and the run can be adapted."""
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), **ASKED["llama"])
-    (tmp_path / "prefix.yaml").write_text(f"skills: {skills}\n")
+    prefix = "{kind: prefix, bottleneck: 5, gate: true}"
+    more = "{kind: lora, rank: 2, targets: [mlp]}"
+    (tmp_path / "prefix.yaml").write_text(f"skills: [{prefix}, {more}]\n")
     given = f"{config}+{tmp_path / 'prefix.yaml'}"
     run = mttl.load(train(given, "source", "trainer.max_steps=2", "data.validation=none").path)
     run.without_networks().save_pretrained(tmp_path / "plain")

@@ -144,7 +144,13 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-TOKENS = [f for f in fragments("router") if "token" in f]
+# Routers of three sorts; the others are slow.
+OFTEN = ("token_top2", "token_switch", "token_expert_choice")
+TOKENS = [
+    pytest.param(name, marks=() if Path(name).stem in OFTEN else pytest.mark.slow)
+    for name in fragments("router")
+    if "token" in name
+]
 
 
 @pytest.mark.parametrize("fragment", TOKENS)
@@ -159,6 +165,7 @@ def test_experts_are_planned_with_even_loads(folder: Path, fragment: str) -> Non
         assert 0.95 * found < planned < (1.4 if dropped else 1.05) * found, measured
 
 
+@pytest.mark.slow
 def test_the_paper_s_configuration_is_planned_offline() -> None:
     config = load_config("crossfit_paper.yaml", ["data.batch_size=1"])
     weights = needs_of(config, TASKS, answers=False).weights
