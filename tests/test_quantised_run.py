@@ -217,7 +217,7 @@ def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
     assert merge.main([str(run.path), "--task", "copy", "--out", str(tmp_path / "merged")]) == 0
     card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
     assert (
-        "The base is stored quantised, and was dequantised; what it has lost is not known" in card
+        "The base is stored quantised, and was dequantised; its error is not known" in card
     )
     assert not packed_layers(load_pretrained(str(tmp_path / "merged")))
 

@@ -270,7 +270,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
             ConfigError,
             "mode 'average' takes no row over",
         ),
-        ({"init": "fresh", "mode": "average"}, ConfigError, "so that init 'fresh' changes nothing"),
+        ({"init": "fresh", "mode": "average"}, ConfigError, "so init 'fresh' changes nothing"),
         ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
         ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
         ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),

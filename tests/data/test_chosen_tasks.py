@@ -97,7 +97,7 @@ def test_a_task_that_cannot_be_built_is_named(
 
 def test_mistakes_in_the_section(tasks: Path) -> None:
     config = write_config(tasks.with_name("run.yaml"), tasks.parent)
-    with pytest.raises(ConfigError, match="dir must name the folder of a gym; only"):
+    with pytest.raises(ConfigError, match="dir must name the folder of a gym"):
         load_config([str(config)], ["data.dir=null"])
     with pytest.raises(ConfigError, match=r"data\.partition"):
         load_config([str(config)], ["data.partition=3"])

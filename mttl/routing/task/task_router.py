@@ -5,7 +5,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -155,7 +155,7 @@ class TaskRouter(nn.Module, ABC):
                 untrained router starts.
         """
 
-    def of_tasks(self, task_ids: Int[Tensor, "N"]) -> Self:
+    def of_tasks(self, task_ids: Int[Tensor, "N"]) -> "TaskRouter":
         """Return a copy that knows some of the tasks only.
 
         Args:
