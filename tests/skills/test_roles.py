@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from mttl.routing import RoutingSlot
-from mttl.skills import attach_skills
+from mttl.skills import LoRAInventory, attach_skills
 
 STACKS = ("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers")
 DEPTHS = ("num_layers", "n_layer", "n_layers", *STACKS)
@@ -67,3 +67,7 @@ def test_words_select_by_position(kind: str) -> None:
             with pytest.raises(ValueError, match=f"'{word}' matches no linear layer"):
                 attach_skills(backbone, make, targets=[word], slot=RoutingSlot())
         assert " ".join(found) == ends
+
+
+def make(n_in: int, n_out: int) -> LoRAInventory:
+    return LoRAInventory(n_in, n_out, 2, rank=1)
