@@ -92,9 +92,7 @@ def test_it_is_loaded_again_and_answers_as_it_was_scored(run: RunFolder) -> None
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_base_in_four_bits(
-    case: tuple[str, str, Path],
-) -> None:
+def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) -> None:
     """They train, resume, answer and save as one process does."""
     if case[1] != "nf4":
         pytest.skip("torchao cannot split its weights")
@@ -138,10 +136,7 @@ def test_training_moves_the_skills_as_over_the_unpacked_base(
 
 
 def test_it_is_merged_into_a_plain_model(
-    case: tuple[str, str, Path],
-    run: RunFolder,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mttl.commands import merge_task as merge
 
@@ -216,9 +211,7 @@ def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
 
     assert merge.main([str(run.path), "--task", "copy", "--out", str(tmp_path / "merged")]) == 0
     card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
-    assert (
-        "The base is stored quantised, and was dequantised; its error is not known" in card
-    )
+    assert "The base is stored quantised, and was dequantised; its error is not known" in card
     assert not packed_layers(load_pretrained(str(tmp_path / "merged")))
 
 
@@ -268,10 +261,7 @@ def test_two_processes_train_as_one(case: tuple[str, str, Path]) -> None:
 
 
 def test_the_backbone_cannot_be_trained(
-    case: tuple[str, str, Path],
-    run: RunFolder,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mttl.commands import adapt as finetune
 

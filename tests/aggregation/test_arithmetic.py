@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.aggregation.arithmetic import add_task_vectors, task_vector
+from mttl.aggregation.arithmetic import add_task_vectors, contrast, task_vector
 
 
 def test_adding_a_vector_gives_the_tuned_model_and_subtracting_it_undoes_that() -> None:
@@ -24,6 +24,12 @@ def test_the_sum_is_peft_s(weights: list[float]) -> None:
     expected = base + utils.task_arithmetic(vectors, torch.tensor(weights))
     # The order of the additions differs.
     torch.testing.assert_close(add_task_vectors(base, vectors, weights), expected)
+
+
+def test_what_expert_and_anti_expert_share_cancels() -> None:
+    base, expert, shared = torch.randn(3, 4).unbind()
+    found = contrast(base, expert + shared, shared, 0.5)
+    torch.testing.assert_close(found, base + 0.5 * expert)
 
 
 def test_weights_are_counted() -> None:

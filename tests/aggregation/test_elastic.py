@@ -44,6 +44,17 @@ def test_cape_with_fisher_information_is_the_other_published_setting() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_averages_are_those_of_the_models() -> None:
+    base, *models = torch.randn(4, 30).unbind()
+    of_models = list(fishers(3, 30).unbind())
+    weights = [1.0, 0.5, 2.0]
+    found = fisher_average(base, [model - base for model in models], of_models, weights)
+    bounded = [f.clamp(1e-6).double() * w for f, w in zip(of_models, weights, strict=True)]
+    expected = sum(f * m for f, m in zip(bounded, models, strict=True)) / sum(bounded)
+    # τ = θ − θ0 rounds once, and so does adding θ0 again.
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 ONE = torch.ones(1)
 
 
@@ -51,9 +62,19 @@ ONE = torch.ones(1)
     ("call", "message"),
     [
         (lambda: elastic_removal(ONE, ONE, [ONE], [ONE], []), "1 task vectors and 0 weights"),
+        (lambda: elastic_removal(ONE, ONE, [ONE], [], [1.0]), "1 task vectors and 0 Fisher"),
         (lambda: elastic_removal(ONE, ONE, [], [], [], floor=0.0), "floor .0.0. must be positive"),
+        (
+            lambda: elastic_removal(ONE, ONE, [], [], [], floor=1.0, ceiling=0.5),
+            "ceiling .0.5. must not be below the floor",
+        ),
+        (
+            lambda: elastic_removal(ONE, ONE, [], [], [], base_weight=0.0),
+            "base_weight .0.0. must be positive",
+        ),
         (lambda: elastic_contrast(ONE, ONE, ONE, ONE, ONE, 1.0), "weight .1.0. must be at least 0"),
         (lambda: fisher_average(ONE, [ONE], [ONE], [-1.0]), "an average cannot subtract"),
+        (lambda: fisher_average(ONE, [], [], []), "at least one"),
     ],
 )
 def test_mistakes_are_named(call, message: str) -> None:

@@ -1,5 +1,6 @@
 """Sparse skills and supermasks from configurations, with supports from files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import build_model, inventory_settings, load_run
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.load import load_config
+from mttl.io.errors import ConfigError
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.skill_file import SparseSkill
 
@@ -54,3 +56,21 @@ def test_a_support_from_a_file_survives_saving_and_the_file(config, tmp_path):
         other = built.model.skilled_layers()[place]
         for name, value in layer.inventory.state_dict().items():
             assert torch.equal(value, other.inventory.state_dict()[name])
+
+
+def test_a_support_that_does_not_fit_is_the_users_mistake(config, tmp_path):
+    files = f"{config}+skills/sparse.yaml"
+    with pytest.raises(ConfigError, match=r"skills\.support .*does not exist"):
+        build_model(load_config(files, ["skills.support=nowhere.safetensors"]), ["one"])
+    path = tmp_path / "support.safetensors"
+    SparseSkill({}).save(path)
+    with pytest.raises(ConfigError, match=r"skills\.support .*names no layer with skills"):
+        build_model(load_config(files, [f"skills.support={path}"]), ["one"])
+    pruned = replace(write_support(path, config), about={"form": "masked"})
+    pruned.save(path)
+    with pytest.raises(
+        ConfigError, match=r"skills\.support .*is of a pruned network \(form masked\)"
+    ):
+        build_model(load_config(files, [f"skills.support={path}"]), ["one"])
+    with pytest.raises(ConfigError, match="sparsity must stay out where support names a file"):
+        load_config(files, [f"skills.support={path}", "skills.sparsity=0.5"])

@@ -295,3 +295,11 @@ def test_mistakes_in_a_matrix(content: str | bytes, message: str, tmp_path: Path
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         read_expert_matrix(path, ("a", "b"), 2)
     assert f"'{path}'" in str(caught.value)
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused() -> None:
+    files = "crossfit.yaml+backbone/tiny_t5.yaml"
+    config = load_config(files, ["backbone.train=[layer_norms.weight]"])
+    message = r"backbone.train: 'layer_norms.weight' matches no parameter of the backbone"
+    with pytest.raises(ConfigError, match=message):
+        build_model(config, ["one"])

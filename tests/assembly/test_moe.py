@@ -117,6 +117,16 @@ NONSENSE: list[tuple[str, list[str], str]] = [
         "balance.z is not for the router 'spectral', which takes members of a library as they are",
     ),
     (
+        f"{TINY_T5}+router/arrow.yaml+experts/ia3.yaml",
+        [],
+        "router 'arrow' reads the factors of its experts: set experts.kind: lora, not 'ia3'",
+    ),
+    (
+        f"{TINY_T5}+router/token_hybrid.yaml",
+        ["moe.task_prior=logits", "skills.n_skills=5"],
+        r"skills.n_skills \(5\) must be moe.n_experts \(8\)",
+    ),
+    (
         f"{TINY_T5}+router/token_hydra.yaml",
         ["moe.parallel=true", "trainer.devices=3"],
         "with experts.shared_down they have a tensor in common: set one of them to false",

@@ -167,3 +167,11 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mttl.from_pretrained("me/none")
     with pytest.raises(ConfigError, match=re.escape("'a/b/c' does not exist, and a run")):
         mttl.from_pretrained("a/b/c")
+
+
+def test_only_what_was_loaded_is_saved(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+    built = build_model(load_config([str(config)]), ["copy"])
+    with pytest.raises(CheckpointError, match="only a run that was loaded can be saved: train it"):
+        built.save_pretrained(tmp_path / "given")
+    assert not (tmp_path / "given").exists()

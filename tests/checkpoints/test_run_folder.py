@@ -4,8 +4,13 @@ import pytest
 import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-from mttl.checkpoints.run_folder import RunFolder, changed_settings, step_to_start_from
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.checkpoints.run_folder import (
+    RunFolder,
+    changed_settings,
+    check_still_there,
+    step_to_start_from,
+)
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
 
@@ -36,6 +41,13 @@ def test_the_layout_is_the_documented_one() -> None:
         **{"results": "results.csv", "baselines": "baselines.csv"},
         **{"predictions": "predictions", "skills": "skills", "plots": "plots"},
     }
+
+
+def test_a_folder_that_was_removed_is_noticed_at_the_end(interrupted: RunFolder) -> None:
+    check_still_there(interrupted)
+    interrupted.config.unlink()
+    with pytest.raises(TrainingError, match="was removed while the run went on"):
+        check_still_there(interrupted)
 
 
 # Starting and resuming.
@@ -82,6 +94,11 @@ def test_lost_weights_of_the_best_validation_are_reported(
     assert not caplog.text
 
 
+def test_without_a_folder_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing to resume: '.*none' does not exist. Start"):
+        step_to_start_from(RunFolder(tmp_path / "none"), CONFIG, resume=True)
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     interrupted: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +107,12 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     assert "no state had been saved yet" in caplog.text
     with pytest.raises(ConfigError, match="other settings"):
         step_to_start_from(interrupted, CONFIG.replace("0.1", "0.2"), resume=True)
+
+
+def test_what_a_kill_left_in_an_empty_folder_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.x1.part").touch()
+    for resume in (False, True):
+        assert step_to_start_from(RunFolder(tmp_path), CONFIG, resume=resume) == 0
 
 
 def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> None:

@@ -349,3 +349,11 @@ def test_a_run_finds_its_backbone_from_another_directory(
     with pytest.raises(ConfigError, match=r"backbone\.name \('models/base'\)"):
         load_run(skills)
     load_run(skills, backbone=tmp_path / "moved" / "base")
+
+
+def test_settings_of_another_mttl(saved: Path) -> None:
+    edit(saved / "meta.json", lambda meta: meta["settings"]["skills"].update(rnk=3))
+    message = refused(saved)
+    assert f"'{saved / 'meta.json'}' has settings that this mttl does not know" in message
+    assert "Load it with the mttl that wrote it (0.1.0)" in message
+    assert "rnk" in message

@@ -264,6 +264,17 @@ def test_a_file_that_is_no_text(write: Writer) -> None:
         load_config(names)
 
 
+def test_a_file_that_cannot_be_read(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = write("")
+
+    def refuse(path: Path, mode: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be read: Permission denied"):
+        load_config(names)
+
+
 # Overrides
 
 
@@ -271,6 +282,11 @@ def test_a_file_that_is_no_text(write: Writer) -> None:
 def test_the_form_of_an_override(text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"-k {text}: must have the form section.key")):
         load_config("crossfit.yaml", [text])
+
+
+def test_a_malformed_value() -> None:
+    with pytest.raises(ConfigError, match=r"-k data.dir=\[a: line 1: expected ',' or '\]'"):
+        load_config("crossfit.yaml", ["data.dir=[a"])
 
 
 # Mistakes in values

@@ -10,13 +10,7 @@ from helpers.command import ROOT
 from mttl.assembly.build_moe import TOKEN_ROUTERS
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.load import (
-    configs_dir,
-    dump_config,
-    load_any_config,
-    load_config,
-    resolve_path,
-)
+from mttl.config.load import configs_dir, dump_config, load_any_config, load_config, resolve_path
 from mttl.config.moe_schema import TokenExperts
 from mttl.io.errors import ConfigError
 from mttl.skills import KINDS

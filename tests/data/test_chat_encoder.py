@@ -6,7 +6,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from helpers.chat_templates import CHATML, INSTRUCTION, THOUGHTFUL, byte_tokenizer
 from mttl.data.prompt_form import PromptForm
-from mttl.io.errors import ConfigError
+from mttl.data.prompt_prefix import PromptPrefix
+from mttl.io.errors import ConfigError, TaskError
 
 LENGTHS = {"max_input_length": 200, "max_output_length": 40}
 QUESTIONS = ["the train", "[a] the other.", "naïve\n\ttest?"]
@@ -107,6 +108,17 @@ def test_what_is_too_long_is_cut_within_the_template() -> None:
     short = PromptForm(template="chat", max_output_length=2)
     with pytest.raises(ConfigError, match=r"max_output_length \(2\) must be larger than 2"):
         short.encoder(tokenizer, decoder_only=True)
+
+
+def test_descriptions_are_system_text() -> None:
+    form = PromptForm(
+        template="chat", system="Be brief.", descriptions=True, task_descriptions={"a": " Do a. "}
+    )
+    assert form.prompt_prefix("a") == PromptPrefix("[a] ", "Be brief.\n\nDo a.")
+    assert form.model_copy(update={"system": None}).prompt_prefix("a").system == "Do a."
+    assert form.text("a", " x ") == "[a] x"
+    with pytest.raises(TaskError, match="has none of 'b'"):
+        form.prompt_prefix("b")
 
 
 @pytest.mark.parametrize(

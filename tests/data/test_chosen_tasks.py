@@ -14,6 +14,7 @@ from mttl.config.data_schema import Data
 from mttl.config.load import load_config
 from mttl.data.chosen_tasks import gym_folder, open_gym, partition_of
 from mttl.io.errors import ConfigError, TaskError
+from mttl.io.shipped_files import shipped_folder
 from mttl.tasks.partition import Partition
 
 TASKS = """
@@ -93,6 +94,16 @@ def test_a_task_that_cannot_be_built_is_named(
     tasks.write_text(TASKS.replace(old, new, 1))
     with pytest.raises(TaskError, match=re.escape(message)):
         open_gym(Data(tasks=str(tasks)))
+
+
+@pytest.mark.parametrize("name", ["lexical", "grid"])
+def test_nothing_is_built_into_a_gym_that_ships(tasks: Path, name: str) -> None:
+    table = shipped_folder() / "data" / name / "TASKS.csv"
+    before = table.read_bytes()
+    with pytest.raises(ConfigError, match=rf"into data\.dir \('data/{name}'\).*data\.dir=null"):
+        open_gym(Data(dir=f"data/{name}", tasks=str(tasks)))
+    assert table.read_bytes() == before
+    assert not (table.parent / "first").exists()
 
 
 def test_mistakes_in_the_section(tasks: Path) -> None:

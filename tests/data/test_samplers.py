@@ -144,14 +144,21 @@ def test_temperature_moves_from_proportional_to_uniform():
     ("arguments", "message"),
     [
         ({"task_ids": []}, "task_ids is empty"),
+        ({"batch_size": 0}, "batch_size (0) must be at least 1"),
         ({"rank": 2, "world_size": 2}, "rank (2) must lie in [0, world_size = 2)"),
         ({"temperature": 0.0}, "temperature (0.0) must be positive"),
+        ({"seed": -1}, "seed (-1) must not be negative"),
         ({"n_parts": 0}, "n_parts (0) must be at least 1"),
     ],
 )
 def test_arguments_out_of_range(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         TaskBatchSampler(**{"task_ids": [0, 1], "batch_size": 1, **arguments})
+
+
+def test_an_unknown_kind():
+    with pytest.raises(ValueError, match=r"sampler kind is 'unifrom'.*Did you mean 'uniform'"):
+        build("unifrom", [0])
 
 
 def test_between_epochs_the_data_may_change():

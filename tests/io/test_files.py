@@ -73,6 +73,17 @@ def test_where_a_file_system_has_no_locks_work_goes_on(
         pass
 
 
+def test_a_lock_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: FileLock, blocking: bool) -> None:
+        raise PermissionError(errno.EACCES, "of another user")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(PermissionError, match="another user"), locked(tmp_path / ".lock"):
+        pass
+
+
 def test_an_appended_line_takes_the_place_of_a_cut_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lines"
     append_line(path, "one")

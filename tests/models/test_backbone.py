@@ -175,6 +175,7 @@ def configure(**settings: object) -> Callable[[Path], None]:
 
 
 UNREADABLE = "is a folder that could not be read: "
+BARE = "is a folder that holds no model; name one that does"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,22 @@ def test_a_damaged_folder_is_named(
     with pytest.raises(ConfigError, match=message) as caught:
         load_pretrained(str(folder))
     assert str(caught.value).startswith(f"backbone.name ('{folder}') ")
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "gpt2"])
+def test_a_tokenizer_without_its_files_is_refused(family: str, tmp_path: Path) -> None:
+    # transformers would build an empty one, to which every word is unknown.
+    BACKBONES[family]().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no vocabulary: its files are missing") as caught:
+        load_tokenizer(str(tmp_path))
+    assert f"backbone.tokenizer ('{tmp_path}')" in str(caught.value)
+
+
+def test_a_folder_that_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=BARE):
+        load_pretrained(str(tmp_path))
+    with pytest.raises(ConfigError, match=BARE):
+        load_tokenizer(str(tmp_path))
 
 
 def test_a_gguf_file_that_is_not_there(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.backbones import tiny_gpt2, tiny_llama, tiny_t5
 from mttl.models.cache_argument import cache_argument
@@ -20,3 +21,8 @@ def test_what_is_returned_is_taken(build) -> None:
 
 def test_a_model_with_an_encoder_has_one_too() -> None:
     assert cache_argument(tiny_t5()) in ("cache", "past_key_values")
+
+
+def test_others_are_refused() -> None:
+    with pytest.raises(ValueError, match="a Linear takes none of cache, past_key_values"):
+        cache_argument(nn.Linear(2, 2))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.backbones import BACKBONES
 from mttl.data.collate import TrainCollator
@@ -60,3 +61,15 @@ def test_the_head_sees_answers_only(family: str) -> None:
     token_losses(logits, targets_of(model, batch["labels"])).sum().backward()
     for name, value in model.named_parameters():
         torch.testing.assert_close(found[name], value.grad)  # float64: 1e-7 of rounding in sums
+
+
+def test_a_compiled_model_and_a_head_of_another_kind_compute_all_logits() -> None:
+    model: Any = BACKBONES["llama"]().eval()
+    batch = TrainCollator(0, 1, True)([{"input_ids": PROMPT, "labels": ANSWER, "task_id": 0}])
+    expected = forced_logits(model, batch)[0]
+    head = model.get_output_embeddings()
+    model.set_output_embeddings(nn.Sequential(head))
+    torch.testing.assert_close(forced_logits(model, batch)[0], expected)
+    model.set_output_embeddings(head)
+    model.compile(backend="eager")
+    torch.testing.assert_close(forced_logits(model, batch)[0], expected)

@@ -44,6 +44,12 @@ def test_a_stopped_process_is_noticed() -> None:
     assert not is_stopped(process.pid)
 
 
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert with_parent() is None
+    assert not is_stopped(os.getpid())
+
+
 def test_a_process_follows_the_one_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ})
     for name in ("LOCAL_RANK", child_process.LAUNCHER):

@@ -101,6 +101,12 @@ def test_a_disk_that_takes_nothing(
     assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
 
 
+def test_a_folder_that_was_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "gone" / "results.csv")
+    assert run_command(raising(FileNotFoundError(errno.ENOENT, "No", path))) == USER_MISTAKE
+    assert capsys.readouterr().err == f"error: the folder of '{path}' is gone\n"
+
+
 @pytest.mark.parametrize("folder", ["file", "file/inside"])
 def test_a_file_in_the_way_of_a_folder(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -143,6 +149,15 @@ def test_what_a_class_of_ones_own_raises_is_its_own(tmp_path, monkeypatch, capsy
     assert "test_command.py, line" in error
     assert "fault of the program" not in error
     assert 'raise KeyError("lr")' in next(tmp_path.glob("mttl-fault-*.txt")).read_text()
+
+
+def test_the_traceback_is_printed_where_no_file_can_be_written(monkeypatch, capsys) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    assert run_command(raising(ValueError("a fault"))) == FAULT
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [SUCCESS, FAULT])

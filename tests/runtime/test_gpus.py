@@ -25,6 +25,12 @@ def shown(number):
     return gpu_environment(number)["CUDA_VISIBLE_DEVICES"]
 
 
+def test_without_a_gpu_everything_is_on_the_cpu(gpus):
+    gpus(0)
+    assert device_of(3) == torch.device("cpu")
+    assert gpu_environment(3) == {}
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_parts_and_processes_take_gpus_in_turn(gpus, count):
     gpus(count)

@@ -9,6 +9,7 @@ from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
+from mttl.merging.fold import average_mixing, fold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import AttendedInventory
@@ -192,6 +193,20 @@ def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
     assert changed == set(roles)
 
 
+@pytest.mark.parametrize("settings", [{"value": False}, {"value_penalty": 0.0}])
+def test_nothing_is_owed_without_penalty_or_outside_training(settings):
+    model = model_of(**settings).train()
+    routing = model.route(IDS)
+    with model.slot.use(routing):
+        model.backbone(**batch(3))
+    assert routing.losses == {}
+    model = model_of()
+    routing = model.route(IDS)
+    with model.slot.use(routing):
+        model.backbone(**batch(3))
+    assert routing.losses == {}
+
+
 @pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_generation_with_beams_equals_one_example_at_a_time(family, adapters):
@@ -247,6 +262,12 @@ def test_adaptation_takes_the_attention_for_the_router():
     apply_mode(model, "from_scratch")
     attention = next(iter(model.skilled_layers().values())).inventory.attention
     assert not attention.value_change.any()
+
+
+def test_attention_has_no_plain_weights():
+    model = model_of()
+    with pytest.raises(ValueError, match="attention chooses skills by token, so that no weight"):
+        fold(model, average_mixing(model.router))
 
 
 def test_mistakes_are_named():

@@ -62,6 +62,26 @@ def test_however_skills_come_and_go_the_weights_depend_on_those_that_are_there(s
     assert same(weights(model), start)
 
 
+def test_swapping_is_removing_and_applying():
+    model, other = network(), network()
+    skills = [random_skill(model, seed) for seed in range(3)]
+    ours, theirs = SparseComposition(model), SparseComposition(other)
+    ours.apply("task", skills[0])
+    ours.apply("language", skills[1])
+    ours.swap("language", "language", skills[2])
+    theirs.apply("language", skills[2])
+    theirs.apply("task", skills[0])
+    assert same(weights(model), weights(other))
+    with pytest.raises(ValueError, match="no skill 'lingo' is on the network"):
+        ours.swap("lingo", "x", skills[0])
+    with pytest.raises(ValueError, match="a skill 'task' is on the network already"):
+        ours.swap("language", "task", skills[0])
+    with pytest.raises(ValueError, match=r"\(nan\) must be a finite number"):
+        ours.swap("language", "language", skills[0], weight=float("nan"))
+    assert ours.names == ("language", "task")
+    assert same(weights(model), weights(other))
+
+
 def test_a_weight_that_is_stored_transposed():
     model = network()
     model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
@@ -113,3 +133,10 @@ def test_a_skill_of_another_network_is_refused_with_a_list_and_nothing_changes()
         for message in messages:
             assert raised.match(message)
         assert same(weights(model), start)
+
+
+def test_a_long_list_is_cut():
+    model = nn.ModuleDict({f"n{i}": nn.Linear(2, 2) for i in range(8)})
+    skill = random_skill(model, 1, density=1.0)
+    with pytest.raises(CheckpointError, match="and 6 more"):
+        SparseComposition(nn.Linear(2, 2)).apply("a", skill)

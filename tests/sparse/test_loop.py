@@ -63,6 +63,13 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_where_no_terminal_is_a_line_tells_the_time_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(stoppable_loop, "SECONDS_BETWEEN_LINES", 0.0)
+    to = console()
+    run_steps(Counting(), tmp_path / "state", {}, to, save_every=100)
+    assert "step 2 of 6 (counting): loss 1.500, about 0 s left" in to.file.getvalue()
+
+
 def test_states_are_checked(tmp_path):
     path = tmp_path / "state"
     assert load_state(path, {}, resume=True) is None

@@ -25,6 +25,11 @@ def test_a_missing_folder_says_what_builds_it(tmp_path):
     assert "mttl build" in str(error.value)
 
 
+def test_a_folder_without_tasks(tmp_path):
+    with pytest.raises(TaskError, match=r"holds no task.*<task>_<k>_<sample>_train.tsv"):
+        Gym(tmp_path)
+
+
 def test_an_unknown_task_names_the_nearest(make_gym):
     gym = make_gym({"past_tense": 2, "plural": 2})
     with pytest.raises(TaskError, match=r"no task 'past_tens'. Did you mean 'past_tense'\?"):
@@ -36,6 +41,18 @@ def test_a_missing_split_lists_those_present(make_gym):
     (gym.directory / "one" / "one_16_100_dev.tsv").unlink()
     with pytest.raises(TaskError, match=r"no dev file for sample 100 .*present: train, test"):
         Gym(gym.directory).rows("one", "dev", 100)
+
+
+def test_an_unknown_split(make_gym):
+    with pytest.raises(ValueError, match="split is 'valid'; it must be one of train, dev, test"):
+        make_gym({"one": 2}).rows("one", "valid", 100)
+
+
+def test_two_files_of_one_sample(make_gym):
+    gym = make_gym({"one": 2})
+    (gym.directory / "one" / "one_32_100_train.tsv").write_text("a\tb\n")
+    with pytest.raises(TaskError, match=r"two train files for sample 100.*one_16_100.*one_32_100"):
+        Gym(gym.directory).tasks()
 
 
 def test_files_of_several_k(make_gym):

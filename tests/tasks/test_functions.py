@@ -382,6 +382,7 @@ def test_rows_kept(name, records, kept):
          "malformed for 'math_options'"),
         ("quarel", quarel("(A) or (B)", 2), "the field 'answer_index' is 2; it must be 0 or 1"),
         ("yelp_review_full", {"text": "t", "label": 5}, "the field 'label' is 5; .* from 0 to 4"),
+        ("superglue-multirc", multirc(1, "a", 2), "the field 'label' is 2; it must be 0 or 1"),
         ("hotpot_qa", {"question": "q"}, "the field 'supporting_facts' is missing"),
         ("mocha", {"score": "high"}, r"the record is malformed for 'whole_score' \(ValueError"),
     ],

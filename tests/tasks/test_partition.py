@@ -22,6 +22,7 @@ def write(tmp_path):
         ('{"train": ["a"],}', "partition.json, line 1, column .*not valid JSON"),
         ('["a"]', r"holds \[\"a\"\]; a partition is an object with the lists train, dev, test"),
         ({"train": ["a"], "tset": []}, "unknown key 'tset'.* Did you mean 'test'"),
+        ({"train": "a"}, "'train' is \"a\"; it must be a list of tasks"),
         ({"train": ["a", 3]}, r"train\[1\] is 3; it must be a name"),
         ({"train": ["a", "b", "a"]}, r"names the task 'a' twice: train\[0\] and train\[2\]"),
         ({"train": ["a"], "test": ["b", "a"]}, r"'a' twice: train\[0\] and test\[1\]"),

@@ -35,6 +35,10 @@ def test_defaults():
     )
 
 
+def test_a_task_may_be_called_a_number():
+    assert list(parse_tasks(ONE.replace("mine:", "123:"), "f")) == ["123"]
+
+
 def test_every_key():
     text = """
     source: {path: hub, revision: v1, test: valid, mirrors: [other]}

@@ -111,6 +111,8 @@ def test_malformed_templates(template, message):
         ("{x|first}", {"x": []}, "the field 'x' is an empty list; it must have an item"),
         ("{x|only}", {"x": ["a", "b"]}, "the field 'x' has 2 items; it must have exactly one"),
         ("{x|keyed}", {"x": {"text": ["a"]}}, "the field 'x' is {'text': ['a']}, which is malf"),
+        ("{x|keyed}", {"x": 3}, "the field 'x' is 3, which is malformed"),
+        ("{x|pick:y}", {"x": 3, "y": 1}, "the field 'x' is 3, which is malformed"),
         ("{x|pick:y}", {"x": CHOICES, "y": 3}, "the field 'y' is 3; it must be one of '1', '2'"),
         ("{x|at:y}", {"x": ["a"], "y": "B"}, "the field 'y' is 'B'; it must name one of 1 items"),
         ("{x|at:y}", {"x": ["a"]}, "the field 'y' is missing"),

@@ -71,6 +71,18 @@ def test_a_decoder_only_run_is_that_of_one_process(config: Path) -> None:
         assert column(two.metrics, name) == pytest.approx(expected, rel=1e-4), name
 
 
+def test_a_batch_follows_from_the_processes(config: Path) -> None:
+    settings = load_config(str(config), [*SIZES, "data.batch_size=3"])
+    own = with_shared_batches(settings)
+    assert own.trainer.accumulate_grad_batches == 4
+    assert own.data.batch_size == 3
+    assert own.trainer.val_check_interval == 4 * 4
+    shared = with_shared_batches(load_config(str(config), [*SIZES, *TWO, "trainer.strategy=fsdp2"]))
+    assert (shared.trainer.strategy, shared.data.batch_size) == ("fsdp2", 3)
+    without = load_config(str(config))
+    assert with_shared_batches(without) is without
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -17,7 +17,7 @@ from helpers.run_processes import run_processes
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.runtime.processes import gathered
 from mttl.skills.composed.composed_model import ComposedModel
@@ -194,3 +194,11 @@ def test_two_processes_go_on_as_if_undisturbed(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     run_processes(_resume, str(tmp_path), port)
+
+
+@BOTH
+def test_a_schedule_needs_a_number_of_steps(build: Any) -> None:
+    trained = build()
+    trained._trainer = SimpleNamespace(precision="32-true", estimated_stepping_batches=float("inf"))
+    with pytest.raises(ConfigError, match="max_time alone does not say how many steps"):
+        trained.configure_optimizers()

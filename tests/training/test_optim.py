@@ -4,8 +4,9 @@ from torch import nn
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from mttl.config.optim_schema import AdamW
+from mttl.io.errors import ConfigError
 from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.training.optim import (
     build_optimizer,
     build_schedule,
@@ -38,6 +39,18 @@ def test_a_parameter_without_a_role_is_listed():
     model.extra = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"have no role: extra\.weight, extra\.bias"):
         parameter_roles(model)
+
+
+def test_an_unknown_role_is_an_error():
+    model = skilled()
+    model.router.role = "navigator"
+    with pytest.raises(ValueError, match=r"'router\.logits' has the role 'navigator'"):
+        parameter_groups(model, lr=LR, weight_decay=0.0)
+
+
+def test_nothing_to_train_is_an_error():
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        parameter_groups(skilled().requires_grad_(False), lr=LR, weight_decay=0.0)
 
 
 def test_two_speeds_and_weight_decay_by_role():
@@ -99,3 +112,9 @@ def test_second_factors_move_as_under_pefts_lora_plus():
         # A fused kernel and a loop of operations round differently.
         torch.testing.assert_close(inventory.down[0], first.t(), msg=str(step))
         torch.testing.assert_close(inventory.up[0], second, msg=str(step))
+
+
+def test_a_rate_of_second_factors_needs_some():
+    optim = AdamW(kind="adamw", up_lr_ratio=16.0)
+    with pytest.raises(ConfigError, match=r"up_lr_ratio \(16\) is for the second factors"):
+        build_optimizer(optim, skilled(kind=IA3Inventory))

@@ -144,8 +144,8 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-# Routers of three sorts; the others are slow.
-OFTEN = ("token_top2", "token_switch", "token_expert_choice")
+# Routers of four sorts; the others are slow.
+OFTEN = ("token_top2", "token_switch", "token_expert_choice", "token_base")
 TOKENS = [
     pytest.param(name, marks=() if Path(name).stem in OFTEN else pytest.mark.slow)
     for name in fragments("router")
@@ -170,3 +170,8 @@ def test_the_paper_s_configuration_is_planned_offline() -> None:
     config = load_config("crossfit_paper.yaml", ["data.batch_size=1"])
     weights = needs_of(config, TASKS, answers=False).weights
     assert weights["backbone (float32)"] == 4 * 406_291_456  # parameters, as published
+
+
+def test_a_tenth_is_to_spare() -> None:
+    assert MemoryPlan({"weights": 9 * GIB}, {}).fits(10)
+    assert not MemoryPlan({"weights": 9 * GIB + 1}, {}).fits(10)

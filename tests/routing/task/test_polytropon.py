@@ -122,6 +122,11 @@ def test_wrong_settings(settings, message):
         PolytroponRouter(1, 2, 1, 2, **settings)
 
 
+def test_a_shared_skill_needs_another():
+    with pytest.raises(ValueError, match=r"shared_skill needs n_skills \(1\) to be at least 2"):
+        PolytroponRouter(1, 2, 1, 1, shared_skill=True)
+
+
 def test_a_hard_row_without_any_skill_keeps_its_gradient_small():
     """Half of all hard draws are 0: with two skills a quarter of the rows has none."""
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """A router of prompts against plain loops, and what routers of prompts promise."""
 
+import pytest
 import torch
 from torch.nn.functional import layer_norm
 
@@ -37,3 +38,14 @@ def test_no_task_is_needed_where_there_is_a_prompt() -> None:
     assert not router.draws
     (router.mix(IDS, prompts.bfloat16()) * torch.randn(K)).sum().backward()
     assert router.maps.grad.any()
+
+
+def test_new_tasks_are_read_alike() -> None:
+    router, prompts = make(), torch.randn(2, D)
+    new = router.for_new_tasks(2)
+    new.show("examples", torch.randn(2, D))
+    assert torch.equal(new.mix(IDS[:2] * 0, prompts), router.mix(IDS[:2] * 0, prompts))
+    fresh = router.for_new_tasks(1, init="fresh")
+    assert fresh.maps.abs().max() < 6 / D  # six deviations
+    with pytest.raises(ValueError, match=r"init \('zero'\) must be one of mean, fresh"):
+        router.for_new_tasks(1, init="zero")

@@ -108,6 +108,12 @@ def test_new_tasks_that_start_at_the_mean_are_alike(name):
     assert torch.equal(matrix[:, 0], matrix[:, 2])
 
 
+@pytest.mark.parametrize("name", ROUTERS)
+def test_new_tasks_start_as_asked_or_not_at_all(name):
+    with pytest.raises(ValueError, match=r"init \('zero'\) must be 'mean' or 'fresh'"):
+        make(name).for_new_tasks(2, init="zero")
+
+
 def test_initial_rows():
     rows = torch.arange(12.0).view(2, 3, 2).requires_grad_()
     mean = initial_rows(rows, 4, "mean", 0.1)

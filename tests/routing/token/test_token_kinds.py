@@ -130,6 +130,11 @@ def test_the_second_expert_comes_by_chance() -> None:
     )
 
 
+def test_without_a_threshold_both_experts_are_certain() -> None:
+    router = GShardRouter(I, E, threshold=0.0)
+    assert router(Tokens(torch.randn(N, I))).counts().sum() == 2 * N
+
+
 # Expert choice.
 
 
@@ -215,3 +220,8 @@ def test_an_example_is_routed_by_its_mean() -> None:
         == found.probabilities.amax(1)[found.tokens]
     )
     assert first.tolist() == [True] * 12 + [False] * 12
+
+
+def test_examples_are_needed() -> None:
+    with pytest.raises(ValueError, match="pass the example of each token"):
+        ExampleRouter(I, E)(Tokens(torch.randn(3, I)))

@@ -76,6 +76,18 @@ def test_skills_have_the_dtype_of_their_parameters(dtype):
         assert tensor.dtype == (torch.int64 if name.endswith("indices") else dtype)
 
 
+def test_all_skills_can_be_drawn_anew():
+    base = Tower()
+    inventory = ModuleInventory(base, K, kind="dense")
+    fill(inventory)
+    inventory.reset_parameters()
+    assert not any(parameter.any() for parameter in inventory.parameters())
+
+
+def test_the_printed_form_names_the_sizes():
+    assert "n_skills=3, n_groups=1" in repr(ModuleInventory(Tower(), K, kind="dense"))
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"kind \('ia3'\) cannot be composed"):
         ModuleInventory(Tower(), K, kind="ia3")

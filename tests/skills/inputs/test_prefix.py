@@ -352,6 +352,11 @@ def test_gates_of_heads_that_lie_in_two_blocks_are_mixed_by_their_parts() -> Non
     torch.testing.assert_close(prefixes.merge(weights)[2][0], due.tanh())
 
 
+def test_the_printed_form_names_the_sizes() -> None:
+    shown = repr(PrefixInventory(8, 8, 2, 4, length=3, bottleneck=5))
+    assert "in_features=8, out_features=8, n_skills=2, n_heads=1, length=3, gated=True" in shown
+
+
 @pytest.mark.parametrize(
     ("model_type", "size"), [("rwkv", "attention_hidden_size: 16"), ("mamba", "state_size: 2")]
 )

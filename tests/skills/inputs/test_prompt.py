@@ -147,3 +147,9 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
 def test_wrong_settings(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PromptInventory(40, 8, 2, **settings)
+
+
+def test_the_printed_form_names_the_sizes() -> None:
+    inventory = PromptInventory(40, 8, 2, length=3)
+    assert "out_features=8, n_skills=2, n_heads=1, length=3, spread=0.5" in repr(inventory)
+    assert inventory.prompts.abs().max() <= 0.5

@@ -97,6 +97,17 @@ def test_the_expected_entries_are_the_mean_of_draws(settings: dict) -> None:
     torch.testing.assert_close(inventory.penalties()["l0"], 0.25 * expected.sum())
 
 
+def test_rounding_keeps_the_largest_changes() -> None:
+    inventory, rounded = made(start=5.0).eval(), made(start=5.0, keep=0.25).eval()
+    whole, kept = inventory.changes(), rounded.changes()
+    for k in range(K):
+        n = round(0.25 * I * O)
+        best = set(whole[k].abs().flatten().topk(n).indices.tolist())
+        assert {i for i, value in enumerate(kept[k].flatten().tolist()) if value} <= best
+        assert torch.equal(kept[k].flatten()[list(best)], whole[k].flatten()[list(best)])
+    assert float(rounded.facts()["density"]) <= 0.25
+
+
 def test_a_model_adds_the_penalty_in_training_and_tells_its_density() -> None:
     slot, backbone = RoutingSlot(), tiny_t5().requires_grad_(False)
     attached = attach_skills(

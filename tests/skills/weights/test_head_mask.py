@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch
+from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot, average_router
@@ -111,3 +111,10 @@ def test_a_target_without_heads_is_refused() -> None:
 def test_wrong_settings(heads: int, settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HeadMaskInventory(8, 12, 3, heads, **settings)
+
+
+def test_gates_need_the_layer() -> None:
+    inventory = HeadMaskInventory(8, 8, 2, 4)
+    fill(inventory)
+    with pytest.raises(TypeError, match="head masks change the layer's input: call combine_linear"):
+        inventory(torch.randn(1, 2, 8), torch.randn(1, 2, 8), mixing(1, 1, 2))

@@ -4,7 +4,7 @@ from torch import nn
 
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
-from mttl.skills import SkilledLinear, SparseInventory, attach_skills
+from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.skills.weights.sparse_product import make_pattern, sparse_outputs
 from mttl.skills.weights.supports import random_indices, spread
@@ -88,6 +88,24 @@ def test_a_support_can_be_given_and_changed():
     torch.testing.assert_close(inventory(x, y, weights), expected)
 
 
+def test_a_support_can_be_given_to_skills_without_values():
+    """Where a model is shared by processes, those of all but the first come later."""
+    inventory = SparseInventory(4, 3, 2).to("meta")
+    inventory.set_support(torch.tensor([0, 5, 7]))
+    assert inventory.indices.shape == inventory.values.shape == (2, 3)
+    assert inventory.indices.device.type == inventory.values.device.type == "meta"
+
+
+def test_an_empty_support_changes_nothing_and_has_a_gradient():
+    inventory = SparseInventory(I, O, K, mix="outputs").double()
+    inventory.set_support(torch.empty(0, dtype=torch.int64))
+    x, y, weights = arguments(1)
+    found = inventory(x, y, weights)
+    assert torch.equal(found, y)
+    found.sum().backward()
+    assert inventory.values.grad.shape == (K, 0)  # data-parallel training waits for one
+
+
 @pytest.mark.parametrize(
     ("support", "message"),
     [
@@ -139,6 +157,14 @@ def test_supports_are_placed_by_the_names_of_weights():
         place_supports(layers, {"x.weight": torch.tensor([2])})
     with pytest.raises(ValueError, match=r"must lie in \[0, 15\).*\(layer '1'\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
+
+
+def test_other_skills_have_no_support():
+    slot, backbone = RoutingSlot(), nn.Sequential(nn.Linear(4, 5))
+    attach_skills(backbone, lambda i, o: DenseInventory(i, o, 2), targets=["0"], slot=slot)
+    layers = {"0": backbone[0]}
+    with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
+        place_supports(layers, {"0.weight": torch.tensor([2])})
 
 
 @pytest.mark.parametrize(("k", "n_heads"), [(1, 1), (3, 2), (2, 4)])

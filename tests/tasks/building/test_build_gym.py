@@ -3,6 +3,7 @@ import json
 import os
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -171,6 +172,13 @@ def test_a_k_that_leaves_nothing_for_dev(raw, out, task, k, message):
     assert build_task(task(k=k - 1), out, raw=raw).status == "built"
 
 
+def test_a_dev_file_without_records(three_files, out):
+    Path(three_files["dev"]).write_text("")
+    outcome = build_task(make_task(source=Source(None, **three_files)), out)
+    assert outcome.status == "failed"
+    assert "dev.jsonl') are none" in outcome.detail
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -222,3 +230,15 @@ def test_a_full_disk_and_ctrl_c_leave_whole_files(raw, out, error, monkeypatch):
     build_task(make_task(), out, raw=raw)
     assert {name: files(out)[name] for name in left} == left
     assert len(files(out)) == 16
+
+
+def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lines.tempfile, "TemporaryFile", lambda dir: Full())
+    with pytest.raises(OSError, match="No space left") as caught:
+        build_task(make_task(), out, raw=raw)
+    assert caught.value.filename == str(out / "colours")
+    assert list(out.iterdir()) == []

@@ -1,3 +1,5 @@
+import errno
+import os
 import time
 
 import pytest
@@ -49,6 +51,29 @@ def test_a_process_that_dies_costs_its_task_only(tmp_path):
     assert outcomes["dies"].status == outcomes["dies too"].status == "failed"
     assert outcomes["dies"].detail == "its process died; was there too little memory?"
     assert outcomes["a"].status == outcomes["b"].status == "built"
+
+
+class Deadly:
+    """A build that ends whatever process it is sent to."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_processes_that_die_before_they_have_read_their_task(tmp_path):
+    """What is left unread makes for another error than an end."""
+    tasks = [make_task(name) for name in "abc"]
+    found = list(build_many(tasks, tmp_path, samples=[13], n_workers=2, build=Deadly()))  # type: ignore[arg-type]
+    assert [outcome.detail for outcome in found] == [
+        "its process died; was there too little memory?"
+    ] * 3
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_full_disk_ends_all(tmp_path, n_workers):
+    with pytest.raises(OSError, match="No space left on device: 'some/file'") as caught:
+        list(run(["full", "a", "b", "c"], tmp_path, n_workers))
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_processes_that_work_are_stopped_and_clean_up(tmp_path):

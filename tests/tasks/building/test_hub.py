@@ -90,6 +90,8 @@ def raising(error):
     ("error", "message"),
     [
         (ConnectionError("Couldn't reach"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
+        (ReadTimeout("slow"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
+        (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
         (
             DatasetNotFoundError("Dataset 'm/x' is a gated dataset"),
             "'m/x' is gated: accept its terms",
@@ -99,6 +101,7 @@ def raising(error):
             "'m/x' is not on the hub .Dataset 'm/x' do",
         ),
         (ValueError("BuilderConfig 'plain' not found."), "'m/x' cannot be loaded .BuilderConfig"),
+        (FileNotFoundError("no data files"), "'m/x' cannot be loaded .no data files"),
     ],
 )
 def test_reasons(monkeypatch, error, message):
@@ -117,6 +120,12 @@ def test_a_refusal_of_the_hub(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset_builder", raising(error))
     with pytest.raises(UnavailableError, match=r"'x' was refused by the hub \(503 Service"):
         hub_records(source("x"), "train")
+
+
+def test_without_a_hub():
+    """`HF_HUB_OFFLINE` is set for all tests."""
+    with pytest.raises(UnavailableError, match="there is no way to the hub"):
+        hub_records(source("glue", config="rte"), "train")
 
 
 def test_a_connection_that_breaks_while_records_are_read():

@@ -1,4 +1,5 @@
 import gzip
+import io
 import os
 
 import pytest
@@ -76,4 +77,28 @@ def test_damage_inside_an_archive(tmp_path):
     data[12:20] = b"\xff" * 8
     path.write_bytes(data)
     with pytest.raises(TaskError, match="is cut short or damaged after line 0"):
+        list(read_records(path))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(TaskError, match=r"'.*none\.jsonl' does not exist"):
+        list(read_records(tmp_path / "none.jsonl"))
+    (tmp_path / "folder.tsv").mkdir()
+    with pytest.raises(TaskError, match=r"'.*folder\.tsv' is a folder"):
+        list(read_records(tmp_path / "folder.tsv"))
+
+
+def test_a_disk_that_fails_while_it_is_read(tmp_path, monkeypatch):
+    from mttl.tasks.building import read_records as module
+
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise OSError(5, "Input/output error")
+
+    path = write(tmp_path / "x.jsonl.gz", "")
+    monkeypatch.setattr(module.gzip, "GzipFile", lambda *_: io.BufferedReader(Failing()))
+    with pytest.raises(TaskError, match=r"cannot read '.*x.jsonl.gz': Input/output error"):
         list(read_records(path))

@@ -45,6 +45,20 @@ def test_tables_are_read_in_order(tmp_path):
     assert list(found) == list(found) == [{"a": "1", "b": "2"}]
 
 
+def test_an_empty_file(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"")
+    assert len(JsonLines(path)) == 0
+    assert list(JsonLines(path)) == []
+
+
+def test_lines_may_be_blank_be_indented_and_begin_with_a_mark(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('\ufeff{"a": 1}\n \n\n  {"a": 2}\n\r\n', encoding="utf-8")
+    assert len(JsonLines(path)) == 2
+    assert JsonLines(path).take(np.array([1, 0])) == [{"a": 2}, {"a": 1}]
+
+
 @pytest.mark.parametrize("line", ['{"a":', '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": -1e999}'])
 def test_a_broken_line_is_named_when_it_is_taken(tmp_path, line):
     path = tmp_path / "x.jsonl"
@@ -53,6 +67,13 @@ def test_a_broken_line_is_named_when_it_is_taken(tmp_path, line):
     assert found.take(np.array([2])) == [{"a": 2}]
     with pytest.raises(TaskError, match=r"x\.jsonl, line 2(, column \d+)?: not valid JSON"):
         found.take(np.array([2, 1]))
+
+
+def test_an_archive_that_is_cut_off(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl.gz", rows(5000))
+    path.write_bytes(path.read_bytes()[:-3000])
+    with pytest.raises(TaskError, match="is cut short or damaged after line"):
+        len(JsonLines(path))
 
 
 @pytest.mark.parametrize("n", [0, 999, 1000, 2500])

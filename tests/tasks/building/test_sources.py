@@ -1,6 +1,7 @@
 import pytest
 
 from helpers.raw import rows, write_raw
+from mttl.tasks.building import sources
 from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.building.sources import local_files, open_records
 from mttl.tasks.task import Source
@@ -36,3 +37,14 @@ def test_own_files(tmp_path):
     assert local_files(mine, None) == [path]
     with pytest.raises(UnavailableError, match=r"the file '.*other\.tsv' does not exist"):
         open_records(mine, str(tmp_path / "other.tsv"))
+
+
+def test_sources_that_left_the_hub_are_not_asked_for():
+    gone = Source("x", train="train", unavailable="it was withdrawn; ask its makers")
+    with pytest.raises(UnavailableError, match="it was withdrawn; ask its makers"):
+        open_records(gone, "train")
+
+
+def test_all_else_is_on_the_hub(monkeypatch):
+    monkeypatch.setattr(sources, "hub_records", lambda source, split: [(source.path, split)])
+    assert open_records(COLOURS, "train") == [("maker/colours", "train")]

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from helpers.raw import copying_task, make_task, rows, write_jsonl
+from mttl.io.errors import TaskError
 from mttl.tasks.building.record_files import JsonLines
 from mttl.tasks.building.split_lines import ConvertedWhenAsked, Stored, make_lines
 from mttl.tasks.convert import convert
@@ -65,3 +66,21 @@ def test_rows_that_a_task_leaves_out(records, kind):
     assert len(lines) == 2000
     assert lines.take(np.array([0])) == [b'{"input": "text: text 1", "outputs": ["green"]}\n']
     assert lines.labels(np.array([0, 1, 2])).tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("convert_all", [0, 10**6])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"label": 0}, "'text'"),
+        ({"text": "x", "label": 3}, "3"),
+        ({"text": ["x"], "label": 1}, "text"),
+    ],
+)
+def test_a_malformed_record_is_named(tmp_path, bad, message, convert_all):
+    """By its file and its row in the file, whether records are read in order or not."""
+    path = write_jsonl(tmp_path / "x.jsonl", [*rows(1200), bad, *rows(50)])
+    with pytest.raises(TaskError, match=rf"x\.jsonl.*row 1201.*{message}"):
+        make_lines(make_task(), "train", JsonLines(path), convert_all=convert_all).labels(
+            np.array([1230, 1200, 3])
+        )
