@@ -9,7 +9,7 @@ differs. The order of the skills does not matter.
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
@@ -94,12 +94,13 @@ def score(
     )
     if torch.cuda.is_available():
         torch.nn.Module.cuda(model)
+    generate: Any = model.generate
     prefix = f"[{options.score}] " if options.prefix else ""
     status = make_console(stderr=True)
     with counting_bar(status) as bars:
         bar = bars.add_task("answering", total=len(rows))
         answers = answer_texts(
-            lambda _, **settings: model.generate(**settings),
+            lambda _, **settings: generate(**settings),
             encoder,
             [prefix + row.input for row in rows],
             decoder_only=is_decoder_only(model),

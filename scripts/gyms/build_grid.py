@@ -5,10 +5,10 @@
 Exit codes: 0 done, 1 `--check` found differences, 2 something is missing or in the way.
 """
 
-from derived_gym.command import Recipe, main
+from derived_gym.command import GymRecipe, main
 
 
-def recipe() -> Recipe:
+def recipe() -> GymRecipe:
     """Return how the grid is built."""
     from grid_gym.gym import N_PAIRS, GridGym
     from grid_gym.readme import TITLE
@@ -16,7 +16,7 @@ def recipe() -> Recipe:
 
     installed()  # answers a package that is missing
     gym = GridGym()
-    return Recipe(TITLE, N_PAIRS, gym.build, gym.settings, note)
+    return GymRecipe(TITLE, N_PAIRS, gym.build, gym.settings, note)
 
 
 if __name__ == "__main__":

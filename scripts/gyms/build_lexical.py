@@ -5,16 +5,16 @@
 Exit codes: 0 done, 1 `--check` found differences, 2 something is missing or in the way.
 """
 
-from derived_gym.command import Recipe, main
+from derived_gym.command import GymRecipe, main
 
 
-def recipe() -> Recipe:
+def recipe() -> GymRecipe:
     """Return how the lexical gym is built."""
     from lexical_gym.gym import build, settings
     from lexical_gym.readme import TITLE
     from lexical_gym.tasks import TASKS
 
-    return Recipe(TITLE, len(TASKS), build, settings)
+    return GymRecipe(TITLE, len(TASKS), build, settings)
 
 
 if __name__ == "__main__":
