@@ -90,7 +90,7 @@ def test_it_is_loaded_again_and_answers_as_it_was_scored(run: RunFolder) -> None
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_base_in_four_bits(case) -> None:
+def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) -> None:
     """They train, resume, answer and save as one process does."""
     if case[1] != "nf4":
         pytest.skip("torchao cannot split its weights")
@@ -131,7 +131,9 @@ def test_training_moves_the_skills_as_over_the_unpacked_base(case, run, tmp_path
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_it_is_merged_into_a_plain_model(case, run, tmp_path, capsys) -> None:
+def test_it_is_merged_into_a_plain_model(
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mttl.commands import merge_task as merge
 
     out = tmp_path / "merged"
@@ -229,7 +231,9 @@ def test_two_processes_train_as_one(case: tuple[str, str, Path]) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_the_backbone_cannot_be_trained(case, run, tmp_path, capsys) -> None:
+def test_the_backbone_cannot_be_trained(
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mttl.commands import adapt as finetune
 
     whole = tmp_path / "whole.yaml"
