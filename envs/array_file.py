@@ -15,7 +15,7 @@ def load_arrays(path: str | Path) -> dict[str, np.ndarray]:
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is no such archive, damaged, or holds objects, which could run any
+        ValueError: If it is not such an archive, damaged, or holds objects, which could run any
             program.
     """
     try:

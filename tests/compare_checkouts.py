@@ -6,7 +6,7 @@ python tests/compare_checkouts.py ../before . --only text adaptation
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
 seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
 the code of AFTER with the folders that BEFORE has left. The exit status is 1 if anything differs.
-What BEFORE leaves is kept in OUT and used again; AFTER is run anew.
+What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
 """
 
 import argparse

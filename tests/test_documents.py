@@ -108,7 +108,7 @@ def test_links_between_documents_lead_somewhere(document: str) -> None:
 
 
 def test_a_newcomer_comes_from_the_first_page_to_every_other() -> None:
-    """And to a router of one's own in an empty folder, which the test of the tutorials walks."""
+    """Also to a custom router in an empty folder, which the test of the tutorials runs."""
     first, pages = ROOT / "docs" / "index.md", {*ROOT.glob("docs/**/*.md")}
     pages |= {*ROOT.glob("docs/tutorials/*.ipynb")}
     waiting, seen = [first], set()

@@ -1,4 +1,4 @@
-"""The Python in the README, and in the pages beside it, runs as it is printed."""
+"""The Python in the README and in docs/ runs as it is printed."""
 
 import os
 import re

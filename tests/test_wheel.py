@@ -20,7 +20,7 @@ SOURCE = ("mttl", "envs", "configs", "data")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])('..')"
 # One process for three commands: most of the time of each is spent on importing libraries.
-JOURNEY = """
+FIRST_STEPS = """
 import sys
 import mttl
 from mttl.__main__ import main
@@ -130,7 +130,7 @@ def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> 
     questions = [{"task": "third_past", "input": "walk"}, {"task": "verb_past", "input": "go"}]
     (here / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in questions))
     done = subprocess.run(
-        [python, "-c", JOURNEY, str(tmp_path / "installed")],
+        [python, "-c", FIRST_STEPS, str(tmp_path / "installed")],
         cwd=here,
         env=clean(),
         capture_output=True,

@@ -10,7 +10,7 @@ with the square taken of every example's own gradient. Two things are a choice:
   Fisher information itself). Here labels come with the batches, so drawing them is the caller's
   part; see `mttl.merging.likelihood.sample_targets`;
 - the gradients: of each example, as the equation says, or of each batch, which needs one backward
-  pass per batch and is only an approximation: squares of sums are no sums of squares.
+  pass per batch and is only an approximation: squares of sums are not sums of squares.
 """
 
 from collections.abc import Callable, Iterable, Mapping

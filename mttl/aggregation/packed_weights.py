@@ -1,4 +1,4 @@
-"""Weights that bitsandbytes or torchao keep in fewer bits: told apart, unpacked, held still.
+"""Weights that bitsandbytes or torchao keep in fewer bits: recognise, unpack and hold them still.
 
 Neither library is imported here unless one of its weights is met.
 """

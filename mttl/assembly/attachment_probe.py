@@ -31,9 +31,6 @@ class AttachmentProbe:
     Parameters, buffers, modes and random states stay as they are. Weights that are elsewhere (on
     the meta device) are not asked, nor is a backbone that does not run here without skills. One
     whose own rows are not apart is warned of.
-
-    Args:
-        backbone: The model, without skills as yet.
     """
 
     def __init__(self, backbone: PreTrainedModel) -> None:
@@ -66,11 +63,6 @@ class AttachmentProbe:
         | new skills change nothing | logits are compared; prefixes in the softmax are left out |
         | every place has an effect | logits have gradients at its skills, away from their start |
         | rows are apart | a short row in a padded batch, with a cache, equals the row alone |
-
-        Args:
-            slot: What the layers read.
-            kinds: Of the skills, for the message.
-            promised: Whether new skills are known to change nothing.
 
         Raises:
             ConfigError: If one of these does not hold.

@@ -71,10 +71,6 @@ def check_backbone(backbone: Backbone) -> None:
 def check_packable(backbone: Backbone, packed_length: int) -> None:
     """Refuse, before anything is loaded, a backbone whose rows cannot share a sequence.
 
-    Args:
-        backbone: The section.
-        packed_length: The setting, for the message.
-
     Raises:
         ConfigError: If it has an encoder.
     """
@@ -93,7 +89,7 @@ def has_encoder(backbone: Backbone) -> bool:
         ConfigError: If what describes a pretrained one cannot be had.
     """
     if backbone.kind == "random":
-        if backbone.model_type not in CONFIG_MAPPING:  # told where it is built
+        if backbone.model_type not in CONFIG_MAPPING:  # reported where it is built
             return False
         return bool(CONFIG_MAPPING[backbone.model_type]().is_encoder_decoder)
     where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
@@ -112,12 +108,7 @@ def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
 
 
 def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedModel:
-    """Load or build the backbone; frozen unless it is trained too.
-
-    Args:
-        backbone: The section.
-        empty: Neither draw nor read weights: they are on the meta device.
-    """
+    """Load or build the backbone; frozen unless it is trained too."""
     if backbone.kind == "random":
         with torch.device("meta") if empty else nullcontext():
             model = build_random(backbone.model_type, dict(backbone.config))

@@ -103,15 +103,7 @@ def imported_skills(
     n_heads: int = 1,
     **settings: Any,
 ) -> LoRA:
-    """Return the section of imported skills.
-
-    Args:
-        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
-        mix: How skills combine.
-        per_task: Whether each belongs to a task.
-        n_heads: Heads H.
-        **settings: What else skills take: ``scale``, or ``alpha``, ``rslora``, ``dropout``.
-    """
+    """Return the section of imported skills."""
     n_skills, _, rank = next(iter(layers.values()))[0].shape
     return LoRA(
         kind="lora",
@@ -139,13 +131,6 @@ def save_imported(
 ) -> None:
     """Write the folder of a run.
 
-    Args:
-        out: A new folder; it appears whole or not at all.
-        imported: The model.
-        backbone: The section.
-        settings: What is needed to build the model again and to ask it.
-        files: Further texts, by name of their file.
-
     Raises:
         ConfigError: If the model cannot be asked in that form.
     """
@@ -171,10 +156,6 @@ def save_imported(
 
 def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Refuse skills of layers that a network lacks, or of another size.
-
-    Args:
-        network: The backbone.
-        layers: Stacked factors by path.
 
     Raises:
         CheckpointError: If there are such; they are listed.

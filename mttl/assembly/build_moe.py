@@ -54,15 +54,7 @@ def build_experts(
     granularity: str,
     groups: Sequence[str],
 ) -> TokenLayers:
-    """Put the experts of the section on a backbone.
-
-    Args:
-        model: The backbone; changed in place.
-        moe: The section.
-        slot: Where layers find the routing of a forward pass.
-        granularity: Which layers share a row of the task router, where one is their prior.
-        groups: Routed groups that exist already.
-    """
+    """Put the experts of the section on a backbone."""
     embeddings: Any = model.get_input_embeddings()
     vocabulary_size = int(embeddings.weight.shape[0])
 

@@ -56,13 +56,7 @@ def router_class(router: Router) -> type[TaskRouter]:
 
 
 def count_skills(n_skills: int | Literal["per_task"], router: Router, n_tasks: int) -> int:
-    """Return how many skills there are for some tasks.
-
-    Args:
-        n_skills: As the section ``skills`` says it.
-        router: The section.
-        n_tasks: Tasks T.
-    """
+    """Return how many skills there are for some tasks."""
     common = n_tasks if n_skills == "per_task" else n_skills
     return common + (n_tasks * router.n_private if isinstance(router, CPoly) else 0)
 
@@ -87,15 +81,6 @@ def build_router(
     n_features: int | None = None,
 ) -> TaskRouter:
     """Build the router that the configuration describes.
-
-    Args:
-        router: The section.
-        n_groups: Routed groups G.
-        tasks: Names of the tasks in the order of their ids.
-        n_heads: Heads H.
-        n_skills: Skills K.
-        trained: Its weights are going to be loaded.
-        n_features: Size D of the backbone's embeddings; None without text.
 
     Raises:
         ConfigError: If the matrix of an expert router cannot be read or does not fit, or a

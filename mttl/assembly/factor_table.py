@@ -17,11 +17,6 @@ Table = Mapping[str, Sequence[str]]
 def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
     """Return a configuration that names the factors of its tasks, where it routes by them.
 
-    Args:
-        config: Stays as it is.
-        gym: Its TASKS.csv is read where the section router has no table.
-        tasks: The tasks of training.
-
     Raises:
         TaskError: If TASKS.csv says nothing of a task.
     """

@@ -21,11 +21,6 @@ def load_tasks(
 
     Models share equal tensors in memory, so they must not be changed.
 
-    Args:
-        source: The folder of a run.
-        adapted: Folders of tasks that were adapted from it.
-        backbone: Where a pretrained backbone is now.
-
     Raises:
         CheckpointError: If a folder holds no inventory.
         TaskError: If its results name a metric that does not exist.

@@ -69,10 +69,6 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 
     The backbone's dropout is on also where its weights are frozen, as in fine-tuning.
 
-    Args:
-        config: The configuration; its sections backbone, skills, router and moe are read.
-        tasks: Names of the tasks in the order of their ids.
-
     Raises:
         ConfigError: If a part cannot be built, or learns nothing; the message names the section.
         CheckpointError: If the skills of an earlier run cannot be loaded, or do not fit.
@@ -153,13 +149,7 @@ def inventory_settings(
     descriptions: Mapping[str, str | None] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Return what a saved inventory needs to be built again and to answer, as JSON.
-
-    Args:
-        config: The run's.
-        descriptions: That were shown before the inputs, by task.
-        options: That were ranked, by task.
-    """
+    """Return what a saved inventory needs to be built again and to answer, as JSON."""
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names} | {"precision": config.trainer.precision}
@@ -229,12 +219,6 @@ def assemble(
     trained: bool = False,
 ) -> tuple[SkilledModel, Attachment, TokenLayers | None]:
     """Put skills, experts and their routers on a language model: the one place that does.
-
-    Args:
-        network: The language model; changed in place.
-        settings: The sections skills, router, moe and aggregation are read.
-        tasks: Names of the tasks in the order of their ids.
-        trained: The weights of skills and router are going to be loaded.
 
     Returns:
         The model, which layers have skills and all routed groups, and which layers route tokens.

@@ -43,12 +43,6 @@ def build_trainer(
 ) -> Trainer:
     """Return a trainer with the callbacks and loggers of a run.
 
-    Args:
-        config: The configuration; its sections trainer, router and run are read.
-        folder: Where the run writes.
-        built: The model; names of tasks and groups are read.
-        resumed_step: The step that a resumed run continues from.
-
     Raises:
         ConfigError: If so many processes cannot share the experts out.
     """
@@ -72,17 +66,7 @@ def build_policy_trainer(
     every_n_steps: int,
     resumed_step: int = 0,
 ) -> Trainer:
-    """Return a trainer with the callbacks and loggers of a run with policies.
-
-    Args:
-        config: The configuration; its sections trainer, router and run are read.
-        folder: Where the run writes.
-        levels: Their names.
-        groups: Names of the routed groups.
-        monitor: Callback that reports progress.
-        every_n_steps: Steps between two checkpoints, and between two records of the routing.
-        resumed_step: The step that a resumed run continues from.
-    """
+    """Return a trainer with the callbacks and loggers of a run with policies."""
     last = SaveLast(folder.last, every_n_steps)
     callbacks: list[Callback] = [
         TrainingProgress(),

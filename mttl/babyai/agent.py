@@ -37,12 +37,7 @@ class Agent:
         self._index = torch.arange(n_slots, device=self.device).expand(n_tasks, 1, n_slots)
 
     def __call__(self, seen: Observation, begins: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return logits (T, N, A) and values (T, N) of one observation each, and remember it.
-
-        Args:
-            seen: What each agent sees.
-            begins: Which observations are the first of an episode, shape (T, N).
-        """
+        """Return logits (T, N, A) and values (T, N) of one observation each, and remember it."""
         missions = torch.from_numpy(seen.mission)
         logits, values, self.memory = self.model.run(
             self._parameters,
@@ -57,12 +52,7 @@ class Agent:
 
 
 def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw an action from each distribution, with random numbers made on the CPU.
-
-    Args:
-        logits: Shape (…, A).
-        generator: Generator of the CPU, so that all devices draw the same numbers.
-    """
+    """Draw an action from each distribution, with random numbers made on the CPU."""
     noise = torch.rand(logits.shape, generator=generator, dtype=torch.float64)
     gumbel = -torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))
     return (logits.double() + gumbel.to(logits.device)).argmax(-1)

@@ -38,20 +38,12 @@ class PolicySettings(Section):
 
 
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
-    """Build the common parameters, skills and router of some levels, in training mode.
-
-    Args:
-        config: Its sections rl, skills and router are read.
-        levels: Names of the levels in the order of their ids.
-    """
+    """Build the common parameters, skills and router of some levels, in training mode."""
     return _assemble(policy_settings(config), levels).train()
 
 
 def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
     """Load the trained policies of a run and the names of their levels, in evaluation mode.
-
-    Args:
-        folder: The run folder, or its ``skills/``.
 
     Raises:
         CheckpointError: If the folder holds no policies, or they do not fit their settings.
@@ -63,12 +55,7 @@ def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
 
 
 def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
-    """Build untrained policies of the kind that a run has, with all of them trained.
-
-    Args:
-        folder: The run folder, or its ``skills/``.
-        levels: Names of the levels they are for.
-    """
+    """Build untrained policies of the kind that a run has, with all of them trained."""
     return _from_settings(read_inventory(folder), levels).train()
 
 

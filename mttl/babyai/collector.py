@@ -19,14 +19,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 
 
 class RolloutCollector:
-    """A policy in its environments: it remembers, acts and counts episodes.
-
-    Args:
-        model: The policies of all tasks; task t plays level t.
-        environments: T levels × N slots.
-        log: Counts episodes; its levels are those of the environments.
-        seed: Of the actions.
-    """
+    """A policy in its environments: it remembers, acts and counts episodes."""
 
     def __init__(
         self, model: ComposedModel, environments: VectorEnv, log: EpisodeLog, *, seed: int
@@ -43,11 +36,7 @@ class RolloutCollector:
 
     @torch.no_grad()
     def play(self, settings: Ppo) -> EpisodeSequences:
-        """Play a rollout and judge its actions.
-
-        Args:
-            settings: How many steps, and how to judge.
-        """
+        """Play a rollout and judge its actions."""
         training = self.model.training
         self.model.eval()
         if self.seen is None:

@@ -111,11 +111,6 @@ class DemonstrationLoader:
 class DemonstrationDataModule(pl.LightningDataModule):
     """Demonstrations as Lightning's training data; its state is that of the loader.
 
-    Args:
-        levels: As for `DemonstrationLoader`.
-        batch_size: As there.
-        seed: As there.
-
     Attributes:
         loader: Made when the trainer has said which process this is.
     """

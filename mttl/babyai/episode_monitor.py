@@ -24,7 +24,7 @@ class EpisodeMonitor(Callback):
         stop_when_solved: Whether to end the training when all levels have been solved.
         console: Where to print.
         n_rows: Solved means that the mean over so many rollouts reached the rate: one lucky
-            rollout is no proof.
+            rollout proves nothing.
     """
 
     def __init__(

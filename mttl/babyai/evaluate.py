@@ -64,13 +64,6 @@ def play_episode(
 ) -> tuple[list[int], bool]:
     """Play one of the episodes that `play_levels` plays.
 
-    Args:
-        policy: Of one level alone; see `ComposedModel.task_module`.
-        level: The name of that level.
-        episode: Number of the episode.
-        seed: Of the episodes, and of sampled actions, which are not those of `play_levels`.
-        choose: As for `play_levels`.
-
     Returns:
         The actions, and whether they fulfilled the mission.
 

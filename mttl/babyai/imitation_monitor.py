@@ -11,11 +11,7 @@ from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class ImitationMonitor(Callback):
-    """Prints a line after a pass if the last one was long ago, and after the last pass.
-
-    Args:
-        console: Where to print.
-    """
+    """Prints a line after a pass if the last one was long ago, and after the last pass."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

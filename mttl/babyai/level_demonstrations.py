@@ -66,10 +66,6 @@ class DemonstrationBatch:
 def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:
     """Read the demonstrations of some levels from a file.
 
-    Args:
-        path: Written by `envs.demonstration_file.save_demonstrations`.
-        levels: Names of T levels.
-
     Returns:
         Those of each level, in the order of the names.
 
@@ -102,12 +98,7 @@ def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDe
 def pad_episodes(
     demonstrations: Sequence[LevelDemonstrations], chosen: Int[np.ndarray, "T N"]
 ) -> DemonstrationBatch:
-    """Return some demonstrations as a batch, all as long as the longest of them.
-
-    Args:
-        demonstrations: Those of T levels.
-        chosen: Numbers of N demonstrations of each level.
-    """
+    """Return some demonstrations as a batch, all as long as the longest of them."""
     pairs = list(zip(demonstrations, chosen, strict=True))
     lengths = np.stack([level.lengths[episodes] for level, episodes in pairs])  # (T, N)
     n_steps = int(lengths.max())

@@ -50,14 +50,6 @@ def adapt_run(
 ) -> None:
     """Adapt a run's policies to new levels and print a table.
 
-    Args:
-        config: As for `adapt_babyai`.
-        source: The run's folder.
-        tasks: The new levels, joined by commas; ``"test"`` stands for those of ``adapt.levels``.
-        allow_seen: Take levels of training too.
-        out: Folder of the results; ``adapt-<mode>`` in the run by default.
-        **others: Of the command line, for text-to-text tasks only.
-
     Raises:
         ConfigError: If one of the others is given.
     """
@@ -82,14 +74,6 @@ def adapt_babyai(
     """Adapt a run's policies to new levels, one at a time, each from the trained state.
 
     A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
-
-    Args:
-        config: Its sections rl (without levels and network), optim and adapt are read.
-        source: The run's folder.
-        levels: The new levels; those of ``adapt.levels`` by default.
-        out: Folder of the results; ``adapt-<mode>`` in the run by default.
-        allow_seen: Take levels of training too.
-        status: Where progress is shown; standard error by default.
 
     Returns:
         The results of all levels and seeds, in order.

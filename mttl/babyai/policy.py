@@ -146,11 +146,7 @@ class Policy(nn.Module):
 
 
 class TileEmbedding(nn.Embedding):
-    """A bag of words for each cell: the sum of the vectors of its three numbers.
-
-    Args:
-        n_channels: Size C of the vectors.
-    """
+    """A bag of words for each cell: the sum of the vectors of its three numbers."""
 
     def __init__(self, n_channels: int) -> None:
         super().__init__(TILE_CHANNELS * TILE_VALUES, n_channels)
@@ -167,13 +163,7 @@ class TileEmbedding(nn.Embedding):
 
 
 class FiLM(nn.Module):
-    """Convolutions whose output each frame's instruction scales and shifts.
-
-    Args:
-        n_channels: Channels C in and out.
-        instruction_size: Size D of the instruction's vector.
-        norm: As for `Policy`.
-    """
+    """Convolutions whose output each frame's instruction scales and shifts."""
 
     def __init__(self, n_channels: int, instruction_size: int, norm: str) -> None:
         super().__init__()

@@ -17,11 +17,6 @@ class PolicyModule(ResumableModule):
     """The policies of all levels and the statistics of their losses, logged by epoch.
 
     A subclass computes the loss of a batch in ``training_step`` and returns `total_loss` of it.
-
-    Args:
-        model: Common parameters, skills and router; task t is level t.
-        levels: Names of the levels in id order.
-        optim: Optimizer, learning rates and schedule.
     """
 
     model: ComposedModel
@@ -39,7 +34,7 @@ class PolicyModule(ResumableModule):
         """Return the loss with the router's prior, and note the statistics of the batch.
 
         Raises:
-            TrainingError: If the loss is no finite number.
+            TrainingError: If the loss is not finite.
         """
         self._check_finite(loss)
         prior = self.model.router.prior_loss().to(loss.device)

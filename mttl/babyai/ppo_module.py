@@ -13,14 +13,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 
 
 class BabyAIModule(PolicyModule):
-    """Trains the policies of all levels on minibatches of rollouts.
-
-    Args:
-        model: Common parameters, skills and router; task t is level t.
-        levels: Names of the levels in id order.
-        optim: Optimizer, learning rates and schedule.
-        weights: The terms of the loss; BabyAI's by default.
-    """
+    """Trains the policies of all levels on minibatches of rollouts."""
 
     def __init__(
         self,

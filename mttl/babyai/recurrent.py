@@ -17,10 +17,6 @@ class MaskedGRU(nn.Module):
     Parameters have the shapes, the order of gates and the initial distribution of the first layer
     of `torch.nn.GRU`.
 
-    Args:
-        input_size: Size I of the inputs.
-        size: Size D of the state.
-
     References:
         Cho et al., *Learning Phrase Representations using RNN Encoder-Decoder for Statistical
         Machine Translation*, EMNLP 2014, arXiv:1406.1078.
@@ -34,12 +30,7 @@ class MaskedGRU(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "E M I"], valid: Bool[Tensor, "E M"]
     ) -> Float[Tensor, "E D"]:
-        """Return the last state of each sequence; zeros where none of its steps is valid.
-
-        Args:
-            inputs: E sequences of M steps.
-            valid: Which steps are real.
-        """
+        """Return the last state of each sequence; zeros where none of its steps is valid."""
         parts = [2 * self.size, self.size]
         read = F.linear(inputs, self.weight_ih, self.bias_ih)  # of all steps at once: (E, M, 3 D)
         state = read.new_zeros(read.shape[0], self.size)
@@ -59,10 +50,6 @@ class LSTMCell(nn.Module):
     Parameters have the shapes, the order of gates and the initial distribution of
     `torch.nn.LSTMCell`.
 
-    Args:
-        input_size: Size I of the inputs.
-        size: Size D of the state.
-
     References:
         Hochreiter and Schmidhuber, *Long Short-Term Memory*, Neural Computation 9(8), 1997. With
         the forget gate of Gers, Schmidhuber and Cummins, Neural Computation 12(10), 2000.
@@ -79,13 +66,7 @@ class LSTMCell(nn.Module):
     def forward(
         self, read: Float[Tensor, "N 4*D"], state: Float[Tensor, "N D"], cell: Float[Tensor, "N D"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
-        """Return the next state and cell.
-
-        Args:
-            read: What `read` returned for this step.
-            state: The hidden state before the step.
-            cell: The cell before the step.
-        """
+        """Return the next state and cell."""
         gates = read + F.linear(state, self.weight_hh, self.bias_hh)
         enter, forget, candidate, leave = gates.chunk(4, dim=-1)
         cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()

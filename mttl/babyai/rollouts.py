@@ -20,11 +20,6 @@ from mttl.runtime.processes import gathered, rank
 class RolloutLoader:
     """Hands out the minibatches of one rollout per epoch, and plays the rollout when it begins.
 
-    Args:
-        collector: Plays the rollouts.
-        settings: How.
-        seed: Of the minibatches.
-
     Attributes:
         before_batch: As in `mttl.data.loader.ResumableLoader`.
         arithmetic: Gives the context to play in. It must be that of learning, or the policy that
@@ -98,9 +93,6 @@ class RolloutDataModule(pl.LightningDataModule):
 
     The loader itself offers Lightning no state: it would be restored too late, when the loader has
     been asked for its length.
-
-    Args:
-        loader: Plays and hands out.
     """
 
     def __init__(self, loader: RolloutLoader) -> None:

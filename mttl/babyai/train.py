@@ -53,10 +53,6 @@ BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     """Train, evaluate and save.
 
-    Args:
-        config: The run.
-        resume: Continue an interrupted run of the same name.
-
     Returns:
         The success rate and mean steps of every level.
     """
@@ -67,9 +63,6 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
 @contextmanager
 def environment_errors(advice: str) -> Iterator[None]:
     """Turn errors of environments into those of the package inside a ``with`` block.
-
-    Args:
-        advice: What to do when an environment breaks.
 
     Raises:
         ConfigError: If a level is unknown, or a backend is not installed.
@@ -137,13 +130,7 @@ class Learning:
 
 
 def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
-    """Return how the policies of some levels learn: from demonstrations if given, or by playing.
-
-    Args:
-        config: Its sections rl and optim are read, and the seed.
-        model: The policies; task t plays level t.
-        levels: Their names.
-    """
+    """Return how the policies of some levels learn: from demonstrations if given, or by playing."""
     learn = _from_demonstrations if config.rl.demonstrations else _from_rollouts
     return learn(config, model, levels)
 

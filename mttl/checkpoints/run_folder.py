@@ -55,7 +55,7 @@ class RunFolder:
         """
         if self.results.is_file():
             return self.results
-        cause = "is no run: it has no config.yaml"
+        cause = "is not a run: it has no config.yaml"
         if (self.skills / "meta.json").is_file():
             cause = "has no results.csv: nothing was scored (data.evaluate); leave it out"
         elif self.config.is_file():
@@ -204,7 +204,7 @@ def seed_of(run: Path) -> int:
     """
     path = RunFolder(run).config
     if not path.is_file():
-        raise CheckpointError(f"'{run}' is no run: it has no config.yaml")
+        raise CheckpointError(f"'{run}' is not a run: it has no config.yaml")
     seed = dotted_settings(read_text(path, CheckpointError)).get("run.seed")
     if type(seed) is not int:
         raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")

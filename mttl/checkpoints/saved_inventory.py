@@ -194,7 +194,7 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
         source: Where that is now, if it was moved.
 
     Raises:
-        CheckpointError: If it is no such folder, a file is missing or damaged, the format is not
+        CheckpointError: If it is not such a folder, a file is missing or damaged, the format is not
             this version's, or what a task was adapted from is missing or another.
     """
     folder = inventory_folder(folder)

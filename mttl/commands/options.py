@@ -159,14 +159,7 @@ class _ShowSettings(argparse.Action):
 
 
 def add_run(parser: CommandParser, *, tasks: str, out: str, required: bool = True) -> None:
-    """Let a command line name a run, and the tasks to which it is adapted.
-
-    Args:
-        parser: The parser to extend.
-        tasks: Default side of the partition: ``"test"`` or ``"dev"``.
-        out: Help text of the folder of results.
-        required: Whether a run has to be given.
-    """
+    """Let a command line name a run, and the tasks to which it is adapted."""
     add = parser.group(READ).add_argument
     add_source(parser, required=required)
     names = {"nargs": "+", "action": Names}

@@ -189,7 +189,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
     add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
     add("--prefix", action="store_true", help="put [task] before every input")
-    add("--lm", choices=("masked", "causal"), help="how a model that is no encoder–decoder reads")
+    add("--lm", choices=("masked", "causal"), help="how a model reads, if not an encoder–decoder")
     add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
     add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")

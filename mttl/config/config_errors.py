@@ -33,14 +33,7 @@ FORMS = {
 def format_errors(
     error: ValidationError, tree: Mapping[str, Any], sources: Sources, root: type[BaseModel]
 ) -> str:
-    """Return one line per mistake.
-
-    Args:
-        error: What pydantic found.
-        tree: The merged settings.
-        sources: Where each dotted key came from.
-        root: The model that the settings were to fit.
-    """
+    """Return one line per mistake."""
     lines: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
         key, value, models = _locate(mistake["loc"], tree, root)
@@ -63,7 +56,7 @@ def _alternatives(messages: list[str]) -> str:
 def _locate(
     location: tuple[int | str, ...], tree: Mapping[str, Any], root: type[BaseModel]
 ) -> tuple[str, Any, list[type[BaseModel]]]:
-    """Follow a location through the tree; parts that name a member of a union are no keys."""
+    """Follow a location through the tree; parts that name a member of a union are not keys."""
     keys: list[str] = []
     value: Any = tree
     models: list[type[BaseModel]] = [root]

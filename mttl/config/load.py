@@ -75,15 +75,7 @@ def load_any_config(
     as_written: bool = False,
     run: str | None = None,
 ) -> Section:
-    """Read a configuration of any world; its sections tell which. See `load_config`.
-
-    Args:
-        names: As there; with a run, they may be empty, or parts of a configuration.
-        overrides: As there.
-        plugins: As there.
-        as_written: As there.
-        run: The folder of a run, whose configuration is the default.
-    """
+    """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     listed = [name for name in listed if name] if run is not None else listed
     joined = _join(listed) if listed else None
@@ -127,12 +119,7 @@ def _is_whole(tree: Tree) -> bool:
 
 
 def join_files(names: str, last: str) -> str:
-    """Return files joined with one more, without those that it overrides completely.
-
-    Args:
-        names: As for `load_config`.
-        last: The file to name after them.
-    """
+    """Return files joined with one more, without those that it overrides completely."""
     listed = [*names.split("+"), last]
     overruled = _join(listed).overruled
     return "+".join(name for place, name in enumerate(listed) if place not in overruled)

@@ -48,22 +48,13 @@ class _Unread(PluginSection):
 
 @dataclass(frozen=True)
 class PluginKinds:
-    """Annotation that lets a section name a custom class; put it after the built-in kinds.
-
-    Args:
-        family: Kind of the classes.
-        base: Settings that all kinds of the section have.
-    """
+    """Annotation that lets a section name a custom class; put it after the built-in kinds."""
 
     family: Family
     base: type[Section] = Section
 
     def model_of(self, kind: str, *, trusted: bool = False) -> type[PluginSection]:
         """Return the settings of a class.
-
-        Args:
-            kind: Its name.
-            trusted: Whether the user named it; see `mttl.plugins.classes.find_class`.
 
         Raises:
             PluginError: If there is none, or an argument can be no setting.

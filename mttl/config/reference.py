@@ -23,9 +23,6 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 def reference(section: str | None = None) -> str:
     """Return the settings of all worlds, or those of one section, as Markdown.
 
-    Args:
-        section: Its name; all by default.
-
     Raises:
         ConfigError: If no configuration has such a section.
     """

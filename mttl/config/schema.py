@@ -227,7 +227,7 @@ class Search(Section):
         for name in names:
             if name not in allowed:
                 hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
-                raise ValueError(f"'{name}' is no setting that can be searched.{hint}")
+                raise ValueError(f"'{name}' is not a setting that can be searched.{hint}")
         if len({name.partition(".")[0] for name in names}) > 1:
             raise ValueError(
                 f"{', '.join(names)}: settings of training and of adaptation cannot be searched "

@@ -16,12 +16,7 @@ SECTIONS = ("optim", "data", "trainer")
 
 
 def of_training(name: str, adapt: type[Section]) -> bool:
-    """Return whether a setting is one that only training reads.
-
-    Args:
-        name: Its dotted name.
-        adapt: The section adapt of the world.
-    """
+    """Return whether a setting is one that only training reads."""
     section, _, field = name.partition(".")
     return _known_as(name) in TRAIN_ONLY_KEYS or (
         section in SECTIONS and field in adapt.model_fields

@@ -13,15 +13,7 @@ from mttl.io.errors import ConfigError
 
 @dataclass(frozen=True)
 class World:
-    """What the commands need of a world.
-
-    Args:
-        title: What its configurations describe.
-        schema: Of its configurations.
-        section: The section that only they have.
-        whole: The name of one that is shipped and whole, which parts are named behind.
-        commands: ``"module.function"`` by command; imported when the command runs.
-    """
+    """What the commands need of a world."""
 
     title: str
     schema: type[Section]
@@ -31,11 +23,6 @@ class World:
 
     def run(self, command: str, config: Section, /, **options: Any) -> None:
         """Import a command and run it.
-
-        Args:
-            command: One of ``commands``.
-            config: A configuration of this world.
-            **options: Of the command line.
 
         Raises:
             ConfigError: If the world has no such command.

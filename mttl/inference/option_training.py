@@ -48,7 +48,7 @@ class OptionTraining:
         """Return the losses that have a weight, by name, from another pass over a training batch.
 
         Raises:
-            TaskError: If the answer of a row is no option of its task.
+            TaskError: If the answer of a row is not an option of its task.
         """
         labels, read = batch["labels"], batch["attention_mask"].bool()
         if is_decoder_only(model.backbone):  # behind the prompt stands the answer

@@ -209,16 +209,6 @@ def check_name(name: Any, place: str, error: type[MttlError]) -> str:
     return name
 
 
-def check_count(value: Any, name: str) -> None:
-    """Refuse a value that is not a count.
-
-    Raises:
-        ValueError: If it is not a whole number from 0 to 2^63 - 1.
-    """
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{name} must be a whole number of at least 0, not {shown(value)}")
-
-
 def shown(value: object, most: int = 60) -> str:
     """Return a value for a message: short, in ASCII."""
     try:

@@ -142,7 +142,7 @@ def open_library(folder: str | Path) -> Library:
     """Read which members a library has.
 
     Raises:
-        CheckpointError: If the folder is no library, or one of another format.
+        CheckpointError: If the folder is not a library, or one of another format.
     """
     path = check_library(folder)
     facts = read_json(path, CheckpointError, dict)
@@ -230,7 +230,7 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
     """Remove the members that patterns match; return their names.
 
     Raises:
-        CheckpointError: If the folder is no library.
+        CheckpointError: If the folder is not a library.
         ConfigError: If a pattern matches no member; nothing is removed then.
     """
     open_library(folder).chosen(patterns)
@@ -259,7 +259,7 @@ def library_to_be(folder: str | Path) -> Library | None:
     if is_library(path):  # asked last: it may have been made meanwhile
         return open_library(path)
     if strange:
-        raise ConfigError(f"'{path}' is no library and holds other files; name a new folder")
+        raise ConfigError(f"'{path}' is not a library and holds other files; name a new folder")
     return None
 
 

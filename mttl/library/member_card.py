@@ -23,7 +23,7 @@ def check_library(folder: str | Path) -> Path:
     path = Path(folder) / LIBRARY
     if not path.exists():
         raise CheckpointError(
-            f"'{folder}' is no library: it has no {LIBRARY}. mttl library add makes one"
+            f"'{folder}' is not a library: it has no {LIBRARY}. mttl library add makes one"
         )
     return path
 
@@ -90,7 +90,7 @@ def parse_card(text: str | bytes, place: str) -> MemberCard:
     """Read a card.
 
     Raises:
-        CheckpointError: If it is no card, or one of another format.
+        CheckpointError: If it is not a card, or one of another format.
     """
     facts = parse_json(text, place, CheckpointError, dict)
     version = facts.pop("format_version", None)

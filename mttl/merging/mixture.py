@@ -35,7 +35,7 @@ class MixtureChange:
 
     Raises:
         CheckpointError: If the run or the base cannot be read, the run knows no such task, was
-            trained on another backbone, or has skills that are no plain weights.
+            trained on another backbone, or has skills that are not plain weights.
     """
 
     def __init__(self, name: str, run: str | Path, task: str, base: Weights) -> None:

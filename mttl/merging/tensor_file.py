@@ -73,7 +73,7 @@ class TensorFile:
             with safe_open(self.path, framework="pt"):
                 pass  # it checks that header and length of the file agree
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"'{self.path}' is no sound safetensors file: {error}") from error
+            raise CheckpointError(f"'{self.path}' is not valid safetensors: {error}") from error
         found: dict[str, Entry] = {}
         table = parse_json(self.header[8:], f"'{self.path}', its header", CheckpointError, dict)
         for name, item in sorted(table.items(), key=_first_byte):

@@ -129,7 +129,7 @@ class MatthewsCorrelation(LabelMetric):
 
     Of two labels, one is compared with everything else: the first option of the task; where it
     names none, CoLA's ``acceptable``, or the first label in alphabetical order. Of more labels,
-    each is a class, and so is an answer that is no label.
+    each is a class, and so is an answer that is not a label.
 
     References:
         Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,

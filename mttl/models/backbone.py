@@ -64,7 +64,7 @@ def load_pretrained(
         quantize: Keep the weights of linear layers in fewer bits; they are packed one by one while
             the files are read, on the CPU, so that they are the same ones on every machine.
         train: Whether the weights are to be trained, which packed ones cannot be.
-        masked: Load what is no encoder–decoder as a masked language model.
+        masked: Load what is not an encoder–decoder as a masked language model.
         empty: Read no weights: they are on the meta device, in types that may be others.
 
     Returns:
@@ -182,11 +182,11 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
 
     Raises:
         ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
-            type is no language model.
+            type is not a language model.
     """
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(
-            f"backbone.model_type ('{model_type}') is no model type of transformers."
+            f"backbone.model_type ('{model_type}') is not a model type of transformers."
             f"{nearest(model_type, CONFIG_MAPPING.keys())}"
         )
     known = AutoConfig.for_model(model_type)
@@ -194,7 +194,7 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     for key in settings:
         if not hasattr(known, key) and key not in SHARED_SETTINGS:
             raise ConfigError(
-                f"backbone.config.{key} is no setting of '{model_type}'."
+                f"backbone.config.{key} is not a setting of '{model_type}'."
                 f"{nearest(key, known.to_dict())}"
             )
     try:
@@ -210,7 +210,7 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
         raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
     if model is None:
         raise ConfigError(
-            f"backbone.model_type ('{model_type}') is no language model; t5, bart and llama are"
+            f"backbone.model_type ('{model_type}') is not a language model; t5, bart and llama are"
         )
     return model
 

@@ -69,7 +69,7 @@ def kept_layers(model: PreTrainedModel, group: int) -> list[str]:
     """Return the paths of layers that stay in floating point.
 
     These are what transformers leaves (the head, and what a model needs in single precision), and
-    layers whose rows are no whole number of groups: kernels of int4 refuse them, and bitsandbytes'
+    layers whose rows do not divide into groups: kernels of int4 refuse them, and bitsandbytes'
     kernel for processors unpacks them with the scales of other rows.
     """
     single = tuple(model._keep_in_fp32_modules or ())

@@ -217,7 +217,7 @@ class MoELayer(nn.Module):
         return within_capacity(assignment, capacity_of(n_pairs, n_experts, factor))
 
     def extra_repr(self) -> str:
-        """Name the place and the rooms in the module's printed form."""
+        """Name the place and the capacities in the module's printed form."""
         return (
             f"name={self.name}, stack={self.stack}, capacity_factor={self.capacity_factor}, "
             f"eval_capacity_factor={self.eval_capacity_factor}, prior={self.prior}"

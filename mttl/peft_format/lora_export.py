@@ -30,7 +30,7 @@ def mixture_adapter(
         The factors by path of the layer. Layers that need fewer columns are padded with zeros.
 
     Raises:
-        CheckpointError: If a kind of skill is no change added to a weight, a kind without factors
+        CheckpointError: If a kind of skill does not add to a weight, a kind without factors
             is given no rank, the rank is not positive, or a layer stands at several paths.
     """
     check_paths(model)
@@ -49,7 +49,7 @@ def mixture_factors(
 
     Raises:
         ValueError: If a kind without factors is given no rank, or the rank is not positive.
-        NotImplementedError: If a kind of skill is no change added to a weight.
+        NotImplementedError: If a kind of skill is not a change added to a weight.
     """
     parts = {
         path: mixture(layer.inventory, mixing[layer.group], rank) for path, layer in layers.items()

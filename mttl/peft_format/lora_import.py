@@ -35,7 +35,7 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
     may have an alpha of their own (`alpha_pattern`).
 
     Raises:
-        CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
+        CheckpointError: If it is not LoRA, changes more than the weights of linear layers,
             or is damaged.
     """
     config = folder.config

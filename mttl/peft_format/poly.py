@@ -126,7 +126,7 @@ def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
     """Return the layers of a Poly checkpoint by path.
 
     Raises:
-        CheckpointError: If it is no Poly checkpoint, or its tensors do not fit its configuration.
+        CheckpointError: If it is not of Poly, or its tensors do not fit its configuration.
     """
     config = folder.config
     if config["peft_type"] != "POLY":

@@ -341,7 +341,7 @@ class Inventory(nn.Module, ABC):
         """Return thin matrices A and B of each skill, whose change of the weight is ``B @ Aᵀ``.
 
         Raises:
-            NotImplementedError: If the kind's changes are no such products.
+            NotImplementedError: If the kind's changes are not such products.
         """
         raise NotImplementedError(f"{type(self).__name__} are not products of two thin matrices")
 

@@ -183,7 +183,7 @@ def _parse_json_line(text: str, place: str) -> Row:
     row = parse_json(text, place, TaskError)
     keys = isinstance(row, dict) and row.keys() == {"input", "outputs"}
     if not keys or not isinstance(row["outputs"], list) or not row["outputs"]:
-        raise TaskError(f"{place}: {shown(row)} is no row; it must read {_FORM[JSON_LINES]}.")
+        raise TaskError(f"{place}: {shown(row)} is not a row; it must read {_FORM[JSON_LINES]}.")
     source, outputs = row["input"], row["outputs"]
     for value in (source, *outputs):
         if not isinstance(value, str):

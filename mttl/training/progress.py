@@ -23,7 +23,7 @@ from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOS
 class TrainingProgress(ProgressBar):
     """Counts all steps of a run, not those of an epoch, so that the time left is the run's.
 
-    Validations and tests get a bar of their own below it. Where the output is no terminal,
+    Validations and tests get a bar of their own below it. Where the output is not a terminal,
     it prints a line from time to time instead.
 
     Args:

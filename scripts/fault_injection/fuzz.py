@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Scripts and commands are no package; processes that are forked later find them in the same way.
+# Scripts and commands are not a package; processes that are forked later find them in the same way.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "scripts"), str(ROOT)]
 for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
     os.environ.setdefault(name, "1")

@@ -39,10 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     prepare()
     commands = [command for command in COMMANDS if command.name in options.only]
     status = Console(stderr=True)
-    out = Path(options.out or tempfile.mkdtemp(prefix="drill-"))
+    out = Path(options.out or tempfile.mkdtemp(prefix="kill-"))
     if out.is_dir() and any(out.iterdir()):
         raise SystemExit(f"--out '{out}' is not empty: name a new folder")
-    temporary = Path(tempfile.mkdtemp(prefix="drill-", dir=MEMORY if MEMORY.is_dir() else None))
+    temporary = Path(tempfile.mkdtemp(prefix="kill-", dir=MEMORY if MEMORY.is_dir() else None))
     ground = ChainFolders(out, temporary)
     ground.prepare(commands)
     verdicts: list[Verdict] = []

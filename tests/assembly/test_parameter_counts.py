@@ -1,4 +1,4 @@
-"""How many parameters every shipped kind of skill has: built, planned, told, and trained."""
+"""How many parameters every shipped kind of skill has: built, planned, reported and trained."""
 
 import pytest
 from torch import Tensor

@@ -1,1 +1,1 @@
-"""Two checkouts of this repository, run alike and compared: the parts of compare_checkouts.py."""
+"""The parts of compare_checkouts.py: run two checkouts with the same commands, and compare them."""

@@ -60,14 +60,14 @@ def state_of(checkout: Path) -> str:
     """Return a short name of a checkout's commit and of what was changed since.
 
     Raises:
-        ConfigError: If the folder is no checkout, or another package than its would be imported.
+        ConfigError: If the folder is not a checkout, or another package than its would be imported.
     """
     states = [
         subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, check=False)
         for arguments in (["rev-parse", "HEAD"], ["diff", "HEAD"])
     ]
     if any(state.returncode for state in states):
-        raise ConfigError(f"'{checkout}' is no checkout of this repository: name its folder")
+        raise ConfigError(f"'{checkout}' is not a checkout of this repository: name its folder")
     ask = [sys.executable, "-c", "import mttl; print(mttl.__file__)"]
     found = subprocess.run(
         ask, env=_environment(checkout), cwd="/", capture_output=True, text=True, check=False

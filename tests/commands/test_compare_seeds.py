@@ -26,9 +26,7 @@ def write_run(folder: Path, *rows: tuple[str, str, float], lr: float = 0.1) -> P
 BASELINES = ("copy", "majority")
 
 
-def test_samples_are_averaged_and_runs_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_averaged_and_runs_compared(tmp_path, capsys) -> None:
     """By hand: samples 10 and 30 give 20; with a run of 40 the mean is 30, the deviation √200."""
     first = write_run(tmp_path / "1", ("a", "100", 0.1), ("a", "13", 0.3), ("mean", "all", 0.2))
     second = write_run(tmp_path / "2", ("a", "100", 0.4), ("mean", "all", 0.4))
@@ -47,7 +45,7 @@ def test_one_run_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MttlError, match="is no run: it has no config"):
+    with pytest.raises(MttlError, match="is not a run: it has no config"):
         SCRIPT.main([str(tmp_path)])
     run = write_run(tmp_path / "1", ("a", "100", 0.5))
     (run / "results.csv").unlink()
@@ -76,7 +74,7 @@ def test_undefined_scores_are_left_out_and_counted(tmp_path: Path, capsys) -> No
 
 
 def test_policies_have_a_column_for_each_choice_of_actions(tmp_path: Path, capsys) -> None:
-    """A finished BabyAI run has neither baselines nor a test split; steps are no percentages."""
+    """A finished BabyAI run has neither baselines nor a test split; steps are not percentages."""
     run = write_run(tmp_path / "1", ("mean", "all", 0.5))
     (run / "baselines.csv").unlink()
     rows = [("greedy", "success", 0.5), ("greedy", "steps", 9.0), ("sampled", "success", 0.25)]

@@ -147,7 +147,7 @@ def test_defaults() -> None:
         ("optim.lr=.inf", "optim.lr: 'inf' must be a finite number"),
         (
             "search.grid={adapt.rl: [1]}",
-            "'adapt.rl' is no setting that can be searched. Did you mean 'adapt.lr'",
+            "'adapt.rl' is not a setting that can be searched. Did you mean 'adapt.lr'",
         ),
         (
             "adapt.examples=9; data.max_rows=8",

@@ -40,4 +40,4 @@ def test_two_tasks_of_one_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "task_code", lambda task: task[0])
     with pytest.raises(TaskError, match="tasks 'aa' and 'ab' have the same code 'a'"):
         check_codes(["aa", "b", "ab"])
-    check_codes(["aa", "aa"])  # one task twice is no mistake
+    check_codes(["aa", "aa"])  # one task twice is allowed

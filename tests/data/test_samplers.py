@@ -136,7 +136,7 @@ def test_temperature_moves_from_proportional_to_uniform():
     assert task_probabilities(sizes, 2.0)[0] == pytest.approx(
         30 / (30 + math.sqrt(90) + math.sqrt(10))
     )
-    # No overflow: 900 ** (1 / 0.001) is no float.
+    # No overflow: 900 ** (1 / 0.001) is not a float.
     assert task_probabilities(sizes, 0.001) == pytest.approx([1.0, 0.0, 0.0])
 
 

@@ -15,7 +15,7 @@ RECIPE = ROOT / "pl_train.py"
 
 
 def load_recipe(path: Path = RECIPE) -> ModuleType:
-    """Import a script that is no part of the package; it finds what lies beside it."""
+    """Import a script outside of the package; it can import its neighbours."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -42,7 +42,7 @@ def make_gym(tmp_path: Path) -> GymMaker:
 
 @pytest.fixture
 def crossfit() -> Gym:
-    """The real CrossFit subset, where the checkout has it beside it."""
+    """The real CrossFit subset, if it is next to the checkout."""
     folder = SHARED / "crossfit"
     if not folder.is_dir():
         pytest.skip(f"no CrossFit subset at '{folder}'; set MTTL_SHARED to the folder above it")

@@ -56,12 +56,12 @@ def commands(chunk: str) -> list[Command]:
             found += _of_lines(block)
     prose = re.sub(r"^```.*?^```$", "", chunk, flags=re.DOTALL | re.MULTILINE)
     spans = (command for span in _SPAN.findall(prose) for command in _of_lines(span))
-    # A name with options alone is no command, but what prose calls one.
+    # A name with options alone is not a command, but what prose calls one.
     return found + [one for one in spans if any(not word.startswith("-") for word in one.words)]
 
 
 def figures(page: str) -> Iterator[tuple[str, list[Command]]]:
-    """Yield the figures of a page, and the commands beside them: below, else above."""
+    """Yield each figure of a page with its commands: those below it, else those above."""
     parts = chunks(page)
     for number, part in enumerate(parts):
         for figure in _FIGURE.findall(part):

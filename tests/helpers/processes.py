@@ -14,7 +14,7 @@ def echo(connection: Connection) -> None:
 
 
 def obey(connection: Connection) -> None:
-    """Leave, crash or sleep, as told."""
+    """Leave, crash or sleep, as requested."""
     match connection.recv():
         case "leave":
             sys.exit(3)

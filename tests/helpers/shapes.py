@@ -1,4 +1,4 @@
-"""Annotated shapes are checked once for all calls of a function that are alike.
+"""Annotated shapes are checked once for all equivalent calls of a function.
 
 What jaxtyping and beartype say of a call depends on the types, dtypes and shapes of what goes in
 and comes out, so a call like one that was checked needs no check: that takes a tenth of the time.

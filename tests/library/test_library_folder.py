@@ -131,7 +131,7 @@ def test_bad_members_are_listed_and_nothing_changes(tmp_path):
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="is no library and holds other files"):
+    with pytest.raises(ConfigError, match="is not a library and holds other files"):
         add_members(tmp_path / "mine", BASE, [member("x")])
     assert library_to_be(tmp_path / "nowhere") is None
 
@@ -249,7 +249,7 @@ def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=message):
         open_library(tmp_path)
-    with pytest.raises(CheckpointError, match="is no library: it has no library"):
+    with pytest.raises(CheckpointError, match="is not a library: it has no library"):
         open_library(tmp_path / "members")
 
 

@@ -15,7 +15,7 @@ from helpers.run_processes import run_processes
 from mttl.metrics.crossfit import METRICS, build_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 
-# A final NUL is no part of a string for NumPy, and so for scikit-learn.
+# A final NUL is not part of a string for NumPy, and so for scikit-learn.
 texts = st.text(max_size=3).map(str.strip).filter(lambda text: not text.endswith("\0"))
 labels = st.lists(
     st.one_of(

@@ -1,4 +1,4 @@
-"""What is no adapter, or more than one, is refused with the reason."""
+"""What is not an adapter, or more than one, is refused with the reason."""
 
 import json
 

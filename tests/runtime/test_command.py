@@ -63,7 +63,7 @@ def test_a_logger_is_silenced_for_a_while(caplog: pytest.LogCaptureFixture) -> N
 def test_a_mistake_is_a_message_on_standard_error(
     kind: type[MttlError], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Brackets are no markup, and lines are not broken at the width of a terminal.
+    # Brackets are not markup, and lines are not broken at the width of a terminal.
     message = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
     assert run_command(raising(kind(message))) == USER_MISTAKE
     assert capsys.readouterr() == ("", f"error: {message}\n")

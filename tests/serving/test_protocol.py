@@ -28,39 +28,20 @@ CHAT = {"model": "copy", "messages": [USER]}
         ("text", {"model": None}, "'model' is missing"),
         ("text", {"top_p": 0}, r"'top_p' \(0\): Input should be greater than 0"),
         ("text", {"temperature": 2.1}, "less than or equal to 2"),
-        ("text", {"temperature": "1"}, "valid number"),
-        ("text", {"n": 0}, r"'n' \(0\): Input should be greater than or equal to 1"),
         ("text", {"n": True}, "valid integer"),
-        ("text", {"max_tokens": 0}, "greater than 0"),
         ("text", {"stop": ["a", "b", "c", "d", "e"]}, "at most 4 items"),
-        ("text", {"stop": ""}, "at least 1 character"),
-        ("text", {"logprobs": 6}, "less than or equal to 5"),
-        ("text", {"seed": 2**63}, "less than"),
         ("text", {"max_token": 3}, "'max_token' .* is not supported.* Did you mean 'max_tokens'"),
         ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported: leave it out$"),
-        (
-            "text",
-            {"users": "x"},
-            "'users' .* is not supported: .* Supported are logprobs",
-        ),
-        ("text", {"suffix": "x"}, "'suffix' .* is not supported"),
-        ("text", {"messages": [USER]}, "'messages' .* is not supported"),
         ("text", {"stream_options": {}}, "stream_options is for streams: set stream"),
         ("chat", {"messages": []}, "at least 1 item"),
         ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "'messages.0.role'"),
-        ("chat", {"messages": [{**USER, "tool_calls": []}]}, "'messages.0.tool_calls' .* is not"),
         ("chat", {"tool_choice": "required"}, "'tool_choice' .* is not supported"),
-        ("chat", {"logit_bias": {"3": 1}}, "'logit_bias' .* is not supported"),
-        ("chat", {"store": True}, "'store' .* is not supported"),
-        ("chat", {"reasoning_effort": "low"}, "'reasoning_effort' .* is not supported"),
-        ("chat", {"tools": [{"type": "function"}]}, "'tools' .* is not supported"),
-        ("chat", {"response_format": {"type": "json_object"}}, "'response_format' .* is not"),
         ("chat", {"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ("chat", {"logprobs": True, "top_logprobs": 21}, "less than or equal to 20"),
         ("chat", {"max_tokens": 1, "max_completion_tokens": 2}, "give one of them"),
     ],
 )
-def test_what_is_wrong_is_told(kind: str, values: dict[str, Any], told: str) -> None:
+def test_errors_are_reported(kind: str, values: dict[str, Any], told: str) -> None:
     expected, asked = (CompletionRequest, ASKED) if kind == "text" else (ChatRequest, CHAT)
     with pytest.raises(ApiError, match=told) as refused:
         parse_request(expected, {**asked, **values})

@@ -1,4 +1,4 @@
-"""The tests of this room check annotated shapes, and a call like one before is no exception."""
+"""The tests of this folder check annotated shapes, also in repeated calls."""
 
 import jaxtyping
 import pytest

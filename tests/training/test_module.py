@@ -80,7 +80,7 @@ def test_weights_alone_can_be_loaded(build: Any, tmp_path: Path) -> None:
     assert target.load_weights(tmp_path / "best.ckpt") == 7
     for name, value in source.state_dict().items():
         assert torch.equal(target.state_dict()[name], value), name
-    begin(target)  # the random state of the checkpoint is no part of it
+    begin(target)  # the random state of the checkpoint is not part of it
     assert torch.initial_seed() == 3
     assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
 

@@ -67,12 +67,7 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
 
 @torch.no_grad()
 def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
-    """Return what generating answers needs beside weights at its peak, by kind.
-
-    Args:
-        model: As from `mttl.assembly.planning.fake_model`.
-        config: Its configuration; ``data.eval_batch_size`` rows are in a batch.
-    """
+    """Return what generating answers needs beside weights at its peak, by kind."""
     data, n_beams = config.data, config.generation.num_beams
     backbone: Any = model.backbone
     cache: Any

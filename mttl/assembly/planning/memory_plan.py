@@ -121,11 +121,6 @@ class Needs:
 def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> Needs:
     """Find out what a run needs, from its configuration and the architecture of its backbone.
 
-    Args:
-        config: The run's; ``data.batch_size`` rows are in a batch of a process.
-        tasks: Names of the tasks.
-        answers: Look at generation too.
-
     Raises:
         ConfigError: If a part cannot be built, or what it needs depends on what it reads.
     """

@@ -296,12 +296,6 @@ def carry_out(
 ) -> str:
     """Run what is missing, and write tables whenever something has ended.
 
-    Args:
-        comparison: The folder.
-        plans: All runs that belong to it.
-        n_workers: Number of trainings at a time.
-        write: Writes the tables of all that has ended, and returns them.
-
     Returns:
         The tables of everything.
     """
@@ -332,14 +326,7 @@ def run_all(
     n_workers: int,
     ended: Callable[[], object],
 ) -> None:
-    """Run items several at a time, each on its share of the cores, with a progress bar.
-
-    Args:
-        todo: Items to run.
-        run: Runs one item by commands, which end when this process has to stop.
-        n_workers: Number of items at a time.
-        ended: Called whenever an item has ended, to keep tables up to date.
-    """
+    """Run items several at a time, each on its share of the cores, with a progress bar."""
     status = make_console(stderr=True)
     processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
     with (

@@ -24,12 +24,7 @@ Adapted = tuple[str, int]  # task and few-shot sample
 
 @dataclass(frozen=True)
 class ExistingRuns:
-    """The runs of one method, one per seed.
-
-    Args:
-        name: Name of the method.
-        folders: Folders of its runs.
-    """
+    """The runs of one method, one per seed."""
 
     name: str
     folders: tuple[Path, ...]
@@ -121,10 +116,6 @@ def mean_of_known(values: Sequence[float]) -> float:
 def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
     """Return the methods that ``NAME=RUN[,RUN...]`` texts define.
 
-    Args:
-        texts: Definitions from the command line.
-        taken: Names of other methods.
-
     Raises:
         MttlError: If a text has another form, or its runs do not fit one another.
     """
@@ -188,10 +179,6 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
     """Refuse methods that share no seed with the reference, so that nothing could be paired.
-
-    Args:
-        trainings: Method and seed of each training.
-        reference: The method that others are compared with.
 
     Raises:
         MttlError: If there is one.

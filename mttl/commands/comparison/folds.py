@@ -11,11 +11,6 @@ def split_folds(categories: Mapping[str, str], n_folds: int, seed: int) -> list[
     """Split tasks into folds, category after category, each in an order drawn from a seed.
 
     The sizes of folds differ by one task at most, in all and within every category.
-
-    Args:
-        categories: Category of every task.
-        n_folds: Number of folds.
-        seed: Seed of the order.
     """
     if not 2 <= n_folds <= len(categories):
         raise ConfigError(

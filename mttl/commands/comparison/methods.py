@@ -113,10 +113,6 @@ VARIANTS = (*MODES, "nearest_task")
 def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
     """Return the methods that ``NAME=FRAGMENT`` texts define.
 
-    Args:
-        texts: Definitions from the command line.
-        modes: Further adaptation variants of them.
-
     Raises:
         MttlError: If a text has another form, its name is taken, or a file does not exist.
     """

@@ -48,13 +48,7 @@ def read_scores(comparison: MethodComparison, plans: list[Plan]) -> list[TaskSco
 def write_tables(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
 ) -> str:
-    """Write the tables of what has ended, and return them as Markdown.
-
-    Args:
-        comparison: The folder.
-        plans: All runs that belong to it.
-        existing: Finished runs to compare with.
-    """
+    """Write the tables of what has ended, and return them as Markdown."""
     reference = comparison.reference
     scores = read_scores(comparison, plans)
     for runs in existing:

@@ -26,15 +26,7 @@ def run_all(
     name: Callable[[Item], str],
     ended: Callable[[], object],
 ) -> None:
-    """Run items several at a time, with a progress bar.
-
-    Args:
-        todo: What is missing.
-        run: Runs one by commands, which end when this process has to stop.
-        n_workers: How many at a time; each has its share of the cores.
-        name: What an item is called.
-        ended: Called whenever one has ended, to keep tables up to date.
-    """
+    """Run items several at a time, with a progress bar."""
     status = make_console(stderr=True)
     processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
     with (

@@ -47,11 +47,7 @@ class Cost:
 
 
 class Processes:
-    """Runs commands, several at once, and ends all of them when this process has to stop.
-
-    Args:
-        n_threads: Threads that each command may use.
-    """
+    """Runs commands, several at once, and ends all of them when this process has to stop."""
 
     def __init__(self, n_threads: int) -> None:
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
@@ -74,13 +70,7 @@ class Processes:
                         os.kill(process.pid, signal.SIGTERM)
 
     def run(self, command: list[str], log: Path, cost: Path) -> None:
-        """Run a Python command to its end, and record its cost.
-
-        Args:
-            command: A script and its arguments, or ``-m mttl`` and a command with its arguments.
-            log: File to which the output is appended.
-            cost: File of the cost; the cost of earlier attempts is added.
-        """
+        """Run a Python command to its end, and record its cost."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             with self._lock:

@@ -94,10 +94,6 @@ def check_rows(
 ) -> None:
     """Refuse to compare scores of one sample that are of other rows, or by another metric.
 
-    Args:
-        scores: Scores of all methods.
-        digest: Digest of the current rows, by task and sample, if more will be scored.
-
     Raises:
         MttlError: If two are, or one is of rows that no longer exist.
     """

@@ -29,13 +29,7 @@ def text_config(run: Path, advice: str) -> Config:
 def open_rows(
     run: Path, option: str, **settings: Any
 ) -> tuple[TextToTextModule, TextToTextDataModule]:
-    """Return the model of a run, in evaluation mode, and the rows of its tasks.
-
-    Args:
-        run: The folder of a finished run.
-        option: The option that needs the rows, for the message.
-        **settings: Settings of the section data that differ from the run's.
-    """
+    """Return the model of a run, in evaluation mode, and the rows of its tasks."""
     config = text_config(run, f"leave {option} out")
     built = load_run(run)
     module = TextToTextModule(built.model, built.tokenizer, dict.fromkeys(built.tasks, "EM"))

@@ -43,11 +43,6 @@ def read_view(
     """Read the routing of a run and the categories of its tasks.
 
     If only tokens are routed, it is the share of experts among the tokens of each task.
-
-    Args:
-        folder: The folder of the run.
-        adapted: Folders of tasks that were adapted from it; they come last.
-        backbone: Where a pretrained backbone is now, with which adapted tasks are loaded.
     """
     if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
         view = token_view(folder, read_token_record(folder))

@@ -83,7 +83,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             raise TaskError(f"{path}, line {number}: not valid JSON: {reason(error)}.") from error
         if not isinstance(record, dict):
             raise TaskError(
-                f"{path}, line {number}: {shown(record)} is no record; each line must be an object "
+                f"{path}, line {number}: {shown(record)} is not an object "
                 'such as {"text": "..."}.'
             )
         yield record

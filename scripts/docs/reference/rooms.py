@@ -1,4 +1,4 @@
-"""The rooms of the house and their files, from their own first sentences and imports."""
+"""The packages and their files, from their first sentences and imports."""
 
 import ast
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def _read_room(root: Path, folder: Path) -> Room:
         else:
             files[file.name] = _first_sentence(tree)
         uses |= {_room_of(root, name) for name in _imported(tree)}
-    # A room and the rooms inside it are one house.
+    # A package and its subpackages count as one.
     others = {use for use in uses if use and not Path(use).is_relative_to(own)}
     return Room(str(own), sentence, files, tuple(sorted(others - set(map(str, own.parents)))))
 

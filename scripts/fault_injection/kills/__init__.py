@@ -1,1 +1,1 @@
-"""Parts of the drill that kills commands."""
+"""Parts of kill.py, which kills commands."""

@@ -43,7 +43,7 @@ class Verdict:
 
 
 class ChainFolders:
-    """The folders of a drill: the material, what undisturbed commands made of it, the chains.
+    """The folders of a test: the material, the results of undisturbed commands, the chains.
 
     Args:
         folder: Where.
@@ -91,7 +91,7 @@ class ChainFolders:
         Args:
             command: The command.
             number: Of the chain.
-            seed: Of the drill.
+            seed: Seed of the test.
             n_faults: At most so many; the command may have ended before.
         """
         rng = random.Random(f"{seed} {number} {command.name}")

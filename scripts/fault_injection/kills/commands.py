@@ -14,7 +14,7 @@ CHUNK = 8  # answers that are written together, as one batch has one question
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the drill.
+    """A command of the test.
 
     Args:
         name: What it is called here.

@@ -13,7 +13,7 @@ WEIGHTS = (".safetensors", ".ckpt", ".state")
 VARIES = (".log", ".journal", "table.md", "table.csv")
 # What a command cost, and a digest of absolute paths.
 OWN = ("cpu_minutes", "peak_mib", "made_from")
-# A working directory of the drill, where a file names one.
+# A working directory of the test, where a file names one.
 _PLACE = re.compile(rb"/[^\s\"']*/(chains|undisturbed)/[^/\s\"']+")
 
 
@@ -57,7 +57,7 @@ def _content(path: Path) -> Any:
     if path.suffix in (".ckpt", ".state"):
         import torch
 
-        # The drill wrote it itself.
+        # Written by the test itself.
         return torch.load(path, map_location="cpu", weights_only=False)
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:

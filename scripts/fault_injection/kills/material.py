@@ -1,4 +1,4 @@
-"""What the commands of the drill work on: a gym, models and raw records, all tiny."""
+"""What the commands of the test work on: a gym, models and raw records, all tiny."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What most commands import: loaded once, in the process that those of the drill are copies of."""
+"""What most commands import: loaded once, in the process that those of the test are copies of."""
 
 import datasets  # noqa: F401
 import numpy as np

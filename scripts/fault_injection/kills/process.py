@@ -1,6 +1,6 @@
 """A command in a process of its own: a copy of one that has imported the libraries already.
 
-Importing takes ten times as long as the commands of the drill themselves.
+Importing takes ten times as long as the commands of the test themselves.
 """
 
 import contextlib

@@ -12,8 +12,8 @@ from helpers.command import ROOT
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
-def drill(out: Path, *options: str) -> str:
-    """Run the drill; it fails where it saw something bad."""
+def run_script(out: Path, *options: str) -> str:
+    """Run the test; it fails where it saw something bad."""
     command = [
         sys.executable,
         str(ROOT / "scripts/fault_injection/kill.py"),
@@ -28,16 +28,14 @@ def drill(out: Path, *options: str) -> str:
 
 @linux
 def test_a_few_kills_leave_no_trace(tmp_path: Path) -> None:
-    # With this seed each command meets one fault.
-    table = drill(
-        tmp_path / "drill", "--kills", "2", "--only", "train", "adapt-save", "--seed", "2"
-    )
+    # With this seed the command meets one fault.
+    table = run_script(tmp_path / "out", "--kills", "1", "--only", "train", "--seed", "2")
     (faults,) = re.findall(r"│ all +│ +\d+ │ +(\d+) │", table)
-    assert int(faults) >= 2
+    assert int(faults) >= 1
 
 
 @linux
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_two_hundred_kills_leave_no_trace(tmp_path: Path) -> None:
-    drill(tmp_path / "drill", "--kills", "200")
+    run_script(tmp_path / "out", "--kills", "200")

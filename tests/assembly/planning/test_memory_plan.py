@@ -118,7 +118,7 @@ def test_ddp_copies_and_fsdp2_shares() -> None:
 def test_every_process_keeps_the_scales_and_a_layer_of_a_shared_base() -> None:
     given = {"linear": {64: (4096, 1024)}, "largest": 12}
     shared = needs(**given).plan("fsdp2", 4, "nf4").training
-    # Half a byte and a sixteenth of four per weight; three quarters of the scales beside them.
+    # Half a byte and a sixteenth of four per weight; plus three quarters of the scales.
     assert shared["backbone (nf4)"] == (512 + 64) // 4
     assert (shared["scales of others"], shared["a layer in full"]) == (48, 12)
 

@@ -226,7 +226,7 @@ def test_a_mixed_batch_drops_as_peft_with_each_examples_skill(mix):
 
 
 def test_answers_and_gpt2_know_nothing_of_options():
-    """In evaluation nothing is dropped; fresh skills that start from the weight are no change."""
+    """In evaluation nothing is dropped; fresh skills that start from the weight change nothing."""
     for make in (tiny_gpt2, tiny_llama):
         inputs = batch(2)
         expected = make().eval()(**inputs).logits

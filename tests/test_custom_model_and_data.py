@@ -21,7 +21,7 @@ from mttl.models.backbone import build_random, is_decoder_only, scale_initial_we
 from mttl.runtime.command import run_command
 from mttl.tasks.folder import Gym
 
-PAGE = (ROOT / "docs" / "journey_engineer.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "custom_model_and_data.md").read_text(encoding="utf-8")
 (TASKS,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 (PYTHON,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
@@ -40,9 +40,9 @@ def code(number: int) -> dict[str, str]:
     return {"code": text + "\treturn", "fixed": f"\treturn {number}\n\telse:\n\t\tpass\t# so"}
 
 
-@pytest.fixture(params=["t5", "llama"])
+@pytest.fixture(params=["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Her files and her folder of a model."""
+    """The files and the model folder of the page."""
     messages = [{"message": f"m {n}\tplease", "label": LABELS[n % 77]} for n in range(240)]
     write_jsonl(tmp_path / "intents.jsonl", messages)
     write_jsonl(tmp_path / "intents_test.jsonl", messages[:77])
