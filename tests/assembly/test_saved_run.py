@@ -15,11 +15,12 @@ from helpers.command import train
 from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import write_config, write_gym
 from mttl.assembly.build_backbone import build_backbone
+from mttl.assembly.model import build_model
 from mttl.commands import add_tasks as ADD
 from mttl.commands import merge_task as MERGE
 from mttl.config.load import load_config
 from mttl.io import yaml12
-from mttl.io.errors import ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_tokenizer
 
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]

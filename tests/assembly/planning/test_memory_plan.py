@@ -10,7 +10,7 @@ from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
 from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.fake_passes import generation_bytes, training_bytes
-from mttl.assembly.planning.memory_plan import Needs, needs_of, optimizer_bytes
+from mttl.assembly.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of, optimizer_bytes
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.training.optim import build_optimizer
