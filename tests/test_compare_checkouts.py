@@ -60,10 +60,6 @@ def change_sign_of_zero(run: Path) -> None:
     save_file({**tensors, "b": -tensors["b"]}, run / "skills.safetensors")
 
 
-def change_shape(run: Path) -> None:
-    save_file({"a": torch.ones(3, 2), "b": torch.zeros(2)}, run / "skills.safetensors")
-
-
 def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     def change(run: Path) -> None:
         text = (run / name).read_text()
@@ -78,14 +74,6 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     [
         (change_bit, "skills.safetensors", "a", "largest difference 1.19e-07"),
         (change_sign_of_zero, "skills.safetensors", "b", "largest difference 0"),
-        (
-            *(change_shape, "skills.safetensors", "a"),
-            "torch.float32 of shape (2, 3) before, torch.float32 of shape (3, 2) after",
-        ),
-        (
-            lambda run: save_file({"a": torch.ones(2, 3)}, run / "skills.safetensors"),
-            *("skills.safetensors", "b", "missing after"),
-        ),
         (
             lambda run: torch.save(
                 {"step": 3, "state": [{"mean": torch.ones(2) / 2}]}, run / "last.ckpt"
@@ -106,34 +94,12 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
             replace("results.jsonl", "0.5", "0.75"),
             *("results.jsonl", "[1].score", "0.5 before, 0.75 after"),
         ),
-        (
-            replace("results.jsonl", "1.0", "1.00"),
-            *("results.jsonl", "", "the same values, written in another form"),
-        ),
-        (
-            replace("config.yaml", "seed: 13", "seed: 14"),
-            "config.yaml",
-            "run.seed",
-            "13 before, 14 after",
-        ),
-        (replace("merges.txt", "a b", "b a"), "merges.txt", "", "'a b\\n' before, 'b a\\n' after"),
         (lambda run: (run / "merges.txt").unlink(), "merges.txt", "", "missing after"),
     ],
 )
-def test_a_difference_is_named(
-    folders: tuple[Path, Path], change: Callable[[Path], None], file: str, place: str, what: str
-) -> None:
+def test_a_difference_is_named(folders, change, file, place, what) -> None:
     change(folders[1] / "run")
     assert found(folders) == [(f"run/{file}", place, what)]
-
-
-def test_cases_come_after_what_they_need() -> None:
-    names = [case.name for case in CASES.CASES]
-    for case in CASES.CASES:
-        assert all(names.index(need) < names.index(case.name) for need in case.needs)
-    assert [case.name for case in CASES.with_needs(["merged models"])] == (
-        ["text", "merged tasks", "merged models"]
-    )
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
@@ -171,9 +137,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Path]:
     return checkout
 
 
-def test_equal_checkouts_pass_and_the_first_is_run_once(
-    tmp_path: Path, toy: Callable[[Path, str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_checkouts_pass_and_the_first_is_run_once(tmp_path, toy, capsys) -> None:
     before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n1\n")
     arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
     assert SCRIPT.main(arguments) == 0
@@ -189,9 +153,7 @@ def test_equal_checkouts_pass_and_the_first_is_run_once(
     assert "before: ended" not in capsys.readouterr().err.replace("folders of before", "")
 
 
-def test_checkouts_that_differ_do_not_pass(
-    tmp_path: Path, toy: Callable[[Path, str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkouts_that_differ_do_not_pass(tmp_path, toy, capsys) -> None:
     before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n2\n")
     arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
     assert SCRIPT.main(arguments) == 1

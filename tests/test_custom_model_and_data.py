@@ -40,7 +40,7 @@ def code(number: int) -> dict[str, str]:
     return {"code": text + "\treturn", "fixed": f"\treturn {number}\n\telse:\n\t\tpass\t# so"}
 
 
-@pytest.fixture(params=["t5", "llama"])
+@pytest.fixture(params=["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files and the model folder of the page."""
     messages = [{"message": f"m {n}\tplease", "label": LABELS[n % 77]} for n in range(240)]

@@ -62,10 +62,6 @@ def command(name: str, *arguments: str) -> int:
     return run_command(lambda: main([name, *arguments]))
 
 
-def test_the_example_is_short() -> None:
-    assert len((ROOT / "examples" / "nearby_router.py").read_text().splitlines()) <= 40
-
-
 PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
 COMMANDS = [
     line.removeprefix("mttl ").split()

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from mttl.checkpoints.run_folder import RunFolder, step_to_start_from
 from mttl.config.load import load_any_config
-from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.io.errors import CheckpointError, ConfigError, TaskError
 from mttl.merging.recipe import read_recipe
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
@@ -28,11 +28,7 @@ T5 = {
     **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
     **{"num_layers": 1, "num_decoder_layers": 1},
 }
-YAML_TAGS = (
-    "!!python/object/apply:os.system [touch {marker}]",
-    "!!python/object/new:os.system [touch {marker}]",
-    "!!python/object/apply:subprocess.check_output [[touch, {marker}]]",
-)
+YAML_TAGS = ("!!python/object/apply:os.system [touch {marker}]",)
 
 
 @pytest.fixture
@@ -176,9 +172,7 @@ def test_an_adapter_that_is_pickled(adapter: Path, marker: Path) -> None:
     ("read", "error"),
     [(read_recipe, ConfigError), (load_tasks, TaskError), (load_any_config, ConfigError)],
 )
-def test_recipes_tasks_and_configurations(
-    tmp_path: Path, marker: Path, tag: str, read: Callable[[str], Any], error: type[MttlError]
-) -> None:
+def test_recipes_tasks_and_configurations(tmp_path, marker, tag, read, error) -> None:
     path = tmp_path / "it.yaml"
     for key in ("method", "tasks", "run"):
         path.write_text(f"{key}: {tag.format(marker=marker)}\n")

@@ -81,9 +81,7 @@ def test_commands_are_found_in_all_forms() -> None:
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_a_printed_command_reads_its_options(
-    command: Command, request: pytest.FixtureRequest
-) -> None:
+def test_a_printed_command_reads_its_options(command, request) -> None:
     options = read_options(command, request)
     files = getattr(options, "config", None)
     named = filled(f"{files} {' '.join(command.words)}")

@@ -26,8 +26,9 @@ def run_lines(block: str) -> None:
         run_small(command)
 
 
-def test_the_tutorials_run(place: Path) -> None:
-    for notebook in NOTEBOOKS:
+@pytest.mark.parametrize("n", [2, pytest.param(len(NOTEBOOKS), marks=pytest.mark.slow)])
+def test_the_tutorials_run(place: Path, n: int) -> None:
+    for notebook in NOTEBOOKS[:n]:
         names: dict = {"run_lines": run_lines}
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
             source = "".join(cell["source"])

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.new_tasks import train_source
 from mttl.adaptation.new_tasks import adapt_to
+from mttl.analysis.figures import canvas
 from mttl.analysis.routing_record import read_adaptation_history, read_arrays, read_record
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
@@ -16,9 +17,8 @@ from mttl.training.routing_monitor import routing_weights
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
-def test_the_row_is_kept_from_its_start_to_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_row_is_kept_from_its_start_to_its_end(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     run = train_source(tmp_path)
     words = [("ab", "abab"), ("b", "bb"), ("c", "cc"), ("ac", "acac")]
     settings = {"mode": "router_only", "max_steps": 45, "eval_every": 10, "router_lr": 0.5}

@@ -101,10 +101,9 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
         (["router.kind=task_moe"], {}),
         (["router.kind=shared", "skills.n_skills=1"], {}),
         (["router.kind=private", "skills.n_skills=per_task"], {"init": "private_skill"}),
-        (["router.kind=c_poly", "router.n_private=2"], {}),
         (["router.kind=score_function"], {}),
     ],
-    ids=["task_moe", "shared", "private", "c_poly", "score_function"],
+    ids=["task_moe", "shared", "private", "score_function"],
 )
 def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> None:
     run = train_source(tmp_path, settings=router)
@@ -155,9 +154,7 @@ def test_the_command_writes_a_run(run: Path, row: Path, skills: Path, tmp_path: 
     assert run_command(lambda: ADD.main(given)) == 2  # the folder is there
 
 
-def test_plots_show_which_tasks_it_is_like(
-    run: Path, row: Path, skills: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plots_show_which_tasks_it_is_like(run, row, skills, tmp_path, capsys) -> None:
     given = [str(run), "--adapted", str(row), str(skills), "--out", str(tmp_path)]
     assert PLOT.main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -218,13 +215,10 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot leave skills unused"),
         (["router.shared_skill=true"], "all", "more skills change every task"),
         (["skills.shared_down=true"], "all", "share a factor with those of the run"),
-        (["router.normalise=average_correction"], "all", "more skills change every task"),
         (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "a stack have their stages"),
     ],
 )
-def test_what_these_routers_cannot(
-    settings: list[str], mode: str, message: str, tmp_path: Path
-) -> None:
+def test_what_these_routers_cannot(settings, mode, message, tmp_path) -> None:
     run = train_source(tmp_path, settings=settings)
     folder = adapt(run, tmp_path / "own", mode)
     assert re.search(message, refused(run, tmp_path / "out", folder))

@@ -35,9 +35,7 @@ BATCH = {
         ([0.1, 0.5, 0.5, 0.5], 2, 0.5),
     ],
 )
-def test_the_weights_of_the_best_score_are_kept(
-    monkeypatch: pytest.MonkeyPatch, scores: list[float], kept: int, best: float
-) -> None:
+def test_the_weights_of_the_best_score_are_kept(monkeypatch, scores, kept, best) -> None:
     """Scores stand for steps 0, 2, 4 and 6; what is kept is compared with a copy of each step."""
     model = skilled(tiny_t5())
     module = TextToTextModule(
@@ -75,9 +73,7 @@ def test_a_last_step_to_huge_weights_diverges(monkeypatch: pytest.MonkeyPatch) -
     assert all(value.isfinite().all() for value in module.parameters())
 
 
-def test_the_mode_average_trains_what_one_averaged_skill_would_learn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_mode_average_trains_what_one_averaged_skill_would_learn(monkeypatch) -> None:
     """Skills with equal weights get equal updates: their average is trained like a single skill.
 
     Adam divides the third that reaches each skill away, but for its epsilon, which weighs where
@@ -107,7 +103,7 @@ def test_the_mode_average_trains_what_one_averaged_skill_would_learn(
 
 @pytest.mark.parametrize("name", ["bf16-mixed", "16-mixed"])
 def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch, name
 ) -> None:
     """Compared with single precision from the same start: close, and not equal."""
     monkeypatch.setattr(few_shot, "score_batches", lambda *given: (0.0, []))

@@ -29,9 +29,7 @@ def test_interval_of_constant_scores_is_a_point() -> None:
         ([[math.nan], [1.0]], 0.8, (0.0, 1.0)),
     ],
 )
-def test_interval_by_hand(
-    samples: list[list[float]], level: float, expected: tuple[float, float]
-) -> None:
+def test_interval_by_hand(samples, level, expected) -> None:
     assert interval({"a": samples}, level=level) == pytest.approx(expected)
 
 

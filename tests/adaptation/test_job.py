@@ -45,9 +45,7 @@ def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path
 
 
 @pytest.mark.parametrize("examples", [None, 0, 1, 4])
-def test_as_many_rows_are_read_as_examples_are_given(
-    examples: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_rows_are_read_as_examples_are_given(examples, tmp_path, monkeypatch) -> None:
     gym = write_gym(tmp_path)
     read: dict[str, list[int]] = {"train": [], "dev": []}
 
@@ -68,9 +66,7 @@ def test_as_many_rows_are_read_as_examples_are_given(
     assert result.n_answers == 3  # all rows of the test
 
 
-def test_empty_answers_are_counted_where_the_test_is_not_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_answers_are_counted_where_the_test_is_not_scored(tmp_path, monkeypatch) -> None:
     gym, tokenizer = write_gym(tmp_path), load_tokenizer("byte")
     model = skilled(build_random("t5", TINY_T5["config"]))
     monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))

@@ -102,12 +102,15 @@ def test_parts_of_the_backbone_that_were_trained_are_those_that_full_trains() ->
         assert trained() == set(own)
 
 
-def test_every_mode_has_roles() -> None:
-    assert set(TRAINED_ROLES) == set(MODES)
-
-
-@pytest.mark.parametrize("router", LEARNED)
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "zero_shot"])
+@pytest.mark.parametrize(
+    ("mode", "router"),
+    [
+        (mode, router)
+        for number, router in enumerate(LEARNED)
+        for turn, mode in enumerate(mode for mode in MODES if mode != "zero_shot")
+        if (number + turn) % 2
+    ],
+)
 def test_exactly_the_named_tensors_change(mode: AdaptMode, router: str) -> None:
     model = apply_mode(skilled(tiny_t5(), router=router), mode, 2)
     if isinstance(model.router, PolytroponRouter):  # a rounded row may use no skill, and train none
@@ -151,11 +154,6 @@ def test_a_router_without_parameters_cannot_be_trained_alone(router: str) -> Non
         apply_mode(skilled(tiny_t5(), router=router), "router_only", 2)
 
 
-def test_an_unknown_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"mode \('frozen'\) must be one of zero_shot"):
-        apply_mode(skilled(tiny_t5()), "frozen")  # type: ignore[arg-type]
-
-
 # How the published baselines treat a new task.
 
 
@@ -193,9 +191,7 @@ def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode)
 
 
 @pytest.mark.parametrize("mode", ["skills_only", "all", "from_scratch", "full"])
-def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
-    mode: AdaptMode,
-) -> None:
+def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(mode) -> None:
     """Against a model of a single skill on the same backbone, with identical initialisation."""
     many, one = (skilled(tiny_t5(), router="expert", n_skills=k) for k in (3, 1))
     before = snapshot(many)
@@ -236,9 +232,7 @@ def test_a_row_of_polytropon_is_learned_over_skills_of_any_router() -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "average"])
-def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(
-    mode: AdaptMode,
-) -> None:
+def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(mode) -> None:
     model = skilled(tiny_t5(), router="c_poly", n_skills=5)
     own, trained = [3], "skills" in TRAINED_ROLES[mode]  # where the first task had its own
     before = snapshot(model)

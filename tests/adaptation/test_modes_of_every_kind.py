@@ -13,7 +13,7 @@ from helpers.fragments import fragments, frozen_config, logits, trained
 from helpers.skills import spread
 from mttl.adaptation.modes import TRAINED_ROLES, adapted
 from mttl.assembly.model import Built
-from mttl.config.section import AdaptMode, RowInit
+from mttl.config.section import AdaptMode
 
 MODES = get_args(AdaptMode)
 KINDS = fragments("skills")
@@ -21,7 +21,20 @@ TASK_IDS = torch.tensor([0, 1, 1, 0])
 INPUTS = batch(len(TASK_IDS))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+def drawn(*values: object, each: int = 1) -> list[tuple[object, ...]]:
+    """Return every kind with some of the values in turn."""
+    turns = [
+        (kind, (number + 3 * more) % len(values))
+        for number, kind in enumerate(KINDS)
+        for more in range(each)
+    ]
+    return [
+        (kind, *(value if isinstance(value := values[turn], tuple) else (value,)))
+        for kind, turn in turns
+    ]
+
+
+@pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest) -> tuple[Built, Tensor]:
     """A model with skills of a kind, and the logits that it had before they changed anything.
 
@@ -49,7 +62,7 @@ def built(run: tuple[Built, Tensor]) -> Iterator[Built]:
     assert all(value.grad is None for value in model.parameters())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("run", "mode"), drawn(*MODES, each=2), indirect=["run"], scope="module")
 def test_exactly_the_named_parameters_are_trained(mode: AdaptMode, built: Built) -> None:
     torch.manual_seed(0)  # routers and masks draw
     known = snapshot(built.model)
@@ -74,7 +87,9 @@ def test_exactly_the_named_parameters_are_trained(mode: AdaptMode, built: Built)
         assert changed(model, begun) == named
 
 
-@pytest.mark.parametrize("mode", ["zero_shot", "average"])
+@pytest.mark.parametrize(
+    ("run", "mode"), drawn("zero_shot", "average"), indirect=["run"], scope="module"
+)
 @torch.no_grad()
 def test_a_new_task_mixes_by_the_row_that_the_mode_gives(mode: AdaptMode, built: Built) -> None:
     known = built.model.router.logits
@@ -90,11 +105,17 @@ def test_a_new_task_mixes_by_the_row_that_the_mode_gives(mode: AdaptMode, built:
 
 
 # Every layer sees a prompt, so that no fresh one changes nothing.
-@pytest.mark.parametrize("run", [kind for kind in KINDS if "prompt" not in kind], indirect=True)
-@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "private_skill")])
+@pytest.mark.parametrize(
+    ("run", "mode", "init"),
+    [
+        row
+        for row in drawn(("from_scratch", "mean"), ("full", "private_skill"))
+        if "prompt" not in row[0]
+    ],
+    indirect=["run"],
+    scope="module",
+)
 @torch.no_grad()
-def test_fresh_skills_are_the_bare_backbone_at_first(
-    mode: AdaptMode, init: RowInit, built: Built, run: tuple[Built, Tensor]
-) -> None:
+def test_fresh_skills_are_the_bare_backbone_at_first(mode, init, built, run) -> None:
     with adapted(built.model, mode, 2, init=init) as model:
         assert torch.equal(model(TASK_IDS, **INPUTS).logits, run[1])

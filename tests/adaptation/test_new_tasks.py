@@ -3,25 +3,20 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import mttl
 import mttl.adaptation.job
 import mttl.adaptation.modes
-from helpers.checksums import note_again
-from helpers.command import ROOT, train
+from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.custom_examples import write_examples
 from mttl.adaptation.fine_tune import fine_tune, score_batches
-from mttl.adaptation.new_tasks import Adaptation
 from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
@@ -36,14 +31,6 @@ PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_source(tmp_path_factory.mktemp("adaptation"))
-
-
-def test_importing_the_package_is_light() -> None:
-    code = (
-        "import sys, mttl; assert {'adapt', 'adapt_to', 'few_shot_table'} <= set(dir(mttl));"
-        "assert not {'torch', 'transformers', 'pydantic'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_the_call_is_not_hidden_by_the_module_of_its_name() -> None:
@@ -78,18 +65,6 @@ def test_a_second_call_repeats_no_finished_job(run: Path, tmp_path: Path) -> Non
         mttl.adapt(run, out=tmp_path, lr=0.5, **STEPS)
 
 
-def test_results_of_another_inventory_are_not_returned(run: Path, tmp_path: Path) -> None:
-    given = {"tasks": "first", "mode": "zero_shot", "out": tmp_path / "out"}
-    first = mttl.adapt(run, **given)
-    shutil.copytree(run, tmp_path / "resumed")
-    assert mttl.adapt(tmp_path / "resumed" / "skills", **given) == first
-    path = tmp_path / "resumed" / "skills" / "router.safetensors"
-    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
-    note_again(path.parent)
-    with pytest.raises(ConfigError, match=r"are of another inventory .*out= in a call"):
-        mttl.adapt(tmp_path / "resumed", **given)
-
-
 def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run.parents[1] / "gym", tmp_path / "gym")
     given = {"gym": tmp_path / "gym", "out": tmp_path / "out", "mode": "zero_shot"}
@@ -104,34 +79,8 @@ def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path
     assert mttl.adapt(run, tasks="twice", **given)
 
 
-def test_results_of_another_number_of_examples_are_not_returned(run: Path, tmp_path: Path) -> None:
-    given = {"tasks": "first", "out": tmp_path, **STEPS}
-    (four, _) = mttl.adapt(run, examples=4, **given)
-    with pytest.raises(ConfigError, match=r"adapt\.examples \(4 before, None now\)"):
-        mttl.adapt(run, **given)
-    with pytest.raises(ConfigError, match=r"adapt\.examples \(4 before, 3 now\)"):
-        mttl.adapt(run, examples=3, **given)
-    assert mttl.adapt(run, examples=4, **given)[0] == four
-
-
-def test_a_call_begins_with_the_nearest_task(run: Path) -> None:
-    """Nothing is trained: the new task answers as the nearest trained one."""
-    given = {"init": "nearest_task", "mode": "zero_shot"}
-    found = mttl.adapt_to(run, PAIRS, task="twice", dev=PAIRS, **given)
-    source = mttl.load(run)
-    rows = source.model.router.matrix()
-    (best,) = [
-        t for t in range(rows.shape[1]) if torch.allclose(rows[:, [t]], found.model.router.matrix())
-    ]
-    (result,) = mttl.adapt(run, samples=[13], tasks=["twice"], **given)
-    assert (result.n_trained, result.step) == (0, 0)
-    assert result.begun_as == source.tasks[best]
-
-
 @pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "nearest_task"), ((0.2, 0.5), "mean")])
-def test_a_model_of_best_of_two_is_the_better_one(
-    run: Path, scores: tuple[float, float], better: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_best_of_two_is_the_better_one(run, scores, better, monkeypatch) -> None:
     """Weight for weight that of a call from that start alone, whichever was adapted last."""
 
     def told(*given: object, **more: object) -> tuple:
@@ -219,25 +168,6 @@ def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
     assert [result.sample for result in results] == [13]
 
 
-@pytest.mark.parametrize("place", ["runs/x/skills", "skills", "."])
-def test_default_folders_stand_beside_the_skills(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = load_config([str(run / "config.yaml")])
-    adaptation = Adaptation.of(config, run, "first")
-    found = replace(adaptation, skills=Path(place)).folder("adapt-all")
-    assert found.absolute() == Path(place).absolute().parent / "adapt-all"
-
-
-def test_a_folder_notes_how_the_run_reads_inputs(run: Path, tmp_path: Path) -> None:
-    """Whatever the configuration says, which has no say in it."""
-    config = load_config([str(run / "config.yaml")], ["data.prefix=none"])
-    adaptation = Adaptation.of(config, run, "first")
-    adaptation.check_folder(tmp_path, config)
-    assert load_config([str(tmp_path / "config.yaml")]).data.prefix == "name"
-
-
 def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "gym", {"double": NEW["twice"]}, samples=(21,))
     (result,) = mttl.adapt(run / "skills", gym=gym, tasks="double", **STEPS)
@@ -256,10 +186,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ({"step": 3}, ConfigError, "adapt.step: section 'adapt' has no 'step'"),
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
-        ({"lr": -1}, ConfigError, "adapt.lr: '-1' must be greater than 0"),
-        ({"mode": "some"}, ConfigError, "adapt.mode: 'some' must be one of zero_shot"),
         (
             {"init": "private_skill", "mode": "zero_shot"},
             ConfigError,
@@ -270,21 +197,14 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
             ConfigError,
             "mode 'average' takes no row over",
         ),
-        ({"init": "fresh", "mode": "average"}, ConfigError, "so init 'fresh' changes nothing"),
         ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
         ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
         ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
         ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' composes"),
-        ({"examples": -1}, ConfigError, "adapt.examples: '-1' must be greater than or equal to 0"),
-        (
-            {"examples": 17},
-            TaskError,
-            "adapt.examples (17) must be at most 16, the training",
-        ),
+        ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
-        ({"tasks": "dev"}, TaskError, "has no dev tasks"),
         ({"samples": [7]}, TaskError, "has no sample 7"),
         ({"samples": []}, TaskError, "samples is empty; name some"),
         ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
@@ -306,15 +226,6 @@ def test_a_folder_without_a_run_or_its_settings(run: Path, tmp_path: Path) -> No
     assert mttl.adapt(tmp_path, config=config, tasks="first", mode="zero_shot", samples=[13])
 
 
-def test_a_router_that_cannot_be_trained_is_a_mistake(tmp_path: Path) -> None:
-    gym = write_gym(tmp_path / "gym", samples=(13,))
-    sections = {"router": {"kind": "average"}, "data": {"samples": [13]}}
-    config = write_config(tmp_path / "tiny.yaml", gym, **sections)
-    run = train(config, "source", "trainer.max_steps=1", "trainer.val_check_interval=1").path
-    with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
-        mttl.adapt(run, tasks="copy", allow_seen=True, mode="router_only")
-
-
 def test_a_model_for_a_few_examples_answers(run: Path) -> None:
     """Always 'b': a rule that a tiny model learns in seconds."""
     answers = mttl.adapt_to(
@@ -330,17 +241,9 @@ def test_a_model_for_a_few_examples_answers(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "prefix", "described"),
-    [
-        ("t5", "name", False),
-        ("t5", "code", True),
-        ("llama", "name", True),
-        ("llama", "code", False),
-        ("llama", "none", False),
-    ],
+    [("t5", "code", True), ("llama", "name", True), ("llama", "none", False)],
 )
-def test_questions_look_as_in_training(
-    kind: str, prefix: str, described: bool, tmp_path: Path
-) -> None:
+def test_questions_look_as_in_training(kind, prefix, described, tmp_path) -> None:
     """Compared with rows prepared from a gym, and with the answers to them."""
     gym = write_gym(tmp_path / "gym")
     table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
@@ -381,13 +284,9 @@ def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
         ({"metric": "em"}, TaskError, "metric ('em') must be one of"),
         ({"seeds": [1]}, ConfigError, "give it seed=NUMBER"),
         ({"description": "say b"}, ConfigError, "was trained without descriptions of tasks"),
-        ({"examples": PAIRS[:1]}, TaskError, "holds 1 pairs; it must hold at least 2"),
-        ({"lr": 0}, ConfigError, "adapt.lr: '0' must be greater than 0"),
     ],
 )
-def test_mistakes_in_examples_are_answered(
-    run: Path, given: dict, kind: type, message: str
-) -> None:
+def test_mistakes_in_examples_are_answered(run, given, kind, message) -> None:
     with pytest.raises(kind, match=re.escape(message)):
         mttl.adapt_to(run, **{"examples": PAIRS, "task": "new", **given})
 

@@ -66,15 +66,6 @@ def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
     check_rows(tmp_path, [found.job], lambda task, sample: "anything")
 
 
-@pytest.mark.parametrize("line", ['{"task": "c", "sam', '{"task": "c"}', "[1]", "\0\0", "é", ""])
-def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
-    Results(tmp_path).add(result("a", 0.5))
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(path.read_bytes() + line.encode("latin-1") + b"\n")
-    with pytest.raises(MttlError, match=r"results\.jsonl', line 2 is damaged .* Delete the line"):
-        Results(tmp_path)
-
-
 def test_one_process_writes_a_file(tmp_path: Path) -> None:
     first, second = Results(tmp_path), Results(tmp_path)
     with first.writing():

@@ -32,12 +32,6 @@ def test_what_expert_and_anti_expert_share_cancels() -> None:
     torch.testing.assert_close(found, base + 0.5 * expert)
 
 
-def test_the_base_is_left_alone() -> None:
-    base = torch.ones(2)
-    add_task_vectors(base, [base], [1.0])
-    assert base.tolist() == [1, 1]
-
-
 def test_weights_are_counted() -> None:
     with pytest.raises(ValueError, match="1 task vectors and 2 weights"):
         add_task_vectors(torch.ones(2), [torch.ones(2)], [1.0, 2.0])

@@ -29,21 +29,6 @@ def test_ranges_get_the_mask_of_the_whole() -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_the_expectation_is_the_vector() -> None:
-    vector = torch.ones(40_000)
-    mean = drop_and_rescale(vector, 0.25, mask_generator(0, 0, "x")).mean()
-    # Five standard deviations of a mean of 40,000 draws of variance (1 − d) / d = 3.
-    assert float(mean) == pytest.approx(1, abs=5 * (3 / 40_000) ** 0.5)
-
-
-def test_masks_differ_by_seed_model_and_tensor() -> None:
-    draws = [
-        tuple(torch.rand(4, generator=mask_generator(*key)).tolist())
-        for key in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))
-    ]
-    assert len(set(draws)) == 4
-
-
 def test_a_density_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"density .0\.0. must be above 0"):
         drop_and_rescale(torch.ones(1), 0.0, torch.Generator())

@@ -35,20 +35,6 @@ def test_the_equation_number_by_number(base_weight: float, ceiling: float | None
         assert float(found[place]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_no_vector_leaves_the_base() -> None:
-    base = torch.randn(5)
-    torch.testing.assert_close(elastic_removal(base, fishers(5), [], [], []), base)
-
-
-def test_a_weight_that_only_the_vector_needs_is_removed() -> None:
-    """Where the base's information is nothing beside the vector's, the vector itself is left."""
-    found = elastic_removal(
-        *(torch.tensor([5.0]), torch.tensor([1e-6]), [torch.tensor([2.0])]),
-        *([torch.tensor([1e3])], [-1.0]),
-    )
-    torch.testing.assert_close(found, torch.tensor([-2.0]))
-
-
 def test_cape_with_fisher_information_is_the_other_published_setting() -> None:
     base, expert, anti_expert = torch.randn(3, 30).unbind()
     of_base, of_difference = fishers(2, 30).unbind()

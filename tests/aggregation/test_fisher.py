@@ -94,28 +94,6 @@ def test_labels_drawn_from_the_model_give_the_fisher_information() -> None:
     torch.testing.assert_close(found, p * (1 - p), atol=5 * 0.5 / 20_000**0.5, rtol=0)
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    model = Classifier().train()
-    model.dropout.eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    seen: list[int] = []
-    diagonal_fisher(model, log_likelihood, make_batches(), on_batch=seen.append)
-    assert seen == [5, 5]
-    assert model.training
-    assert not model.dropout.training
-    assert all(value.grad is None for value in model.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_half_precision_is_squared_in_single() -> None:
-    found = diagonal_fisher(Classifier().bfloat16(), _halved, make_batches())
-    assert {value.dtype for value in found.values()} == {torch.float32}
-
-
-def _halved(call: Callable[..., Any], batch: Any) -> tuple[Tensor, Tensor]:
-    return log_likelihood(call, {**batch, "x": batch["x"].bfloat16()})
-
-
 def test_mistakes_are_named() -> None:
     model, batches = Classifier(), make_batches(1)
     for settings, message in (

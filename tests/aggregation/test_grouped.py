@@ -46,14 +46,6 @@ def test_equals_a_loop_with_gradients(
         torch.testing.assert_close(one, other, atol=ROUNDING, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["segments", "grouped_mm"])
-def test_an_expanded_gradient_is_taken(method: str) -> None:
-    x, weight, _ = arguments([2, 3], bias=False)
-    y = grouped_linear(x, weight, None, torch.tensor([2, 3]), method=method)
-    y.sum().backward()
-    assert relative_error(x.grad, weight.sum(1)[[0, 0, 1, 1, 1]]) < ROUNDING
-
-
 def test_only_wanted_gradients_are_computed() -> None:
     x, weight, bias = arguments([2, 3])
     for wanted in (x, weight, bias):

@@ -30,12 +30,6 @@ def test_the_entries_kept_are_those_of_a_stable_sort(
     assert torch.equal(found, expected)
 
 
-def test_half_precision_is_exact_too() -> None:
-    values = torch.randn(1000).to(torch.bfloat16)
-    trimmer = Trimmer.of([values.float()], 100)
-    assert int((trimmer(values.float()) != 0).sum()) == 100
-
-
 def test_what_is_not_finite_or_keeps_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="not finite"):
         Trimmer.of([torch.tensor([float("nan")])], 1)

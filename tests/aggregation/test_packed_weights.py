@@ -52,19 +52,6 @@ def test_outputs_and_gradients_are_those_of_the_unpacked_weight(kind: str, bias:
     assert relative_error(found, wanted) < ROUNDING
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_changes_nothing(kind: str) -> None:
-    """bitsandbytes repacks 4-bit weights in evaluation, unless hold_still forbids it."""
-    layer = packed_linear(kind, I, O)
-    x = torch.randn(N, I)
-    before, mark = layer(x), fingerprint(dict(layer.named_parameters()), values=True)
-    layer.eval()
-    with torch.no_grad():
-        layer(x)
-    assert torch.equal(layer.train()(x), before)
-    assert fingerprint(dict(layer.named_parameters()), values=True) == mark
-
-
 def test_a_repacked_weight_is_refused() -> None:
     layer = packed_linear("nf4", I, O)
     from bitsandbytes.functional import _convert_weight_packed_for_cpu

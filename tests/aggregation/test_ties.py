@@ -19,12 +19,6 @@ def test_the_merge_is_peft_s(density: float, election: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_the_scale_is_of_the_merged_vector() -> None:
-    base, vector = torch.randn(2, 9).unbind()
-    found = merge_agreeing(base, [vector], [1.0], scale=0.3)
-    torch.testing.assert_close(found, base + 0.3 * vector)
-
-
 def test_an_even_vote_is_positive() -> None:
     vectors = [torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])]
     assert elect_signs(vectors).tolist() == [1, 1]

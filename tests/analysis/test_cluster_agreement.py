@@ -22,13 +22,6 @@ def test_clusters_that_are_the_categories() -> None:
     assert found.p_value == pytest.approx(1 / 201, abs=2 / 201)
 
 
-def test_clusters_that_cross_the_categories() -> None:
-    clusters = list("xyzxyzxyz")
-    found = category_agreement(similarity_of(clusters), CATEGORIES, n_permutations=50)
-    assert found.value == pytest.approx(adjusted_mutual_info_score(clusters, CATEGORIES))
-    assert found.p_value > 0.5
-
-
 def test_the_baseline_against_scikit_learn() -> None:
     clusters = list("aabbbbccc")
     found = category_agreement(similarity_of(clusters), CATEGORIES, n_permutations=40, seed=3)
@@ -44,17 +37,6 @@ def test_the_baseline_against_scikit_learn() -> None:
 def test_a_category_per_task_agrees_no_more_than_chance() -> None:
     found = category_agreement(similarity_of(list("abc")), ["x", "y", "z"], n_permutations=9)
     assert (found.value, found.p_value) == (0, 1)
-
-
-def test_a_seed_gives_the_same_baseline() -> None:
-    similarity = similarity_of(list("aabbbbccc"))
-    one, same, other = (
-        category_agreement(similarity, CATEGORIES, n_permutations=30, seed=seed)
-        for seed in (1, 1, 2)
-    )
-    assert one == same
-    assert one.mean != other.mean
-    assert one.value == other.value
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from scipy.cluster.hierarchy import cophenet
-from scipy.spatial.distance import squareform
 
 from mttl.analysis.clustering import task_clusters, task_order, task_tree
 
@@ -29,11 +27,6 @@ def test_clusters() -> None:
     first, second, third, fourth = task_clusters(tree, 2).tolist()
     assert first == third != second == fourth
     assert len(set(task_clusters(tree, 4).tolist())) == 4
-
-
-def test_the_tree_of_a_tree_is_itself() -> None:
-    distances = cophenet(task_tree(SIMILARITY))
-    np.testing.assert_allclose(cophenet(task_tree(1 - squareform(distances))), distances)
 
 
 def test_one_task_is_no_tree() -> None:

@@ -7,8 +7,6 @@ from mttl.analysis.layers import (
     effective_skills_over_training,
     layer_statistics,
     stack_means,
-    stack_of,
-    stacks_of,
 )
 from mttl.training.routing_monitor import routing_statistics
 
@@ -34,24 +32,6 @@ def test_means_are_those_that_training_logs() -> None:
             ("discreteness", "active cells", "usage"), values, strict=False
         ):
             assert value == pytest.approx(logged[f"{name}{statistic.replace(' ', '_')}"])
-
-
-def test_stacks_are_found_inside_paths_and_before_heads() -> None:
-    assert stack_of("model.encoder.layers.0.q_proj") == "encoder"
-    assert stack_of("decoder/head 3") == "decoder"
-    assert stack_of("my_encoder.0") == ""
-
-
-def test_a_model_of_one_stack_has_one_mean() -> None:
-    groups = ("model.decoder.layers.0", "model.decoder.layers.1")
-    assert stacks_of(groups) == ["", ""]
-    means = stack_means(np.array([[1.0], [3.0]]), groups)
-    assert {name: values.tolist() for name, values in means.items()} == {"all": [2.0]}
-
-
-def test_values_outside_of_probabilities_are_cut_off() -> None:
-    found = layer_statistics(np.array([[[-1.0, 2.0]]]))
-    np.testing.assert_allclose(found, [[1, 0.5, 0, 1]], atol=1e-12)
 
 
 def test_effective_skills_over_training() -> None:

@@ -56,15 +56,8 @@ def test_a_folder_without_routing_is_answered(tmp_path: Path) -> None:
         read_record(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tasks": None}, "lacks tasks"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_answered(
-    write_run: Write, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("changes", "message"), [({"tasks": None}, "lacks tasks")])
+def test_arrays_that_do_not_fit_are_answered(write_run, tmp_path, changes, message) -> None:
     run = write_run(tmp_path / "run")
     rewrite(run / "plots" / "routing.npz", **changes)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -72,15 +65,8 @@ def test_arrays_that_do_not_fit_are_answered(
     assert "Copy the whole folder again" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps": None}, "lacks steps"),
-    ],
-)
-def test_a_history_that_does_not_fit_is_answered(
-    write_run: Write, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("changes", "message"), [({"steps": None}, "lacks steps")])
+def test_a_history_that_does_not_fit_is_answered(write_run, tmp_path, changes, message) -> None:
     run = write_run(tmp_path / "run")
     rewrite(run / "plots" / "routing_history.npz", **changes)
     with pytest.raises(CheckpointError, match=message):
@@ -89,9 +75,7 @@ def test_a_history_that_does_not_fit_is_answered(
 
 @pytest.mark.parametrize("name", ["routing.npz", "routing_history.npz"])
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 and then nothing"])
-def test_damaged_files_are_answered(
-    write_run: Write, tmp_path: Path, name: str, content: bytes
-) -> None:
+def test_damaged_files_are_answered(write_run, tmp_path, name, content) -> None:
     run = write_run(tmp_path / "run")
     (run / "plots" / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"{name}' is damaged"):

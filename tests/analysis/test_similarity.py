@@ -10,22 +10,11 @@ def weights() -> np.ndarray:
     return np.random.default_rng(0).uniform(size=(3, 5, 4))
 
 
-def test_a_task_has_its_weights_of_all_groups_in_a_row(weights: np.ndarray) -> None:
-    rows = task_rows(weights)
-    assert rows.shape == (5, 12)
-    np.testing.assert_array_equal(rows[2], np.concatenate([weights[g, 2] for g in range(3)]))
-
-
 def test_against_numpy_and_scikit_learn(weights: np.ndarray) -> None:
     rows = task_rows(weights)
     np.testing.assert_allclose(task_similarity(weights), np.corrcoef(rows), atol=1e-12)
     cosine = task_similarity(weights, "cosine")
     np.testing.assert_allclose(cosine, cosine_similarity(rows), atol=1e-12)
-
-
-def test_by_hand() -> None:
-    weights = np.array([[[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]])
-    np.testing.assert_allclose(task_similarity(weights), [[1, -1, 1], [-1, 1, -1], [1, -1, 1]])
 
 
 def test_tasks_without_a_direction_are_like_each_other_only() -> None:

@@ -55,12 +55,6 @@ def test_the_same_skills_stand_out_from_chance_and_noise_does_not(weights: np.nd
     assert found == matched_correlation(weights, noise, n_permutations=99)[1]
 
 
-def test_a_skill_that_all_use_alike_correlates_with_none() -> None:
-    first = np.array([[[0.0, 0.5], [1.0, 0.5], [0.5, 0.5]]])
-    by_group, _ = matched_correlation(first, first, n_permutations=1)
-    assert by_group == pytest.approx([0.5])
-
-
 def test_runs_of_different_shapes_are_refused(weights: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"one shape, not \(2, 12, 4\) and \(2, 12, 3\)"):
         match_skills(weights, weights[..., :3])
@@ -81,12 +75,3 @@ def test_groups_of_one_run_are_ordered_alike_and_by_use() -> None:
     assert found is not None
     assert found.value > 0.99
     assert (found.percentile_95 < 0.5, found.p_value) == (True, 1 / 20)
-
-
-def test_agreement_is_the_mean_over_pairs_of_groups(weights: np.ndarray) -> None:
-    found = group_agreement(weights, n_permutations=1)
-    assert found is not None
-    one, other = matched(weights, align_groups(weights))
-    table = np.corrcoef(one.T, other.T)[:4, 4:]
-    assert found.value == pytest.approx(np.diag(table).mean())
-    assert group_agreement(weights[:1]) is None

@@ -12,7 +12,6 @@ from mttl.assembly.model import build_model, inventory_settings, load_run
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
-from mttl.skills import SparseInventory, SupermaskInventory
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.skill_file import SparseSkill
 
@@ -30,31 +29,6 @@ def write_support(path: Path, config: Path) -> SparseSkill:
     support = random_support(chosen, 0.05)
     SparseSkill.between(weights, weights, support).save(path)
     return SparseSkill.load(path)
-
-
-@pytest.mark.parametrize(
-    ("fragment", "kind", "settings"),
-    [
-        ("skills/sparse.yaml", SparseInventory, ["skills.sparsity=0.5", "skills.mix=outputs"]),
-        ("skills/sparse.yaml", SparseInventory, ["skills.structure=blocks", "skills.block=4"]),
-        ("skills/supermask.yaml", SupermaskInventory, ["skills.threshold=0.001"]),
-    ],
-)
-def test_the_kinds_are_built_as_the_section_says(fragment, kind, settings, config):
-    found = load_config(f"{config}+{fragment}", settings)
-    built = build_model(found, ["one", "two"])
-    for layer in built.model.skilled_layers().values():
-        assert type(layer.inventory) is kind
-        assert layer.inventory.n_skills == found.skills.n_skills
-    first = next(iter(built.model.skilled_layers().values())).inventory
-    size = first.in_features * first.out_features
-    if isinstance(first, SparseInventory):
-        assert first.values.shape[1] == pytest.approx(
-            size * (1 - found.skills.sparsity), rel=0.05, abs=16
-        )
-        assert first.mix == found.skills.mix
-    else:
-        assert first.threshold == 0.001
 
 
 def test_a_support_from_a_file_survives_saving_and_the_file(config, tmp_path):

@@ -48,29 +48,6 @@ def test_skills_and_backbone_are_those_of_the_source(first: Path) -> None:
     assert all(".inventory.attention." in name for name in trained)
 
 
-def test_one_skill_per_task_is_one_per_task_of_the_source(first: Path) -> None:
-    tasks = ["copy", "reverse", "number"]
-    assert build_model(second(first), tasks).model.router.n_skills == 3
-    with pytest.raises(CheckpointError, match=r"skills\.n_skills: 3 there, 2 here"):
-        build_model(second(first), tasks[:2])
-
-
-def test_adapters_are_fused(tmp_path: Path) -> None:
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    skills = ("skills.kind=adapter", "skills.n_skills=3", "skills.hidden_features=4")
-    short = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.evaluate=[]")
-    run = train(config, "adapters", *skills, *short).path
-    built = build_model(second(run), ["copy", "reverse"])
-    saved = read_inventory(run)
-    for path, layer in built.model.skilled_layers().items():
-        assert torch.equal(layer.inventory.skills.blocks.up, saved.skills[f"{path}.blocks.up"])
-
-
-def test_other_kinds_are_not_fused(first: Path) -> None:
-    with pytest.raises(ConfigError, match=r"skills.kind \(ia3\) must be lora or adapter for aggre"):
-        second(first, "skills.kind=ia3")
-
-
 def test_what_differs_is_listed(first: Path) -> None:
     config = second(first, "skills.rank=3", "skills.n_skills=5", "backbone.config.d_ff=48")
     with pytest.raises(CheckpointError) as error:

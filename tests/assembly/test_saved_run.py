@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
@@ -83,17 +83,12 @@ def test_a_folder_needs_nothing_else(
         assert mttl.load(added[2]).predict("new", QUESTIONS) == expected[1]
 
 
-@pytest.mark.parametrize(
-    "skills",
-    [
-        "{kind: prefix, bottleneck: 5, length: 3}",
-        "[{kind: prefix, bottleneck: 5, gate: true}, {kind: lora, rank: 2, targets: [mlp]}]",
-    ],
-)
-def test_the_network_of_a_prefix_is_for_training_alone(skills: str, tmp_path: Path) -> None:
+def test_the_network_of_a_prefix_is_for_training_alone(tmp_path: Path) -> None:
     """Without it answers and skills of tasks are the same, and the run can be adapted."""
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), **ASKED["llama"])
-    (tmp_path / "prefix.yaml").write_text(f"skills: {skills}\n")
+    prefix = "{kind: prefix, bottleneck: 5, gate: true}"
+    more = "{kind: lora, rank: 2, targets: [mlp]}"
+    (tmp_path / "prefix.yaml").write_text(f"skills: [{prefix}, {more}]\n")
     given = f"{config}+{tmp_path / 'prefix.yaml'}"
     run = mttl.load(train(given, "source", "trainer.max_steps=2", "data.validation=none").path)
     run.without_networks().save_pretrained(tmp_path / "plain")
@@ -141,31 +136,6 @@ def test_what_is_given_away_names_no_folder_of_a_backbone(
     # Exports name where it is.
     assert MERGE.main(["given", "--task", "copy", "--out", "merged"]) == 0
     assert "Base model: `given/backbone`" in Path("merged/README.md").read_text()
-
-
-def test_a_run_that_was_loaded_with_a_name_of_the_hub_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "training").mkdir()
-    source = train_frozen(tmp_path / "training")
-    base = tmp_path / "training" / "base"
-    for auto in (AutoTokenizer, AutoConfig, AutoModelForCausalLM):
-        own = auto.from_pretrained
-        monkeypatch.setattr(
-            auto,
-            "from_pretrained",
-            lambda name, *given, own=own, **settings: own(
-                tmp_path / "hub" if name == "org/name" else name, *given, **settings
-            ),
-        )
-    shutil.move(base, tmp_path / "hub")
-    run = mttl.load(source, backbone="org/name")
-    run.save_pretrained(tmp_path / "given")
-    shutil.rmtree(tmp_path / "training")
-    assert not (tmp_path / "given" / "backbone").exists()
-    assert 'base_model: "org/name"' in (tmp_path / "given" / "README.md").read_text()
-    again = mttl.from_pretrained(tmp_path / "given")
-    assert again.predict("copy", QUESTIONS) == run.predict("copy", QUESTIONS)
 
 
 def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.babyai.demonstration_loader import DemonstrationDataModule, DemonstrationLoader
 from mttl.babyai.level_demonstrations import LevelDemonstrations
-from mttl.io.errors import CheckpointError
 
 
 def make_level(n_episodes: int, longest: int = 9) -> LevelDemonstrations:
@@ -51,13 +50,6 @@ def test_a_pass_takes_every_demonstration_and_as_many_of_each_level(n_ranks: int
     assert (np.bincount(np.concatenate([plan[:, 0].ravel() for plan in plans])) >= 1).all()
 
 
-def test_passes_differ_and_depend_on_the_seed_alone() -> None:
-    one, same, other = (DemonstrationLoader(LEVELS, 3, seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one.plan(4), same.plan(4))
-    assert (one.plan(4) != one.plan(5)).any()
-    assert (one.plan(4) != other.plan(4)).any()
-
-
 def test_short_demonstrations_of_all_levels_meet() -> None:
     """Else nearly every batch would be as long as the longest of all."""
     levels = [make_level(640, longest=50), make_level(640, longest=100)]
@@ -82,14 +74,6 @@ def test_a_pass_goes_on_from_any_batch_and_then_the_next_one_begins() -> None:
         assert episodes(second) == expected[1]
 
 
-def test_before_each_batch_and_after_the_last_there_is_a_pause() -> None:
-    loader = DemonstrationLoader(LEVELS, 3, seed=1)
-    positions: list[tuple[int, int]] = []
-    loader.before_batch = lambda: positions.append((loader.state()["pass"], loader.state()["next"]))
-    assert len(list(loader)) == 7
-    assert positions == [*((0, batch) for batch in range(7)), (1, 0)]
-
-
 def test_the_data_module_takes_its_share_and_keeps_the_position() -> None:
     def make() -> DemonstrationDataModule:
         data = DemonstrationDataModule(LEVELS, 3, seed=1)
@@ -105,15 +89,3 @@ def test_the_data_module_takes_its_share_and_keeps_the_position() -> None:
     assert moved.mask.device.type == "meta"
     rest = episodes(again.train_dataloader())
     assert rest == [batch.actions[:, 0].tolist() for batch in batches] == episodes(third)[1:]
-
-
-def test_iterating_leaves_the_global_generator_alone() -> None:
-    before = torch.get_rng_state()
-    list(DemonstrationLoader(LEVELS, 3, seed=1))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_what_is_refused() -> None:
-    state = DemonstrationLoader(LEVELS[:2], 3, seed=1).state()
-    with pytest.raises(CheckpointError, match=r"have \[6, 13\] demonstrations, but \[20, 6\] when"):
-        DemonstrationLoader(LEVELS[1:], 3, seed=1).load_state(state)

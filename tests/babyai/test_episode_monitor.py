@@ -49,16 +49,6 @@ def test_training_ends_once_every_level_was_solved_in_ten_rollouts() -> None:
     assert "Every level succeeds in 96% of its last 2 episodes: training ends." in text.getvalue()
 
 
-def test_a_resumed_run_knows_the_last_rates() -> None:
-    log = EpisodeLog(["A"], 1)
-    settings: Any = {"success_rate": 0.5, "stop_when_solved": False, "console": Console(quiet=True)}
-    first, second = EpisodeMonitor(log, **settings), EpisodeMonitor(log, **settings)
-    play(log, True)
-    first.on_train_epoch_end(trainer(), None)  # type: ignore[arg-type]
-    second.load_state_dict(first.state_dict())
-    assert second.state_dict() == {"rates": [[1.0]]}
-
-
 def test_rows_leave_out_what_is_not_known_yet() -> None:
     log, run = EpisodeLog(["A", "B"], 1), trainer()
     ended = np.array([[True], [False]])

@@ -15,11 +15,10 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 from mttl.babyai import imitation_monitor
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
 from mttl.babyai.imitation_module import ImitationModule
-from mttl.babyai.imitation_monitor import ImitationMonitor, accuracy_line
+from mttl.babyai.imitation_monitor import ImitationMonitor
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
 from mttl.babyai.policy import Policy
 from mttl.config.optim_schema import Adam
-from mttl.io.errors import CheckpointError, TrainingError
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
@@ -127,35 +126,6 @@ def test_gradients_flow_back_no_further_than_asked() -> None:
     assert torch.equal(gradient(9), gradient(20))
 
 
-def test_what_is_counted_of_an_epoch() -> None:
-    module, batch = make_module(entropy_coef=0.1), make_batch()
-    losses = [module.training_step(batch, number).item() for number in range(2)]
-    means = {name: value.item() for name, value in module.means().items()}
-    assert set(means) == {
-        *("loss", "cross_entropy", "entropy", "accuracy", "accuracy/one", "accuracy/two")
-    }
-    assert means["loss"] == pytest.approx(np.mean(losses))
-    assert means["loss"] == pytest.approx(means["cross_entropy"] - 0.1 * means["entropy"])
-    assert means["accuracy"] == pytest.approx((means["accuracy/one"] + means["accuracy/two"]) / 2)
-
-
-def test_a_loss_that_is_no_number_ends_the_training() -> None:
-    module = make_module()
-    with torch.no_grad():
-        next(module.model.base.parameters()).fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"the loss is nan at step 0: .* last checkpoint"):
-        module.training_step(make_batch(), 0)
-
-
-def test_a_checkpoint_of_other_levels_is_refused() -> None:
-    module = make_module()
-    state = {"state_dict": module.state_dict()}
-    module.on_save_checkpoint(state)
-    state["levels"] = ["one", "three"]
-    with pytest.raises(CheckpointError, match="is of the levels one, three, not of one, two"):
-        module.on_load_checkpoint(state)
-
-
 class Lines:
     """Keeps what is printed."""
 
@@ -185,8 +155,3 @@ def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     fit(console, 5)  # type: ignore[arg-type]
     assert [line.split(";")[0] for line in console.lines] == ["pass 1", "pass 4", "pass 5"]
     assert console.lines[0].startswith("pass 1; actions as demonstrated (%): one ")
-
-
-def test_a_line() -> None:
-    line = accuracy_line(7, {"accuracy/one": 0.5, "accuracy/two": 0.987}, NAMES)
-    assert line == "pass 7; actions as demonstrated (%): one 50  two 99"

@@ -60,13 +60,6 @@ def test_a_batch_holds_whole_episodes(path: Path, record: list[Demonstration]) -
     assert (batch.images.dtype, batch.actions.dtype) == (torch.uint8, torch.int64)
 
 
-def test_a_batch_moves_as_a_whole(path: Path) -> None:
-    batch = pad_episodes(read_demonstrations(path, LEVELS), np.zeros((2, 1), int))
-    moved = batch.to(torch.device("meta"))
-    assert {x.device.type for x in vars(moved).values()} == {"meta"}
-    assert moved.images.shape == batch.images.shape
-
-
 def test_levels_that_are_missing_are_told_with_those_that_are_there(path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_demonstrations(path, ["GoToObj", "GoTo", "Pickup"])
@@ -81,9 +74,7 @@ def test_a_missing_file_is_told_with_what_is_there_instead(path: Path) -> None:
         read_demonstrations(path.with_name("recrd.npz"), LEVELS)
 
 
-def test_a_file_that_cannot_be_used_is_explained(
-    path: Path, record: list[Demonstration], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_used_is_explained(path, record, tmp_path) -> None:
     damaged = tmp_path / "damaged.npz"
     content = path.read_bytes()
     damaged.write_bytes(content[: len(content) // 2])

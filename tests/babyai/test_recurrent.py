@@ -39,21 +39,6 @@ def test_the_gru_equals_that_of_pytorch_on_packed_sequences():
         torch.testing.assert_close(parameter.grad, twin.get_parameter(f"{name}_l0").grad)
 
 
-def test_padding_may_stand_anywhere_and_hold_anything():
-    ours = MaskedGRU(I, D).double()
-    inputs, valid = sequences([4])
-    holes = torch.tensor([[False, True, True, False]])
-    expected = ours(inputs[:, 1:3], valid[:, :2])
-    torch.testing.assert_close(ours(inputs, holes), expected)
-    torch.testing.assert_close(ours(inputs * (1 + 9 * ~holes[..., None]), holes), expected)
-
-
-def test_a_sequence_without_steps_ends_at_zero():
-    inputs, _ = sequences([3, 2])
-    nothing = torch.zeros(2, 3, dtype=torch.bool)
-    assert not MaskedGRU(I, D).double()(inputs, nothing).any()
-
-
 def test_the_lstm_cell_equals_that_of_pytorch():
     ours, twin = LSTMCell(I, D).double(), nn.LSTMCell(I, D).double()
     twin.load_state_dict(ours.state_dict())

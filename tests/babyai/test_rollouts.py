@@ -149,7 +149,7 @@ def test_rewards_are_scaled_and_values_of_truncated_episodes_added() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("32", None)])
 def test_rollouts_are_played_in_the_precision_they_are_learned_from(
-    precision: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+    precision, dtype, monkeypatch
 ) -> None:
     """The ratio of old to new probabilities would be off by rounding before anything is learned."""
     rollouts = loader(policies())

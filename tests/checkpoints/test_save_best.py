@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.save_best import SaveBest
 from mttl.checkpoints.save_last import SaveLast
@@ -38,14 +39,14 @@ class Scored(pl.LightningModule):
 def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -> SaveBest:
     """Validate after each step."""
     best = SaveBest(folder / "best.ckpt")
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
         max_steps=n_steps,
         val_check_interval=1,
         check_val_every_n_epoch=None,
         callbacks=[best, SaveLast(folder / "last.ckpt")],
         plugins=[CheckpointFile()],
-        **{"accelerator": "cpu", "devices": 1, "logger": False, "num_sanity_val_steps": 0},
-        **{"enable_progress_bar": False, "enable_model_summary": False},
+        num_sanity_val_steps=0,
+        enable_checkpointing=True,
     )
     sampler = build_sampler("proportional", [0] * 9, batch_size=1, seed=0)
     trainer.fit(
@@ -75,14 +76,6 @@ def test_a_moved_run_keeps_its_best_weights(tmp_path: Path) -> None:
     assert run(there, scores, 4, resume=True).score == pytest.approx(0.3)
     assert saved(there)["global_step"] == 2
     assert not (tmp_path / "here").exists()
-
-
-def test_without_its_file_a_best_score_is_worth_nothing(tmp_path: Path) -> None:
-    scores = [0.1, 0.3, 0.2, 0.25]
-    run(tmp_path, scores, 3)
-    (tmp_path / "best.ckpt").unlink()
-    run(tmp_path, scores, 4, resume=True)
-    assert saved(tmp_path)["global_step"] == 4
 
 
 def test_weights_that_are_not_finite_are_never_the_best(tmp_path: Path) -> None:

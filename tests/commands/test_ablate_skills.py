@@ -59,9 +59,7 @@ def loss_with(run: Path, task: str, rows: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_losses_are_those_of_rows_with_a_hole(
-    run: Path, tmp_path: Path, share: bool, capsys: Capture
-) -> None:
+def test_losses_are_those_of_rows_with_a_hole(run, tmp_path, share, capsys) -> None:
     assert ablate(run, "--loss", "--out", tmp_path, *(["--share"] if share else [])) == 0
     found = read_ablation(tmp_path / "ablation.npz")
     assert found is not None
@@ -126,14 +124,10 @@ def test_one_group_at_a_time(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ablation.svg").exists()
 
 
-def test_a_skill_that_a_task_does_not_use_changes_nothing_and_is_not_computed(
-    tmp_path: Path,
-) -> None:
+def test_a_skill_that_a_task_does_not_use_changes_nothing_and_is_not_computed(tmp_path) -> None:
     gym = write_gym(tmp_path / "gym", sizes=(4, 2, 2))
     config = write_config(
-        *(tmp_path / "tiny.yaml", gym),
-        router={"kind": "private"},
-        skills={"n_skills": "per_task"},
+        *(tmp_path / "tiny.yaml", gym), router={"kind": "private"}, skills={"n_skills": "per_task"}
     )
     run = train(config, "run", *SHORT, "optim.lr=1.0").path
     assert ablate(run, "--loss") == 0
@@ -162,9 +156,7 @@ def test_weights_are_as_before_outside_of_the_block() -> None:
         assert not alone(ids[:1]).any()
 
 
-def test_runs_without_skills_of_tasks_are_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, capsys) -> None:
     def refused() -> str:
         assert ablate(run, "--out", tmp_path) == 2
         return " ".join(capsys.readouterr().err.split())
@@ -176,10 +168,7 @@ def test_runs_without_skills_of_tasks_are_refused(
         ({"aggregation": Fusion(kind="fusion", source="x")}, "token mixes skills by attention"),
     ):
         other = config.model_copy(update=section)
-        monkeypatch.setattr(
-            f"{OPEN_ROWS}.load_any_config",
-            lambda *_, found=other, **__: found,
-        )
+        monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, found=other, **__: found)
         assert message in refused()
     monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, **__: None)
     assert "has no config.yaml of a training on text" in refused()

@@ -14,9 +14,7 @@ from mttl.commands import babyai_record as SCRIPT
 from mttl.runtime.command import INTERRUPTED, USER_MISTAKE, run_command
 
 
-def test_levels_are_recorded_to_one_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_levels_are_recorded_to_one_file(tmp_path, capsys) -> None:
     out = tmp_path / "record.npz"
     given = ["--levels", "GoToObj", "PickupLoc", "--episodes", "3", "--out", str(out)]
     assert SCRIPT.main(given) == 0
@@ -39,11 +37,7 @@ def test_levels_are_recorded_to_one_file(
     ],
 )
 def test_mistakes_are_told_and_leave_no_file(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, str],
-    message: str,
+    tmp_path, capsys, monkeypatch, change, message
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = {"--levels": "GoToObj", "--episodes": "2", "--out": "record.npz", **change}
@@ -56,9 +50,7 @@ def test_mistakes_are_told_and_leave_no_file(
 @pytest.mark.parametrize(
     ("option", "number", "least"), [("--episodes", "0", 1), ("--workers", "-1", 0)]
 )
-def test_numbers_out_of_range_are_told(
-    capsys: pytest.CaptureFixture[str], option: str, number: str, least: int
-) -> None:
+def test_numbers_out_of_range_are_told(capsys, option, number, least) -> None:
     with pytest.raises(SystemExit, match="2"):
         SCRIPT.main(["--episodes", "1", "--out", "record.npz", option, number])
     assert f"'{number}' must be a whole number of at least {least}" in capsys.readouterr().err

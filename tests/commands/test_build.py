@@ -124,13 +124,6 @@ def test_one_source_that_fails_never_stops_the_rest(build, mine, capsys):
     assert Gym(mine.parent / "gym").tasks() == ["hues"]
 
 
-def test_the_command_starts_without_torch(build):
-    """Its processes import it too, and torch takes seconds."""
-    code = "import sys, mttl.commands.build; print({'torch', 'datasets'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "set()\n"
-
-
 def test_choice_of_tasks(build, mine, tmp_path):
     def names(*choice):
         return [task.name for task in build.choose(*choice)]

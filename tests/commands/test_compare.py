@@ -45,9 +45,7 @@ def compare(config: Path, out: Path, *more: str) -> int:
     return SCRIPT.main(["-c", str(config), "--out", str(out), *BUDGET, *more])
 
 
-def test_methods_and_modes_end_in_one_table(
-    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) -> None:
     out = tmp_path / "out"
     given = ("--methods", "polytropon", "shared", "--modes", "zero_shot", "--seeds", "13")
     assert compare(config, out, *given) == 0
@@ -79,9 +77,7 @@ def test_methods_and_modes_end_in_one_table(
         assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
 
 
-def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
-    config: Path, tmp_path: Path, commands: list[list[str]]
-) -> None:
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(config, tmp_path, commands) -> None:
     given = ("--methods", "polytropon", "--modes")
     assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
     assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
@@ -90,9 +86,7 @@ def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
     assert len(commands) == 4
 
 
-def test_tasks_of_the_training_need_no_score(
-    config: Path, tmp_path: Path, commands: list[list[str]]
-) -> None:
+def test_tasks_of_the_training_need_no_score(config, tmp_path, commands) -> None:
     out = tmp_path / "out"
     given = ("--methods", "polytropon", "shared", "--modes", "--seeds", "13", "--unseen-only")
     assert compare(config, out, *given) == 0
@@ -109,23 +103,15 @@ def test_tasks_of_the_training_need_no_score(
     assert len(commands) == 4
 
 
-def test_adaptation_takes_the_samples_that_were_asked_for(
-    config: Path, tmp_path: Path, commands: list[list[str]]
-) -> None:
-    given = ("--methods", "polytropon", "--modes", "--seeds", "13", "--samples", "100")
-    assert compare(config, tmp_path / "out", *given) == 0
-    assert "--samples" not in commands[0]
-    assert commands[1][commands[1].index("--samples") + 1] == "100"
-
-
-def test_another_budget_is_refused(
-    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_budget_or_configuration_is_refused(config, tmp_path, commands, capsys) -> None:
     given = ("--methods", "polytropon", "--modes", "--seeds", "13")
     assert compare(config, tmp_path / "out", *given) == 0
     more = (*given, "--adapt-steps", "2")
     assert run_command(lambda: compare(config, tmp_path / "out", *more)) == USER_MISTAKE
     assert "adapt_steps (1 before, 2 now)" in " ".join(capsys.readouterr().err.split())
+    config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
+    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
+    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
@@ -162,33 +148,14 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_runs_twice() -> None:
-    plans = METHODS.plan(["polytropon", "shared", "shared"], [], [13, 13])
-    assert [(item.name, item.seed) for item in plans] == [("polytropon", 13), ("shared", 13)]
-
-
-def test_two_comparisons_do_not_share_a_folder(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_comparisons_do_not_share_a_folder(config, tmp_path, capsys) -> None:
     with locked(tmp_path / "out" / ".lock"):
         given = ("--methods", "polytropon")
         assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
     assert "another comparison is at work" in " ".join(capsys.readouterr().err.split())
 
 
-def test_files_that_changed_are_refused(
-    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
-    assert compare(config, tmp_path / "out", *given) == 0
-    config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
-    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
-    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
-
-
-def test_rows_that_changed_are_refused(
-    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_changed_are_refused(config, tmp_path, commands, capsys) -> None:
     """Development rows have changed: a method that is added would be compared on other rows."""
     given = ("--modes", "--seeds", "13", "--methods")
     assert compare(config, tmp_path / "out", *given, "polytropon") == 0
@@ -221,21 +188,7 @@ def test_every_method_is_a_configuration(name: str) -> None:
     assert (config.optim.router_lr is None) == method.one_speed
 
 
-def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
-    names = ["polytropon", "private", "expert", "shared"]
-    plans = METHODS.plan(names, ["nearest_task", "full"], [13])
-    found = {item.name: [variant.name for variant in item.variants] for item in plans}
-    assert found == {
-        "polytropon": ["all", "full", "nearest_task"],
-        "private": ["all", "nearest_task"],
-        "expert": ["all", "nearest_task"],
-        "shared": ["all"],
-    }
-
-
-def test_a_method_overrules_the_files_of_all_runs(
-    config: Path, tmp_path: Path, commands: list[list[str]]
-) -> None:
+def test_a_method_overrules_the_files_of_all_runs(config, tmp_path, commands) -> None:
     given = ("-c", f"{config}+adapt/mean_row.yaml", *BUDGET, "--seeds", "13", "--modes")
     given += ("--out", str(tmp_path / "out"), "--methods", "polytropon", "private")
     assert SCRIPT.main(list(given)) == 0
@@ -249,7 +202,7 @@ def test_a_method_overrules_the_files_of_all_runs(
 
 
 def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
-    config: Path, tmp_path: Path, commands: list[list[str]]
+    config, tmp_path, commands
 ) -> None:
     given = ("--methods", "polytropon", "--modes", "full", "--seeds", "13")
     given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
@@ -263,9 +216,7 @@ def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
     assert kept["full"].lr == 1e-3
 
 
-def test_baselines_treat_new_tasks_as_published(
-    config: Path, tmp_path: Path, commands: list[list[str]]
-) -> None:
+def test_baselines_treat_new_tasks_as_published(config, tmp_path, commands) -> None:
     matrix = tmp_path / "matrix.csv"
     matrix.write_text("task,a,b\ncopy,0,1\nreverse,1,0\nnumber,0,1\n")
     fragment = tmp_path / "expert.yaml"
@@ -300,14 +251,14 @@ def test_baselines_treat_new_tasks_as_published(
     assert n_trained("expert", "nearest_task") == 0
 
 
-def test_every_task_is_unseen_once(
-    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
     given = ("--methods", "polytropon", "--modes", "zero_shot", "--seeds", "13", "--folds", "3")
-    given += ("--examples", "2")
+    given += ("--examples", "2", "--samples", "100")
     out = tmp_path / "out"
     assert compare(config, out, *given) == 0
     assert [command[2] for command in commands] == 3 * ["train", "adapt", "adapt"]
+    for command in commands:
+        assert ("--samples" in command) == (command[2] == "adapt")
     unseen = []
     for fold in (1, 2, 3):
         partition = json.loads((out / "folds" / f"fold{fold}.json").read_text())
@@ -350,9 +301,7 @@ def test_processes_write_down_their_cost(tmp_path: Path) -> None:
     assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.6 / 60
 
 
-def test_processes_side_by_side_take_one_gpu_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_side_by_side_take_one_gpu_each(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -391,7 +340,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_stopping_ends_the_commands_too(tmp_path: Path, number: signal.Signals) -> None:
     child = script(
         tmp_path / "child.py",
@@ -445,9 +396,7 @@ exit_with(main)
     assert (tmp_path / "signals").read_text() == "1"
 
 
-def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(
-    tmp_path: Path,
-) -> None:
+def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(tmp_path) -> None:
     short = script(tmp_path / "short.py", "")
     long = script(tmp_path / "long.py", "import time; time.sleep(200)")
 
@@ -523,14 +472,3 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     assert len(seen.lines) == 3  # nothing of b
     # The whisker is the interval of the difference, around the mean.
     assert unseen.collections[1].get_segments()[0][:, 0].tolist() == [1.0, 4.0]
-
-
-def test_parameters_of_further_ways_are_those_of_their_results(tmp_path: Path) -> None:
-    REPORT = importlib.import_module("mttl.commands.comparison.result_tables")
-    folder = tmp_path / "second" / "adapt-zero_shot"
-    folder.mkdir(parents=True)
-    line = {"task": "a", "sample": 1, "seed": 2, "metric": "EM", "dev": 0.5, "test": 0.5}
-    line |= {"step": 0, "n_trained": 7, "n_empty": 0, "n_answers": 1, "begun_as": None}
-    (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
-    runs = [tmp_path / "first", tmp_path / "second"]
-    assert REPORT.n_trained_in(runs, "zero_shot") == 7

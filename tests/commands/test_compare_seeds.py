@@ -26,9 +26,7 @@ def write_run(folder: Path, *rows: tuple[str, str, float], lr: float = 0.1) -> P
 BASELINES = ("copy", "majority")
 
 
-def test_samples_are_averaged_and_runs_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_averaged_and_runs_compared(tmp_path, capsys) -> None:
     """By hand: samples 10 and 30 give 20; with a run of 40 the mean is 30, the deviation √200."""
     first = write_run(tmp_path / "1", ("a", "100", 0.1), ("a", "13", 0.3), ("mean", "all", 0.2))
     second = write_run(tmp_path / "2", ("a", "100", 0.4), ("mean", "all", 0.4))

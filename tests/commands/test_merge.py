@@ -107,9 +107,7 @@ def test_the_recipe_may_say_where(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "there" / "model.safetensors").is_file()
 
 
-def test_mistakes_end_in_a_message_and_no_folder(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_end_in_a_message_and_no_folder(folder, tmp_path, capsys) -> None:
     (tmp_path / "there").mkdir()
     gone = {"model": str(folder / "gone"), "fisher": "gone"}
     for changes, given, message in (
@@ -125,9 +123,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_models_that_do_not_fit_are_listed(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_that_do_not_fit_are_listed(folder, tmp_path, capsys) -> None:
     """Other shapes and missing tensors, all in one message; half precision fits."""
     sizes = TINY_T5["config"]
     build_random("t5", {**sizes, "d_ff": sizes["d_ff"] + 8}).save_pretrained(folder / "wide")
@@ -166,9 +162,7 @@ def test_the_kinds_of_information_differ_and_are_written_down(folder: Path) -> N
     assert (metadata["tasks"], metadata["n_rows"]) == ("copy", "16")
 
 
-def test_fisher_mistakes_are_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fisher_mistakes_are_named(folder, tmp_path, capsys) -> None:
     for model, out, more, message in (
         ("base", "base.safetensors", (), "exists already"),
         ("base", "x.bin", (), "must end in .safetensors"),

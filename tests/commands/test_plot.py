@@ -44,9 +44,7 @@ def folder(write_run: Write, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "first")
 
 
-def test_everything_is_written_and_printed(
-    folder: Path, write_run: Write, tmp_path: Path, capsys: Capture
-) -> None:
+def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) -> None:
     # The second run has the same tasks in another order.
     second = write_run(tmp_path / "second", tasks=("date", "clock", "plural", "past"), seed=1)
     out = tmp_path / "out"
@@ -78,15 +76,11 @@ def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Writ
 @pytest.mark.parametrize(
     ("kind", "weights"),
     [
-        ("shared", np.ones((1, 4, 1))),
         ("private", np.eye(4)[None]),
-        ("c_poly", np.concatenate([np.full((4, 2), 0.3), 0.4 * np.eye(4)], axis=1)[None]),
         ("hyperformer", np.random.default_rng(0).normal(size=(1, 4, 3))),
     ],
 )
-def test_every_kind_of_router_can_be_drawn_and_explored(
-    write_run: Write, tmp_path: Path, kind: str, weights: np.ndarray
-) -> None:
+def test_every_kind_of_router_can_be_drawn_and_explored(write_run, tmp_path, kind, weights) -> None:
     run_folder = write_run(tmp_path / kind, kind=kind, groups=("model",), weights=weights)
     assert run(run_folder) == 0
     assert explore.main([str(run_folder)]) == 0
@@ -100,9 +94,7 @@ def test_categories_come_from_the_gym_then_from_crossfit(write_run: Write, tmp_p
     assert found == ("words", "classification/nli", "unknown")
 
 
-def test_tasks_without_categories_are_drawn_without_agreement(
-    write_run: Write, tmp_path: Path, capsys: Capture
-) -> None:
+def test_tasks_without_categories_are_drawn_without_agreement(write_run, tmp_path, capsys) -> None:
     folder = write_run(tmp_path / "run", tasks=("x", "y", "z"), history=False)
     (folder / "config.yaml").unlink()
     assert run(folder) == 0
@@ -143,32 +135,17 @@ def test_known_factors_are_recovered(write_run: Write, tmp_path: Path, capsys: C
     assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
 
 
-def test_factors_that_some_tasks_lack_are_left_out(
-    write_run: Write, tmp_path: Path, capsys: Capture
-) -> None:
-    folder = write_run(tmp_path / "run")
-    table = folder / "gym" / "TASKS.csv"
-    table.write_text("task,metric,factors\npast,EM,kind=a\nplural,EM,\nclock,EM,kind=b\n")
-    assert READING.task_factors(folder, ("past", "clock")) == {"kind": ["a", "b"]}
-    assert READING.task_factors(folder, ("past", "plural", "clock")) == {}
-    assert READING.task_factors(tmp_path, ("past", "clock")) == {}
-
-
 # Mistakes.
 
 
-def test_folders_that_are_no_runs_are_answered(
-    folder: Path, write_run: Write, tmp_path: Path, capsys: Capture
-) -> None:
+def test_folders_that_are_no_runs_are_answered(folder, write_run, tmp_path, capsys) -> None:
     assert "routing.npz' does not exist" in fails(capsys, tmp_path)
     assert "routing.npz' does not exist" in fails(capsys, folder, "--compare", tmp_path)
     lone = write_run(tmp_path / "lone", tasks=("past",))
     assert "has one task only" in fails(capsys, lone)
 
 
-def test_runs_that_cannot_be_compared_are_answered(
-    folder: Path, write_run: Write, tmp_path: Path, capsys: Capture
-) -> None:
+def test_runs_that_cannot_be_compared_are_answered(folder, write_run, tmp_path, capsys) -> None:
     skills = write_run(tmp_path / "skills", n_skills=5)
     assert "have 3 and 5 skills" in fails(capsys, folder, "--compare", skills)
     tasks = write_run(tmp_path / "tasks", tasks=("past", "plural", "clock", "other"))

@@ -59,12 +59,7 @@ def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_a_pipe_is_answered(
-    recipe: ModuleType,
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_pipe_is_answered(recipe, run, monkeypatch, capsys) -> None:
     text = "id\tinput\toutput\n" + "".join(f"{n}\t{w}\t{w}\n" for n, w in enumerate(WORDS))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     capsys.readouterr()
@@ -77,9 +72,7 @@ def test_a_pipe_is_answered(
     assert "ACC" in told.err  # the metric of the run's own results
 
 
-def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(
-    recipe: ModuleType, run: Path, kept: Path, tmp_path: Path
-) -> None:
+def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(recipe, run, kept, tmp_path) -> None:
     names = ["new", "copy", "reverse", "new", "copy", "new"]
     questions = jsonl(
         tmp_path / "q.jsonl",
@@ -99,9 +92,7 @@ def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(
     assert found == new.predict("new", WORDS)
 
 
-def test_labels_are_chosen(
-    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_are_chosen(recipe, run, tmp_path, capsys) -> None:
     rows: list[dict] = [{"input": word, "output": "yes"} for word in WORDS]
     rows[1]["choices"] = ["a", "b", "c"]
     questions, out = jsonl(tmp_path / "q.jsonl", rows), tmp_path / "a.jsonl"
@@ -121,13 +112,7 @@ def test_labels_are_chosen(
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_file_is_continued(
-    recipe: ModuleType,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
+def test_a_file_is_continued(recipe, run, tmp_path, monkeypatch, kind) -> None:
     """Eight batches are written at once; what was cut off is answered again, with equal draws."""
     words = WORDS * 4
     questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
@@ -157,10 +142,8 @@ def test_a_file_is_continued(
     assert asked == []
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_rows_without_a_question_are_counted(
-    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind) -> None:
     """They have no answer and a reason; blank lines are not rows."""
     mark = {"csv": ",", "tsv": "\t"}.get(kind)
     rows = [("copy", "ab", "ab"), ("", "", "x"), ("copy", " ", ""), ("copy", "b", "b")]
@@ -182,9 +165,7 @@ def test_rows_without_a_question_are_counted(
     assert [row.get("unanswered") or "" for row in found] == ["", reason, reason, ""]
 
 
-def test_answers_to_other_questions_are_left_alone(
-    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_to_other_questions_are_left_alone(recipe, run, tmp_path, capsys) -> None:
     first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}, {"input": "b"}])
     out = tmp_path / "a.jsonl"
     given = ["--from", str(run), "--task", "copy", "--out", str(out), "--in"]
@@ -197,6 +178,82 @@ def test_answers_to_other_questions_are_left_alone(
     jsonl(first, [])
     assert "there is no question" in fails(recipe, capsys, *given, str(first))
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("csv", "precious notes"),
+        ("csv", "input,prediction\nanother,c"),
+        ("tsv", "to do:\n- water the plants\n"),
+        ("jsonl", '{"input": "another", "predi'),
+    ],
+)
+def test_a_file_of_other_things_is_left_alone(recipe, run, tmp_path, capsys, kind, text) -> None:
+    """Also a short one: a part of the answers that is not whole is cut off."""
+    questions, out = tmp_path / f"q.{kind}", tmp_path / "a"
+    write_questions(questions, WORDS)
+    out.write_text(text)
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert "remove this one" in fails(recipe, capsys, *given)
+    assert out.read_text() == text
+
+
+@pytest.mark.parametrize(("kind", "length"), [("csv", 3), ("jsonl", 18)])
+def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
+    recipe, run, tmp_path, kind, length
+) -> None:
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    write_questions(questions, WORDS)
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    out.write_bytes(whole[:length])
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+
+
+def test_the_two_files_have_one_format(recipe, run, tmp_path, capsys) -> None:
+    questions = tmp_path / "q.csv"
+    questions.write_text("input,choices\na,a|b\n")
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
+    assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
+    assert "is a folder: name a file" in fails(recipe, capsys, *given, str(tmp_path))
+    out = tmp_path / "a.csv"
+    assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
+    assert out.read_text().startswith("input,choices,prediction,probabilities\n")
+
+
+def test_answers_do_not_go_over_the_questions(recipe, run, tmp_path, capsys) -> None:
+    file = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy"}])
+    before = file.read_bytes()
+    given = [
+        "--from",
+        str(run),
+        "--in",
+        str(file),
+        "--out",
+        f"{tmp_path}/../{tmp_path.name}/q.jsonl",
+    ]
+    assert "is the file of the questions: name another one" in fails(recipe, capsys, *given)
+    assert file.read_bytes() == before
+
+
+def test_models_have_to_be_named(recipe, kept, tmp_path, capsys) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
+    assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
+    twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
+    assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
+
+
+def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> None:
+    damaged = tmp_path / "run"
+    shutil.copytree(run, damaged)
+    results = damaged / "results.csv"
+    results.write_text(results.read_text().replace(",EM,", ",eM,"))
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
+    told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
+    assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told
 
 
 @pytest.mark.parametrize(
@@ -226,123 +283,9 @@ def test_answers_to_other_questions_are_left_alone(
     ],
 )
 def test_mistakes_are_answered_before_anything_is_written(
-    recipe: ModuleType,
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    row: dict,
-    more: list[str],
-    message: str,
+    recipe, run, tmp_path, capsys, row, more, message
 ) -> None:
     questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
     assert message in fails(recipe, capsys, *given)
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("csv", "name,price\nbook,3\nlamp,4\n"),
-        ("csv", "precious notes"),
-        ("csv", "input,prediction\nanother,c\n"),
-        ("csv", "input,prediction\nanother,c"),
-        ("tsv", "to do:\n- water the plants\n"),
-        ("jsonl", "precious notes"),
-        ("jsonl", '{"input": "another", "predi'),
-        ("jsonl", '{"name": "book"}\n'),
-    ],
-)
-def test_a_file_of_other_things_is_left_alone(
-    recipe: ModuleType,
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    text: str,
-) -> None:
-    """Also a short one: a part of the answers that is not whole is cut off."""
-    questions, out = tmp_path / f"q.{kind}", tmp_path / "a"
-    write_questions(questions, WORDS)
-    out.write_text(text)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert "remove this one" in fails(recipe, capsys, *given)
-    assert out.read_text() == text
-
-
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-@pytest.mark.parametrize("length", [0, 3, 18, 20])
-def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
-    recipe: ModuleType, run: Path, tmp_path: Path, kind: str, length: int
-) -> None:
-    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
-    write_questions(questions, WORDS)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert recipe.main(given) == 0
-    whole = out.read_bytes()
-    out.write_bytes(whole[:length])
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-
-
-def test_questions_that_have_been_answered_before_are_answered_anew(
-    recipe: ModuleType, run: Path, tmp_path: Path
-) -> None:
-    questions = jsonl(tmp_path / "q.jsonl", [{"prediction": "old", "input": w} for w in WORDS])
-    out = tmp_path / "a.jsonl"
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert recipe.main(given) == 0
-    whole = out.read_bytes()
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-
-
-def test_the_two_files_have_one_format(
-    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    questions = tmp_path / "q.csv"
-    questions.write_text("input,choices\na,a|b\n")
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
-    assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
-    assert "is a folder: name a file" in fails(recipe, capsys, *given, str(tmp_path))
-    out = tmp_path / "a.csv"
-    assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
-    assert out.read_text().startswith("input,choices,prediction,probabilities\n")
-
-
-def test_answers_do_not_go_over_the_questions(
-    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy"}])
-    before = file.read_bytes()
-    given = [
-        "--from",
-        str(run),
-        "--in",
-        str(file),
-        "--out",
-        f"{tmp_path}/../{tmp_path.name}/q.jsonl",
-    ]
-    assert "is the file of the questions: name another one" in fails(recipe, capsys, *given)
-    assert file.read_bytes() == before
-
-
-def test_models_have_to_be_named(
-    recipe: ModuleType, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
-    assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
-    twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
-    assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
-
-
-def test_a_damaged_name_of_a_metric_is_told(
-    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged = tmp_path / "run"
-    shutil.copytree(run, damaged)
-    results = damaged / "results.csv"
-    results.write_text(results.read_text().replace(",EM,", ",eM,"))
-    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
-    told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
-    assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told

@@ -73,9 +73,7 @@ def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[st
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_a_grid_is_scored_without_test_rows(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_grid_is_scored_without_test_rows(folder, recipe, tmp_path, capsys) -> None:
     """Real jobs, one sample each: the gym has no test file of these tasks."""
     assert recipe.main([*arguments(folder, tmp_path, GRID), "--samples", "13"]) == 0
     found = {(float(row["adapt.lr"]), float(row["adapt.router_lr"])) for row in trials(tmp_path)}
@@ -92,7 +90,7 @@ def test_a_grid_is_scored_without_test_rows(
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
-    *, trained: bool, folder: Path, recipe: ModuleType, tmp_path: Path, capsys, monkeypatch
+    *, trained, folder, recipe, tmp_path, capsys, monkeypatch
 ) -> None:
     """Of adaptation, and of training, whose trials are commands of their own."""
 
@@ -117,12 +115,7 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
 
 
 def test_workers_share_the_jobs_of_every_trial(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    started: list[FewShotJob],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder, recipe, tmp_path, started, monkeypatch, capsys
 ) -> None:
     """Run here one after another; `start_workers` shows each a GPU of its own."""
     shares: list[int] = []
@@ -148,22 +141,7 @@ def test_workers_share_the_jobs_of_every_trial(
         assert "a trial of search.ranges is drawn from the scores of those before" in said
 
 
-def test_the_best_settings_can_be_given_to_the_next_command(
-    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
-) -> None:
-    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
-    config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
-    assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
-    assert len(started) == 4 * len(NEW) * 2
-
-
-def test_what_is_finished_is_not_repeated(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    started: list[FewShotJob],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_finished_is_not_repeated(folder, recipe, tmp_path, started, monkeypatch) -> None:
     """Interrupted in the second trial; then the grid grows."""
     run_job = Adaptation.run_job
 
@@ -186,7 +164,7 @@ def test_what_is_finished_is_not_repeated(
 
 
 def test_the_best_is_sought_among_all_grids_of_the_folder(
-    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+    folder, recipe, tmp_path, started
 ) -> None:
     assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
     worse = "search.grid={adapt.lr: [1e-2, 1e-1]}"
@@ -200,30 +178,20 @@ def test_the_best_is_sought_among_all_grids_of_the_folder(
     assert len(trials(tmp_path)) == 2
 
 
-def test_a_start_that_the_run_does_not_know_is_told(
-    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_start_that_the_run_does_not_know_is_told(folder, recipe, tmp_path, capsys) -> None:
     given = arguments(folder, tmp_path, "search.grid={adapt.init: [mean, expert_row]}")
     assert "adapt.init 'expert_row' needs a run of the Expert router" in fails(
         recipe, capsys, given
     )
 
 
-def test_trials_of_another_run_are_refused(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    started: list[FewShotJob],
-) -> None:
+def test_trials_of_another_run_are_refused(folder, recipe, tmp_path, capsys, started) -> None:
     assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
     (tmp_path / "inventory.sha256").write_text("of another run")
     assert "of another inventory" in fails(recipe, capsys, arguments(folder, tmp_path, GRID))
 
 
-def test_ranges_go_on_where_they_stopped(
-    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
-) -> None:
+def test_ranges_go_on_where_they_stopped(folder, recipe, tmp_path, started) -> None:
     pytest.importorskip("optuna")
     assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
     first = trials(tmp_path)
@@ -233,13 +201,7 @@ def test_ranges_go_on_where_they_stopped(
     assert (tmp_path / "optuna.journal").is_file()
 
 
-def test_mistakes_are_answered(
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    started: list[FewShotJob],
-) -> None:
+def test_mistakes_are_answered(folder, recipe, tmp_path, capsys, started) -> None:
     out = tmp_path / "out"
     message = fails(recipe, capsys, arguments(folder, out))
     assert "search.grid, search.points and search.ranges are empty" in message
@@ -260,12 +222,7 @@ def test_mistakes_are_answered(
 
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rates_of_training_are_chosen_by_development_rows(
-    *,
-    inside: bool,
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    *, inside, folder, recipe, tmp_path, monkeypatch
 ) -> None:
     """Trials are processes; here they run in this one, but in the slow tests."""
 
@@ -330,13 +287,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
     ],
 )
 def test_mistakes_of_a_search_of_training(
-    *,
-    given: tuple[str, ...],
-    message: str,
-    folder: Path,
-    recipe: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    *, given, message, folder, recipe, tmp_path, capsys
 ) -> None:
     grid = "search.grid={optim.lr: [1e-2, 1e-3]}"
     run = [str(folder / "runs" / "source") if word == "run" else word for word in given]

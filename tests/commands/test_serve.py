@@ -108,12 +108,7 @@ def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_what_cannot_be_served_is_told(
-    recipe: ModuleType,
-    run: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_cannot_be_served_is_told(recipe, run, capsys, monkeypatch) -> None:
     free = ["--port", "0"]
     assert "name a run with --from RUN" in fails(recipe, capsys, *free)
     told = fails(recipe, capsys, "--from", str(run), "--api-key", " ", *free)

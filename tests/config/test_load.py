@@ -94,11 +94,6 @@ def test_the_run_is_named_after_its_files(write: Writer, names: str | list[str],
     assert load_config(names).run.name == name
 
 
-def test_a_given_name_wins(write: Writer) -> None:
-    assert load_config(write("run: {name: mine}")).run.name == "mine"
-    assert load_config("crossfit.yaml", ["run.name=other"]).run.name == "other"
-
-
 # Merging
 
 
@@ -115,12 +110,6 @@ def test_another_kind_replaces_a_section(write: Writer) -> None:
     assert config.optim.router_lr is None
     assert config.data.sampler.kind == "uniform"
     assert config.data.batch_size == load_config("crossfit.yaml").data.batch_size
-
-
-def test_the_same_kind_merges(write: Writer) -> None:
-    config = load_config(write("skills: {kind: lora, rank: 4}"))
-    assert config.skills.kind == "lora"
-    assert (config.skills.rank, config.skills.targets) == (4, ["attention", "mlp"])
 
 
 @pytest.mark.parametrize(
@@ -195,16 +184,6 @@ def test_a_zero_in_front_makes_no_octal_number(text: str, seed: int) -> None:
     assert load_config("crossfit.yaml", [f"run.seed={text}"]).run.seed == seed
 
 
-def test_small_and_large_rates_are_written_with_a_point() -> None:
-    text = dump_config(load_config("crossfit.yaml", ["optim.lr=1e-5"]))
-    assert "lr: 1.0e-05\n" in text
-
-
-def test_a_word_is_no_boolean(write: Writer) -> None:
-    with pytest.raises(ConfigError, match=r"f.yaml: data.descriptions: 'yes' must be true or"):
-        load_config(write("data: {descriptions: yes}"))
-
-
 @pytest.mark.parametrize("fragment", sorted((configs_dir() / "router").glob("*.yaml")))
 def test_names_are_shown_where_a_router_does_not_tell_tasks_apart(fragment: Path) -> None:
     config = load_config(f"crossfit.yaml+{fragment}", ["data.prefix=auto"])
@@ -256,23 +235,6 @@ def test_factors_that_are_none_are_told(table: str) -> None:
         load_config(
             "crossfit.yaml+data/grid.yaml+router/metadata_grid.yaml", [f"router.factors={table}"]
         )
-
-
-def test_a_matrix_that_is_not_there_is_told_by_who_reads_it() -> None:
-    written = ["router.matrix=nowhere.csv", "skills.n_skills=2"]
-    assert load_config("crossfit.yaml+router/expert.yaml", written).router.kind == "expert"
-
-
-def test_a_configuration_may_be_read_as_it_is_written() -> None:
-    config = load_config("crossfit.yaml", as_written=True)
-    assert config.data.prefix == "auto"
-    assert "prefix: auto\n" in dump_config(config)
-
-
-@pytest.mark.parametrize("text", ["yes", "1", "null", "[name]"])
-def test_no_other_prefix_is_known(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"data.prefix: .* must be one of name, code, none, auto"):
-        load_config("crossfit.yaml", [f"data.prefix={text}"])
 
 
 @pytest.mark.parametrize(
@@ -381,13 +343,6 @@ def test_all_mistakes_are_told_at_once_with_their_sources(write: Writer) -> None
     assert all(line.startswith("f.yaml: ") for line in lines[1:])
 
 
-def test_a_fragment_alone_lacks_sections() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config("router/shared.yaml")
-    assert "data: is required and missing" in str(caught.value)
-    assert "skills.kind: is required; one of lora, ia3, dense" in str(caught.value)
-
-
 # Writing
 
 
@@ -417,11 +372,6 @@ def test_an_empty_mapping_empties_a_setting_and_no_section() -> None:
     config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.initial_scale={}"])
     assert config.backbone.initial_scale == {}
     assert merge({"a": {"b": 1}}, {"a": {}}, "x", {}) == {"a": {"b": 1}}
-
-
-def test_another_model_type_keeps_the_kind() -> None:
-    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.model_type=bart"])
-    assert (config.backbone.kind, config.backbone.config) == ("random", {})
 
 
 def test_what_was_read_may_be_changed() -> None:

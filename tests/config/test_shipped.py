@@ -10,13 +10,7 @@ from helpers.command import ROOT
 from mttl.assembly.build_moe import TOKEN_ROUTERS
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.load import (
-    configs_dir,
-    dump_config,
-    load_any_config,
-    load_config,
-    resolve_path,
-)
+from mttl.config.load import configs_dir, dump_config, load_any_config, load_config, resolve_path
 from mttl.config.moe_schema import TokenExperts
 from mttl.io.errors import ConfigError
 from mttl.skills import KINDS
@@ -34,13 +28,6 @@ def test_main_files_validate_alone(name: str) -> None:
         assert name.startswith("babyai")
     else:
         assert resolve_path(config.data.partition, "data.partition").is_file()
-
-
-def test_lexical_is_another_name_of_crossfit() -> None:
-    run = ["run.name=run"]
-    assert load_config("lexical.yaml", run) == load_config("crossfit.yaml", run)
-    first = (configs_dir() / "crossfit.yaml").read_text(encoding="utf-8").split("\n")[0]
-    assert "generated tasks about words and dates" in first
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -156,13 +143,6 @@ def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> Non
     assert "per_column" not in dump_config(config)
 
 
-def test_a_matrix_of_ones_own_is_taken_before_the_gyms(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("task,a,b\nverb_past,1,0\n")
-    config = load_config("crossfit.yaml+router/expert.yaml", [f"router.matrix={path}"])
-    assert (config.router.matrix, config.skills.n_skills) == (str(path), 2)
-
-
 @pytest.mark.parametrize(
     ("files", "override", "message"),
     [
@@ -177,13 +157,6 @@ def test_a_skill_per_column_needs_columns(files: str, override: str, message: st
         load_config(f"crossfit.yaml{files}", [override])
 
 
-def test_the_papers_setting_adapts_as_the_paper_does() -> None:
-    assert (
-        load_config("crossfit_paper.yaml").adapt
-        == load_config("crossfit.yaml+adapt/paper.yaml").adapt
-    )
-
-
 @pytest.mark.parametrize("files", ["crossfit.yaml", "crossfit_paper.yaml"])
 def test_baselines_adapt_as_published(files: str) -> None:
     private = load_config(f"{files}+router/private.yaml").adapt
@@ -191,12 +164,6 @@ def test_baselines_adapt_as_published(files: str) -> None:
     assert load_config(f"{files}+router/expert.yaml").adapt.init == "expert_row"
     fused = load_config(f"{files}+router/private.yaml+aggregation/fusion.yaml").adapt
     assert (fused.mode, fused.init) == ("all", "auto")
-
-
-@pytest.mark.parametrize("name", [name for name in FRAGMENTS if name.startswith("router/")])
-def test_routers_validate_on_the_papers_setting(name: str) -> None:
-    config = load_config(f"crossfit_paper.yaml+{name}")
-    assert config.backbone == load_config("crossfit_paper.yaml").backbone
 
 
 def test_the_page_lists_what_is_shipped() -> None:

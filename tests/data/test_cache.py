@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from datasets import Features, List, Value
-from datasets.table import MemoryMappedTable
 
 from mttl.data import cache
 from mttl.data.cache import in_memory
@@ -43,30 +42,11 @@ def test_the_second_call_reads(tmp_path, caplog, capfd):
     assert capfd.readouterr() == ("", "")  # no progress bar
 
 
-def test_rows_are_read_where_they_lie(tmp_path):
-    for _ in range(2):
-        table = cached(build, "key", tmp_path).data
-        assert isinstance(table, MemoryMappedTable)
-    assert table.path == str(tmp_path / "key" / "rows.arrow")
-
-
 def test_an_entry_has_the_same_bytes_each_time(tmp_path):
     for name in ("one", "two"):
         cached(build, name, tmp_path)
     for file in ("rows.arrow", "about.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
-def test_no_rows(tmp_path):
-    none = cached(lambda write: "", "key", tmp_path)
-    assert len(none) == len(in_memory(lambda write: "", FEATURES)) == 0
-
-
-def test_keys_are_apart(tmp_path):
-    cached(build, "one", tmp_path)
-    other = cached(lambda write: write({"x": [9], "y": [[]]}) or "", "two", tmp_path)
-    assert other["x"][:] == [9]
-    assert cached(must_not_build, "one", tmp_path)["x"][:] == [1, 2, 3]
 
 
 def replace_rows(place, make):

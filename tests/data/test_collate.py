@@ -1,8 +1,6 @@
-import pickle
-
 import pytest
 import torch
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
 
@@ -77,18 +75,6 @@ def test_a_batch_without_rows_has_one_that_nobody_asked_for(decoder_only):
 def test_task_ids_out_of_range(collator, task_id):
     with pytest.raises(ValueError, match=rf"task id {task_id} is out of range.*3 tasks.*\[0, 3\)"):
         collator(PAD, 3, decoder_only=False)([row([1], [1], task_id=task_id)])
-
-
-@pytest.mark.parametrize("collator", [TrainCollator, EvalCollator])
-def test_collators_are_picklable(collator):
-    original = collator(PAD, 3, decoder_only=True)
-    assert pickle.loads(pickle.dumps(original)) == original
-
-
-def test_padding_falls_back_to_the_end_token(gpt_like_tokenizer):
-    assert pad_id_of(ByT5Tokenizer()) == 0
-    assert gpt_like_tokenizer.pad_token_id is None
-    assert pad_id_of(gpt_like_tokenizer) == gpt_like_tokenizer.eos_token_id
 
 
 def test_neither_padding_nor_end_token(gpt_like_tokenizer):

@@ -1,12 +1,12 @@
 import warnings
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 
+from helpers.trainer import quiet_trainer
 from mttl.config.data_schema import Data
 from mttl.data.data_module import TextToTextDataModule
 from mttl.io.errors import CheckpointError
@@ -61,12 +61,7 @@ class Recorder(pl.LightningModule):
 def fit(data, *, ckpt_path=None, callbacks=(), asks_for_n_steps=True, **settings):
     """Train and return the recorder and the trainer; any warning about resuming is an error."""
     recorder = Recorder(asks_for_n_steps)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
         enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
         use_distributed_sampler=False,
         callbacks=list(callbacks),
@@ -98,18 +93,6 @@ def test_training_batches(make_module):
     assert set(batches[0]) == {"input_ids", "attention_mask", "labels", "task_ids"}
 
 
-def test_train_and_dev(make_module):
-    data = make_module(split="train+dev", validation="none", evaluate=["test"])
-    assert len(data.train_rows) == N_ROWS + 2 * 2 * 4
-    assert data.val_dataloader() == []
-
-
-@pytest.mark.parametrize("kind", ["uniform", "temperature", "homogeneous"])
-def test_samplers(make_module, kind):
-    loader = make_module(sampler=kind).train_dataloader()
-    assert sum(len(batch["task_ids"]) for batch in loader) == 25
-
-
 def test_evaluation_batches(make_module):
     data = make_module(eval_batch_size=6)
     dev = list(data.evaluation_dataloader("dev"))
@@ -119,15 +102,6 @@ def test_evaluation_batches(make_module):
     test = list(data.evaluation_dataloader("test"))
     assert [sample for batch in test for sample in batch["samples"]] == [100] * (2 * 3)
     assert test[0]["references"][0][0].startswith("answer")
-
-
-def test_evaluation_is_shared_by_the_processes(make_module):
-    rows = []
-    for rank in range(3):
-        data = make_module(eval_batch_size=2)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=3)
-        rows += [row for batch in data.val_dataloader() for row in batch["rows"]]
-    assert sorted(rows) == list(range(16))
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
@@ -140,43 +114,12 @@ def test_evaluation_draws_nothing_of_the_noise_of_training(make_module, n_worker
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_training_is_shared_by_the_processes(make_module):
-    whole = list(make_module(batch_size=6).train_dataloader())
-    shares = []
-    for rank in range(2):
-        data = make_module(batch_size=3)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, accumulate_grad_batches=1)
-        shares.append(list(data.train_dataloader()))
-    for batch, *parts in zip(whole, *shares, strict=True):
-        tasks = torch.cat([part["task_ids"] for part in parts])
-        assert sorted(tasks.tolist()) == sorted(batch["task_ids"].tolist())
-
-
-def test_decoder_only_batches(make_module, gpt_like_tokenizer):
-    data = make_module(decoder_only=True)
-    data.tokenizer = gpt_like_tokenizer
-    batch = next(iter(data.evaluation_dataloader("dev")))
-    assert batch["generation_inputs"]["attention_mask"][:, -1].all()
-    assert (batch["labels"][:, 0] == -100).all()
-
-
 def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_module, tmp_path):
     data = make_module(cache_dir=str(tmp_path / "cache"))
     data.prepare_data()
     kept = sorted(path.name.split("-")[0] for path in (tmp_path / "cache").iterdir())
     assert kept == ["dev", "train"]
     make_module().prepare_data()  # without a cache there is nothing to do
-
-
-def test_lightning_accepts_a_run_without_validation(make_module):
-    recorder, _ = fit(make_module(validation="none"), max_epochs=1)
-    assert len(recorder.seen) == 5
-    assert recorder.n_validations == 0
-
-
-def test_lightning_validates(make_module):
-    recorder, _ = fit(make_module(eval_batch_size=4), max_epochs=2)
-    assert recorder.n_validations == 2 * 4
 
 
 @pytest.mark.parametrize("kind", ["proportional", "uniform", "homogeneous"])
@@ -261,20 +204,6 @@ def test_state_is_the_position(make_module):
     assert [batch["input_ids"].tolist() for batch in loader] == expected
 
 
-def test_the_real_crossfit_files(crossfit, byte_tokenizer, tmp_path):
-    data = TextToTextDataModule(
-        crossfit,
-        crossfit.tasks(),
-        byte_tokenizer,
-        data_of(samples=[100, 13], max_input_length=32, max_rows=4, cache_dir=str(tmp_path)),
-        decoder_only=False,
-    )
-    batch = next(iter(data.train_dataloader()))
-    assert batch["input_ids"].shape == (32, 32)
-    assert batch["task_ids"].unique().numel() > 10
-    assert len(next(iter(data.evaluation_dataloader("test")))["references"]) > 50
-
-
 def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenizer):
     def rows(n_examples, split, seed=1):
         data = data_of(samples=[100, 13])
@@ -337,29 +266,6 @@ def test_an_interrupted_run_by_tokens_sees_the_batches_that_were_left(
     rest, _ = fit(make_module(**form), max_steps=steps, ckpt_path=tmp_path / "stopped.ckpt")
     assert len(first.seen) == stop
     assert first.seen + rest.seen == whole.seen
-
-
-def test_positions_of_batches_are_within_the_budget(make_module, caplog):
-    with caplog.at_level("INFO"):
-        loader = make_module(**BUDGET, token_budget=64).train_dataloader()
-    batches = list(loader)
-    assert len(batches) == len(loader)
-    for batch in batches:
-        assert batch["input_ids"].numel() + batch["labels"].numel() <= 64
-    assert sum(len(batch["task_ids"]) for batch in batches) == N_ROWS
-    assert f"an epoch has {len(batches)} batches of 1 to " in caplog.text
-    assert "% of their positions are padding" in caplog.text
-
-
-def test_packed_batches_hold_the_rows_of_padded_ones(make_module):
-    form = {**BUDGET, "decoder_only": True}
-    packed = list(make_module(**form, packed_length=80).train_dataloader())
-    padded = list(make_module(**form).train_dataloader())
-    for ours, theirs in zip(packed, padded, strict=True):
-        assert sorted(ours["task_ids"]) == sorted(theirs["task_ids"])
-        assert ours["attention_mask"].sum() == theirs["attention_mask"].sum()
-        assert len(ours["input_ids"]) < len(theirs["input_ids"])
-        assert ours["input_ids"].shape[1] <= 80
 
 
 def test_rows_from_disk_are_those_of_memory(make_module, tmp_path):

@@ -20,14 +20,6 @@ def test_every_row_has_a_place_and_no_sequence_is_too_long(lengths):
             assert before + lengths[sequence[0]] > 10
 
 
-def test_sequences_may_be_counted():
-    sequences = PackedSequences(10, most=2)
-    assert [sequences.put(row, length) for row, length in enumerate((6, 6, 4, 5, 4))] == [
-        *(True, True, True, False, True)
-    ]
-    assert sequences.rows == [[0, 2], [1, 4]]
-
-
 ROWS = [
     {"input_ids": [5, 6, 7], "labels": [8, 1], "task_id": 0},
     {"input_ids": [9, 10], "labels": [1], "task_id": 2},
@@ -37,10 +29,7 @@ ROWS = [
 
 def test_rows_follow_one_another():
     batch = PackedCollator(0, 3, True, packed_length=9)(ROWS)
-    assert batch["input_ids"].tolist() == [
-        [5, 6, 7, 8, 1, 9, 10, 1],
-        [11, 12, 13, 1, 0, 0, 0, 0],
-    ]
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1, 9, 10, 1], [11, 12, 13, 1, 0, 0, 0, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 0, 0, 0, 0]]
     assert batch["labels"].tolist() == [
         [-100, -100, -100, 8, 1, -100, -100, 1],

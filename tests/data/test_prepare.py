@@ -57,13 +57,6 @@ def test_columns_and_order(gym, byte_tokenizer):
     assert data[2]["labels"] == byte_tokenizer("answer 0")["input_ids"]
 
 
-def test_ids_follow_the_order_of_the_tasks(gym, byte_tokenizer):
-    data = prepare(gym, byte_tokenizer, tasks=["b", "a"], samples=[13])
-    assert [(row["task_id"], row["input"][:3]) for row in data] == [(0, "[b]")] * 3 + [
-        (1, "[a]")
-    ] * 2
-
-
 def test_prefix_and_descriptions(gym, byte_tokenizer):
     for prefix, descriptions, expected in (
         ("none", False, "a train 100 0"),
@@ -79,20 +72,6 @@ def test_a_missing_description(make_gym, byte_tokenizer):
     gym = make_gym({"a": 1, "b": 1}, table="task,metric,description\na,EM,Do a.\nb,EM,\n")
     with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one in"):
         prepare(gym, byte_tokenizer, descriptions=True)
-
-
-def test_joined_splits(gym, byte_tokenizer):
-    data = prepare(gym, byte_tokenizer, tasks=["a"], split="train+dev", samples=[100])
-    assert [text[4:] for text in data["input"][:]] == [
-        *(f"a train 100 {i}" for i in range(2)),
-        *(f"a dev 100 {i}" for i in range(4)),
-    ]
-
-
-def test_rows_that_samples_share_are_kept(gym, byte_tokenizer):
-    same = gym.file("a", "train", 100).read_bytes()
-    gym.file("a", "train", 13).write_bytes(same)
-    assert len(prepare(gym, byte_tokenizer, tasks=["a"])) == 4
 
 
 def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
@@ -119,17 +98,6 @@ def test_what_is_cut_is_told_from_the_cache_too(gym, byte_tokenizer, caplog, tmp
     assert "longer than" not in caplog.text
 
 
-def test_max_rows(gym, byte_tokenizer):
-    assert len(prepare(gym, byte_tokenizer, max_rows=1)) == 4
-
-
-def test_long_rows_keep_their_end(gym, byte_tokenizer):
-    data = prepare(gym, byte_tokenizer, max_input_length=6, max_output_length=4)
-    assert data[0]["input_ids"] == byte_tokenizer("[a] a")["input_ids"]
-    assert data[0]["labels"] == byte_tokenizer("ans")["input_ids"]
-    assert data[0]["input"] == "[a] a train 100 0"
-
-
 def test_the_second_call_reads_the_cache(gym, byte_tokenizer, tmp_path, tokenised):
     cache = tmp_path / "cache"
     first = prepare(gym, byte_tokenizer, cache_dir=cache)
@@ -137,13 +105,6 @@ def test_the_second_call_reads_the_cache(gym, byte_tokenizer, tmp_path, tokenise
     assert len(tokenised) == 1
     assert first.to_dict() == second.to_dict() == prepare(gym, byte_tokenizer).to_dict()
     assert second.features == first.features == prepare(gym, byte_tokenizer).features
-
-
-def test_a_gym_that_was_moved_uses_the_same_cache(gym, byte_tokenizer, tmp_path, tokenised):
-    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
-    moved = gym.directory.rename(tmp_path / "elsewhere")
-    prepare(Gym(moved), byte_tokenizer, cache_dir=tmp_path / "cache")
-    assert len(tokenised) == 1
 
 
 @pytest.mark.parametrize(
@@ -171,14 +132,6 @@ def test_another_setting_is_another_cache(gym, byte_tokenizer, tmp_path, tokenis
     assert changed.to_dict() == prepare(gym, byte_tokenizer, **change).to_dict()
 
 
-def test_another_tokenizer_is_another_cache(
-    gym, byte_tokenizer, bart_like_tokenizer, tmp_path, tokenised
-):
-    for tokenizer in (byte_tokenizer, bart_like_tokenizer, ByT5Tokenizer(extra_ids=9)):
-        prepare(gym, tokenizer, cache_dir=tmp_path / "cache")
-    assert len(tokenised) == 3
-
-
 def test_a_changed_file_or_description_is_seen(gym, byte_tokenizer, tmp_path, tokenised):
     cache = tmp_path / "cache"
     prepare(gym, byte_tokenizer, cache_dir=cache, descriptions=True)
@@ -192,27 +145,6 @@ def test_a_changed_file_or_description_is_seen(gym, byte_tokenizer, tmp_path, to
     data = prepare(Gym(gym.directory), byte_tokenizer, cache_dir=cache, descriptions=True)
     assert data[-1]["input"].startswith("[b] Now do b. ")
     assert len(tokenised) == 3
-
-
-def test_the_format_version_is_part_of_the_key(
-    gym, byte_tokenizer, tmp_path, tokenised, monkeypatch
-):
-    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr("mttl.data.prepare.FORMAT_VERSION", 1)
-    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
-    assert len(tokenised) == 2
-
-
-def test_a_damaged_cache_is_rebuilt(gym, byte_tokenizer, tmp_path, tokenised, caplog):
-    cache = tmp_path / "cache"
-    first = prepare(gym, byte_tokenizer, cache_dir=cache)
-    next(cache.glob("*/*.arrow")).write_bytes(b"")
-    with caplog.at_level(logging.WARNING):
-        again = prepare(gym, byte_tokenizer, cache_dir=cache)
-    assert "is damaged; it is built again" in caplog.text
-    assert len(tokenised) == 2
-    assert again["input"][:] == [row["input"] for row in prepare(gym, byte_tokenizer)]
-    del first
 
 
 SEVERAL_LINES = "if x:\n\treturn [1,\r\n\n  2]"
@@ -261,11 +193,3 @@ def test_mistakes(gym, byte_tokenizer):
     path.unlink()
     with pytest.raises(TaskError, match=r"cannot read '.*a_16_100_train.tsv': No such file"):
         prepare(gym, byte_tokenizer)
-
-
-def test_the_real_crossfit_files(crossfit, byte_tokenizer):
-    tasks = crossfit.tasks()
-    data = prepare(crossfit, byte_tokenizer, tasks=tasks, split="test", max_rows=2)
-    # Every test file is the same in both samples, so each is read once.
-    assert data["sample"][:] == [100] * (2 * len(tasks))
-    assert data["task_id"][:] == [i for i in range(len(tasks)) for _ in range(2)]

@@ -7,7 +7,6 @@ import pytest
 from mttl.data import prompt_prefix as module
 from mttl.data.prompt_prefix import check_codes, prompt_prefix, task_code
 from mttl.io.errors import TaskError
-from mttl.tasks.table import crossfit
 
 
 def test_each_choice_shows_what_it_says() -> None:
@@ -35,10 +34,6 @@ def test_a_code_tells_nothing_of_the_parts_of_a_name() -> None:
     shares = {related: sum(found) / len(found) for related, found in same.items()}
     assert shares[True] == pytest.approx(1 / 26, abs=0.01)
     assert shares[False] == pytest.approx(1 / 26, abs=0.01)
-
-
-def test_codes_of_many_tasks_differ() -> None:
-    check_codes(list(crossfit()))
 
 
 def test_two_tasks_of_one_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

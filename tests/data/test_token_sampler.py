@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mttl.data.packing import PackedSequences
 from mttl.data.samplers import TaskBatchSampler, drawing
-from mttl.data.token_sampler import TokenBatchSampler, padding_share
+from mttl.data.token_sampler import TokenBatchSampler
 from mttl.io.errors import CheckpointError
 
 BUDGET, MOST_ROWS = 40, 6
@@ -78,28 +78,9 @@ def test_a_position_is_exact(rows, window, epoch, data):
     assert list(other) == batches[batch:]
 
 
-def test_rows_are_drawn_as_without_a_budget():
-    """One row to a batch: what is left is the order of the draw."""
-    rows = [(5, 3)] * 31
-    for kind in ("uniform", "temperature"):
-        ours = sampler(rows, kind=kind, batch_size=1)
-        plain = TaskBatchSampler(np.arange(31) % 3, batch_size=1, seed=3, **drawing(kind, 2.0))
-        rng = np.random.default_rng([3, 1])
-        drawn = plain._drawn(rng)
-        shuffled = [drawn[i] for i in rng.permutation(31)]
-        assert [row for (row,) in ours_of(ours, 1)][:31] == shuffled
-
-
 def ours_of(ours, epoch):
     ours.set_position(epoch)
     return list(ours)
-
-
-def test_epochs_and_seeds_differ():
-    rows = [(n % 9 + 1, n % 4 + 1) for n in range(50)]
-    first = sampler(rows, length_window=2)
-    plans = [ours_of(first, 0), ours_of(first, 1), ours_of(sampler(rows, seed=4), 0)]
-    assert plans[0] != plans[1] != plans[2] != plans[0]
 
 
 def test_an_epoch_that_needs_more_batches_takes_those_of_the_first():
@@ -120,26 +101,6 @@ def test_an_epoch_that_needs_more_batches_takes_those_of_the_first():
 def halves(batch):
     half = len(batch) // 2
     return [tuple(batch[:half]), tuple(batch[half:])]
-
-
-def test_windows_and_packing_need_less_padding():
-    rng = np.random.default_rng(0)
-    rows = [(int(n), 2) for n in rng.geometric(0.2, 2000).clip(1, 18)]
-    options = {"stacks": 1, "token_budget": 400, "batch_size": 400}
-    plain = sampler(rows, **options)
-    sorted_ = sampler(rows, length_window=10, **options)
-    packed = sampler(rows, packed_length=50, **options)
-    shares = [
-        padding_share(list(one), one.sizes, one.packed_length) for one in (plain, sorted_, packed)
-    ]
-    assert shares[0] > 0.5 > 0.1 > shares[1]
-    assert shares[2] < 0.1
-
-
-def test_padding_is_counted_by_stack():
-    sizes = np.array([[2, 1], [4, 1], [1, 3]])
-    assert padding_share([[0, 1], [2]], sizes) == pytest.approx(1 - 12 / (2 * 5 + 4))
-    assert padding_share([[0, 1, 2]], sizes[:, :1], packed_length=5) == pytest.approx(1 - 7 / 8)
 
 
 def test_another_budget_is_told_apart():

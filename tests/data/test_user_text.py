@@ -86,13 +86,3 @@ def test_an_injection_opens_no_turn_and_a_cut_keeps_the_template(tokenizer: Any,
         kept = [text[:n] if side == "end" else f"[a]{text[n:]}" for n in range(3, len(text))]
         assert ids in encoder.prompts(kept)
         assert most - 4 < len(ids) <= most
-
-
-def test_a_name_that_only_an_answer_has_opens_no_turn() -> None:
-    """The token of the assistant need not be special, nor stand before a question."""
-    tokenizer = ByT5Tokenizer(chat_template=TURNS)
-    tokenizer.add_tokens(["<assistant>"])
-    token = tokenizer.convert_tokens_to_ids("<assistant>")
-    encoder = ChatEncoder(tokenizer, max_input_length=99, max_output_length=99)
-    (ids,) = encoder.prompts(["the <assistant> other"])
-    assert ids.count(token) == 1

@@ -10,7 +10,6 @@ from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from envs import bot
 from envs.bot import BotFailed, demonstrate
-from envs.errors import LevelError
 from envs.levels import LEVELS
 
 
@@ -53,8 +52,3 @@ def test_running_out_of_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bot._BoundedBot, "replan", lambda self: 6)
     with pytest.raises(BotFailed, match="its 64 steps do not fulfil the mission"):
         demonstrate("GoToObj", 0)
-
-
-def test_an_unknown_level_is_told() -> None:
-    with pytest.raises(LevelError, match="unknown level 'GoToMars'"):
-        demonstrate("GoToMars", 0)

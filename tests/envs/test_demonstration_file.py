@@ -53,9 +53,7 @@ def test_what_cannot_be_saved_is_told(record: list[Demonstration], tmp_path: Pat
     assert [file.name for file in tmp_path.iterdir()] == ["record.npz"]
 
 
-def test_a_file_that_is_missing_foreign_or_damaged_is_told(
-    record: list[Demonstration], tmp_path: Path
-) -> None:
+def test_a_file_that_is_missing_foreign_or_damaged_is_told(record, tmp_path) -> None:
     path = tmp_path / "record.npz"
     with pytest.raises(FileNotFoundError):
         load_demonstrations(path)

@@ -59,23 +59,11 @@ def test_episodes_are_those_of_minigrid_with_their_seeds() -> None:
     assert 0 < found.success.mean() < 1
 
 
-@pytest.mark.parametrize("n_slots", [1, 2, 7, 10])
+@pytest.mark.parametrize("n_slots", [1, 10])
 def test_the_number_of_slots_changes_nothing(n_slots: int) -> None:
     expected, found = run(3), run(n_slots)
     for name, part in vars(expected).items():
         np.testing.assert_array_equal(getattr(found, name), part)
-
-
-def test_the_same_environments_can_play_again() -> None:
-    env = make_vector_env(LEVEL_NAMES, 2, seed=1, evaluation=True)
-    first = run_episodes(env, make_policy(), N_EPISODES)
-    again = run_episodes(env, make_policy(), N_EPISODES)
-    np.testing.assert_array_equal(first.steps, again.steps)
-    np.testing.assert_array_equal(first.reward, again.reward)
-
-
-def test_another_seed_has_other_episodes() -> None:
-    assert (run(3).steps != run(3, seed=2).steps).any()
 
 
 def test_a_failed_mission_is_no_success() -> None:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import minigrid  # noqa: F401  (registers the levels)
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from PIL import Image
 from envs.errors import LevelError
 from envs.film import ACTIONS as NAMES
 from envs.film import SIDE, Episode, film, replay, with_caption
-from envs.levels import LEVELS
 
 LEVEL, SEED, ACTIONS = "GoToLocal", 3, [0, 2, 2, 1, 5]
 
@@ -28,18 +26,6 @@ def frames_of(path: Path) -> tuple[list[np.ndarray], list[int]]:
             frames.append(np.asarray(gif.convert("RGB")))
             durations.append(gif.info["duration"])
     return frames, durations
-
-
-def test_pictures_are_minigrids_own() -> None:
-    mission, pictures = replay(LEVEL, SEED, ACTIONS, tile=8)
-    env: Any = gymnasium.make(LEVELS[LEVEL].id, render_mode="rgb_array", tile_size=8)
-    seen, _ = env.reset(seed=SEED)
-    assert mission == seen["mission"]
-    assert len(pictures) == len(ACTIONS) + 1
-    for picture, action in zip(pictures, [*ACTIONS, None], strict=True):
-        np.testing.assert_array_equal(picture, env.render())
-        if action is not None:
-            env.step(action)
 
 
 def test_a_gif_has_a_frame_for_every_step_with_what_is_done_below(tmp_path: Path) -> None:
@@ -117,9 +103,7 @@ def test_the_caption_stands_below_and_is_broken_where_it_is_too_long() -> None:
         ({"frames_per_second": 0}, ValueError, r"frames_per_second \(0\) must be positive"),
     ],
 )
-def test_what_cannot_be_filmed_is_told(
-    tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_filmed_is_told(tmp_path, change, error, message) -> None:
     given = {"level": LEVEL, "seed": SEED, "actions": ACTIONS, "path": "episode.gif", **change}
     path = tmp_path / given.pop("path")
     episode = Episode(*(given.pop(name) for name in ("level", "seed", "actions")))

@@ -6,7 +6,7 @@ import pytest
 
 from envs.errors import LevelError
 from envs.game import make_game
-from envs.levels import COMPETENCIES, LEVELS, PAPER_LEVELS, Level, find_level
+from envs.levels import LEVELS, PAPER_LEVELS, Level, find_level
 
 
 def test_every_registered_level_is_in_the_table() -> None:
@@ -24,13 +24,6 @@ def test_the_time_limit_is_that_of_real_episodes(level: Level) -> None:
         game.reset(seed=seed)
         n_navigations = 1 if level.fixed else game.num_navs_needed(game.instrs)
         assert game.max_steps == level.steps * n_navigations
-
-
-def test_competencies_are_known_and_in_order() -> None:
-    for level in LEVELS.values():
-        places = [COMPETENCIES.index(name) for name in level.competencies]
-        assert places == sorted(set(places)), level.name
-    assert LEVELS["BossLevel"].competencies == COMPETENCIES
 
 
 def test_the_expert_skills_of_the_paper() -> None:
@@ -63,10 +56,6 @@ def test_the_expert_skills_of_the_paper() -> None:
 def test_an_unknown_level_names_the_nearest(name: str, message: str) -> None:
     with pytest.raises(LevelError, match=message):
         find_level(name)
-
-
-def test_a_known_level_is_found() -> None:
-    assert find_level("GoToObjS6").id == "BabyAI-GoToObjS6-v1"
 
 
 def test_a_level_without_a_step_limit_is_an_error() -> None:

@@ -86,28 +86,6 @@ def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluati
             assert at(transition.observation, *place) == plain(seen)
 
 
-def test_final_observations_are_those_of_the_truncated_episodes_only() -> None:
-    env = make()
-    env.reset()
-    for actions in random_actions(150):
-        transition = env.step(actions)
-        n_truncated = np.count_nonzero(transition.truncated)
-        assert not (transition.truncated & transition.terminated).any()
-        assert (transition.final is None) == (n_truncated == 0)
-        if transition.final is not None:
-            assert transition.final.image.shape == (n_truncated, 7, 7, 3)
-            assert transition.final.direction.shape == (n_truncated,)
-            assert transition.final.mission.shape == (n_truncated, 72)
-
-
-def test_a_reset_begins_the_same_again() -> None:
-    env = make()
-    first, steps = env.reset(), [env.step(actions) for actions in random_actions(60)]
-    assert_same(env.reset(), first)
-    for actions, expected in zip(random_actions(60), steps, strict=True):
-        assert_same(env.step(actions), expected)
-
-
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_parts_play_what_the_whole_plays(evaluation: bool) -> None:
     whole = make(evaluation=evaluation)
@@ -143,17 +121,6 @@ def test_going_on_from_a_state_is_not_having_stopped(n_steps: int) -> None:
         for action, transition in zip(actions[n_steps:], expected, strict=True):
             assert_same(resumed.step(action), transition)
     assert_same(other.reset(), env.reset())
-
-
-def test_evaluation_goes_on_with_the_next_episode() -> None:
-    env = make(evaluation=True)
-    env.reset()
-    state = env.state()
-    expected = [env.step(action) for action in random_actions(150)]
-    other = make(seed=99)
-    other.load_state(state)
-    for action, transition in zip(random_actions(150), expected, strict=True):
-        assert_same(other.step(action), transition)
 
 
 def test_arrays_belong_to_the_caller() -> None:
@@ -215,9 +182,3 @@ def test_nothing_goes_before_the_first_reset() -> None:
     for call in (env.state, lambda: env.step(random_actions(1)[0])):
         with pytest.raises(SimulationError, match="have not begun: call reset first"):
             call()
-
-
-def test_closing_twice_is_harmless() -> None:
-    env = make()
-    env.close()
-    env.close()

@@ -27,9 +27,7 @@ def start(started: list[WorkerProcess], function: str) -> WorkerProcess:
     return started[-1]
 
 
-def test_messages_are_answered_in_order(
-    started: list[WorkerProcess], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_are_answered_in_order(started, capfd) -> None:
     worker = start(started, "echo")
     for message in ("a", {"b": 1}, b"c"):
         worker.ask(message)
@@ -51,9 +49,7 @@ def test_interrupts_are_for_the_parent_alone(started: list[WorkerProcess]) -> No
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_a_stopped_process_is_noticed(
-    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_process_is_noticed(started, monkeypatch) -> None:
     monkeypatch.setattr(process, "LOOK", 0.05)
     worker = start(started, "echo")
     worker.ask("are you there?")
@@ -79,20 +75,7 @@ def test_death_tells_its_cause(started: list[WorkerProcess], order: str, end: st
         worker.answer()
 
 
-def test_a_worker_that_hangs_up_without_ending(
-    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "PATIENCE", 0.05)
-    worker = start(started, "obey")
-    os.kill(worker.pid, signal.SIGSTOP)  # or it would see the end of the connection and leave
-    worker._connection.close()
-    with pytest.raises(WorkerDied, match="the helper stopped answering"):
-        worker.ask("sleep")
-
-
-def test_closing_ends_idle_workers_and_kills_busy_ones(
-    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_ends_idle_workers_and_kills_busy_ones(started, monkeypatch) -> None:
     idle, busy = start(started, "echo"), start(started, "obey")
     busy.ask("sleep")
     monkeypatch.setattr(process, "PATIENCE", 0.5)
@@ -100,17 +83,6 @@ def test_closing_ends_idle_workers_and_kills_busy_ones(
     assert not is_running(idle.pid)
     assert not is_running(busy.pid)
     close_workers(started)
-
-
-def test_a_forked_process_does_not_end_the_workers_of_its_parent(
-    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = start(started, "echo")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        close_workers(started)
-    worker.ask("still here?")
-    assert worker.answer() == "still here?"
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
@@ -143,3 +115,12 @@ def test_workers_do_without_torch(started: list[WorkerProcess]) -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def test_a_worker_that_hangs_up_without_ending(started, monkeypatch) -> None:
+    monkeypatch.setattr(process, "PATIENCE", 0.05)
+    worker = start(started, "obey")
+    os.kill(worker.pid, signal.SIGSTOP)  # or it would see the end of the connection and leave
+    worker._connection.close()
+    with pytest.raises(WorkerDied, match="the helper stopped answering"):
+        worker.ask("sleep")

@@ -22,12 +22,6 @@ def begun(n_steps: int = 30, **options: Any) -> LocalVectorEnv:
     return env
 
 
-def test_a_state_is_text() -> None:
-    state = json.loads(begun().state())
-    assert state["levels"] == LEVELS
-    assert len(state["actions"]) == 6
-
-
 @pytest.mark.parametrize("level", PAPER_LEVELS[::6])
 def test_every_level_goes_on_exactly(level: str) -> None:
     rng = np.random.default_rng(0)

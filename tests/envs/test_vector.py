@@ -1,14 +1,10 @@
 """Seeds, checks and the choice of a vector environment."""
 
-import numpy as np
 import pytest
 
 from envs.episodes import episode_seed
 from envs.errors import LevelError
 from envs.interface import check_levels, slot_seed
-from envs.levels import PAPER_LEVELS
-from envs.local import LocalVectorEnv
-from envs.vector import make_vector_env
 
 
 def test_seeds_never_change() -> None:
@@ -21,29 +17,6 @@ def test_training_and_evaluation_never_share_a_seed() -> None:
     training = [slot_seed(seed, "GoTo", slot) for seed in range(20) for slot in range(50)]
     evaluation = [episode_seed(seed, "GoTo", n) for seed in range(20) for n in range(50)]
     assert 0 <= min(training) < max(training) < 2**30 <= min(evaluation) < max(evaluation) < 2**31
-
-
-def test_slots_levels_and_runs_have_seeds_of_their_own() -> None:
-    seeds = [
-        slot_seed(seed, level, slot)
-        for seed in range(3)
-        for level in PAPER_LEVELS
-        for slot in range(100)
-    ]
-    assert len(set(seeds)) == len(seeds)
-
-
-def test_slots_of_a_level_stay_distinct_where_the_numbers_wrap() -> None:
-    last = slot_seed(0, "GoTo", 0)
-    assert slot_seed(0, "GoTo", 2**30 - last) == 0
-    assert slot_seed(0, "GoTo", 2**30) == last
-
-
-def test_by_default_environments_run_here() -> None:
-    env = make_vector_env(["GoToObj"], 2, seed=0, first_slot=3)
-    assert isinstance(env, LocalVectorEnv)
-    whole = make_vector_env(["GoToObj"], 5, seed=0)
-    np.testing.assert_array_equal(env.reset().image, whole.reset().image[:, 3:])
 
 
 @pytest.mark.parametrize(

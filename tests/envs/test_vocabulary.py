@@ -70,10 +70,6 @@ def test_tokens_never_change() -> None:
     assert len(set(WORDS)) == len(WORDS) == N_TOKENS - 1
 
 
-def test_padding_stands_after_the_end() -> None:
-    assert encode("go to the door", 6).tolist() == [1, 2, TOKENS["the"], TOKENS["door"], 0, 0]
-
-
 def test_a_foreign_word_is_an_error() -> None:
     with pytest.raises(ValueError, match="the word 'apple' of the mission 'go to the apple' is"):
         encode("go to the apple")

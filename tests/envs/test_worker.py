@@ -2,10 +2,7 @@
 
 import gc
 import os
-import pickle
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from envs.interface import Observation, Transition
 from envs.local import LocalVectorEnv
 from envs.process import WorkerProcess
 from envs.worker import WorkerVectorEnv
-from helpers.processes import is_running, wait_until_gone
+from helpers.processes import is_running
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks into /proc")
 
@@ -82,9 +79,7 @@ def assert_same(a: Any, b: Any) -> None:
         pytest.param(2, {"evaluation": True, "first_slot": 5}, marks=pytest.mark.slow),
     ],
 )
-def test_results_do_not_depend_on_the_number_of_workers(
-    make: Any, env: WorkerVectorEnv, n_workers: int, options: dict[str, Any]
-) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(make, env, n_workers, options) -> None:
     local, workers = make_local(**options), make(n_workers, **options)
     assert (workers.levels, workers.n_slots) == (LEVEL_NAMES, N_SLOTS)
     actions = random_actions(200)
@@ -111,26 +106,10 @@ def test_results_do_not_depend_on_the_number_of_workers(
     assert_same(workers.reset(), local.reset())
 
 
-def test_returned_arrays_belong_to_the_caller(env: WorkerVectorEnv) -> None:
-    observation = env.reset()
-    kept = pickle.dumps(observation)
-    transitions = [env.step(actions) for actions in random_actions(40)]
-    copies = [pickle.dumps(transition) for transition in transitions]
-    for actions in random_actions(40):
-        env.step(actions)
-    assert pickle.dumps(observation) == kept
-    assert [pickle.dumps(transition) for transition in transitions] == copies
-
-
 @pytest.mark.parametrize("n_workers", [0, N_SLOTS + 1])
 def test_there_are_at_most_as_many_workers_as_slots(make: Any, n_workers: int) -> None:
     with pytest.raises(ValueError, match=rf"n_workers \({n_workers}\) must be from 1 to n_slots"):
         make(n_workers)
-
-
-def test_unknown_levels_are_refused_before_workers_start(make: Any) -> None:
-    with pytest.raises(LevelError, match="unknown level 'GoToMars'"):
-        make(levels=["GoToMars"])
 
 
 def test_a_worker_that_is_killed_is_an_error_and_takes_the_others_along(make: Any) -> None:
@@ -155,13 +134,10 @@ def test_a_worker_that_is_killed_is_an_error_and_takes_the_others_along(make: An
 
 
 @pytest.mark.parametrize("limit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_environment_that_raises_names_its_place(
-    make: Any, limit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_raises_names_its_place(make, limit, monkeypatch) -> None:
     function = "helpers.broken_worker:serve_without_" + ("limit" if limit else "grid")
     monkeypatch.setattr(
-        "envs.worker.WorkerProcess",
-        lambda _, name, shared: WorkerProcess(function, name, shared),
+        "envs.worker.WorkerProcess", lambda _, name, shared: WorkerProcess(function, name, shared)
     )
     env = make()
     pids = [worker.pid for worker in env._workers]
@@ -177,9 +153,7 @@ def test_an_environment_that_raises_names_its_place(
     assert not any(map(is_running, pids))
 
 
-def test_an_interrupted_step_is_finished_before_what_comes_next(
-    env: WorkerVectorEnv, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_step_is_finished_before_what_comes_next(env, monkeypatch) -> None:
     local = make_local()
     env.reset()
     local.load_state(env.state())
@@ -200,9 +174,7 @@ def interrupt(worker: WorkerProcess) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_goes_wrong_at_the_start_leaves_no_process(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_wrong_at_the_start_leaves_no_process(make, monkeypatch) -> None:
     started: list[WorkerProcess] = []
     ask = WorkerProcess.ask
 
@@ -237,25 +209,3 @@ def test_workers_end_with_the_object() -> None:
 
 def count_shared_memory() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:slots")
-
-
-@pytest.mark.parametrize(
-    "end", ["pass", pytest.param("os.kill(os.getpid(), signal.SIGKILL)", marks=pytest.mark.slow)]
-)
-def test_workers_end_with_the_process(end: str) -> None:
-    parent = subprocess.run(
-        [sys.executable, "-c", PARENT + end],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-    assert wait_until_gone([int(pid) for pid in parent.stdout.split()])
-
-
-PARENT = """
-import os, signal
-from envs.worker import WorkerVectorEnv
-env = WorkerVectorEnv(["GoToObj"], 1, seed=0, n_workers=1)
-env.reset()
-print(*(worker.pid for worker in env._workers), flush=True)
-"""

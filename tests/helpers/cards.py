@@ -16,7 +16,7 @@ from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.inference.model_card import QUESTION
 
-QUESTIONS = ["ab", "c", "abca", "is it so?", "a\nb.", "cb", "aaab", "b c"]
+QUESTIONS = ["abca", "is it so?", "a\nb.", "b c"]
 # Random weights that are large: answers depend on the question without any training.
 ASKED: dict[str, dict] = {
     "t5": {

@@ -53,10 +53,7 @@ def write_run() -> Callable[..., Path]:
         if weights is not None:
             matrix = probabilities = weights
         weights = matrix
-        arrays = {
-            "tasks": np.array(tasks),
-            "groups": np.array(names if n_heads > 1 else groups),
-        }
+        arrays = {"tasks": np.array(tasks), "groups": np.array(names if n_heads > 1 else groups)}
         plots = folder / "plots"
         plots.mkdir(parents=True)
         np.savez(plots / "routing.npz", weights=weights, probabilities=probabilities, **arrays)

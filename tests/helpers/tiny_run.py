@@ -12,22 +12,22 @@ from mttl.assembly.model import load_run
 from mttl.checkpoints.run_folder import RunFolder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("train")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gym(folder: Path) -> Path:
     return write_gym(folder / "gym")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def config(folder: Path, gym: Path) -> Path:
     return write_config(folder / "tiny.yaml", gym)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(config: Path) -> RunFolder:
     """An uninterrupted run: relaxed sampling, dropout, two epochs, three validations."""
     return train(config, "whole")

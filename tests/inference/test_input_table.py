@@ -34,17 +34,6 @@ def test_the_format_of_a_pipe_is_read_off_its_start() -> None:
     assert guess_kind("input\toutput\n") == guess_kind("") == "tsv"
 
 
-def test_a_table_without_rows_is_refused() -> None:
-    with pytest.raises(TaskError, match="x: there is no question"):
-        check_questions([], "x")
-
-
-def test_lists_are_one_cell_of_a_table() -> None:
-    row = {"input": "x", "probabilities": {"a": 0.5, "b": 0.5}}
-    assert format_rows([row], list(row), "csv") == 'x,"{""a"": 0.5, ""b"": 0.5}"\n'
-    assert format_rows([row], list(row), "tsv") == 'x\t{"a": 0.5, "b": 0.5}\n'
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("answer", ['"a" b', "a\tb\nc\r", "a\\nb", "", '""', None])
 def test_answers_of_any_characters_are_read_as_they_were_written(kind: str, answer: object) -> None:
@@ -73,16 +62,11 @@ def test_references_and_choices() -> None:
     ("text", "kind", "message"),
     [
         ("input\ttask\na\n", "tsv", "x, line 2: 1 cells; the header has 2"),
-        ("input,input\na,b\n", "csv", "must name every column once"),
-        ("", "csv", "must name every column once"),
         ('input\n"a\n', "csv", "x, line 2: unexpected end of data"),
         ('{"input": 1}\n\n{\n', "jsonl", "x, line 3, column 2"),
         ('{"input": NaN}\n', "jsonl", "x, line 1: not valid JSON: NaN is "),
-        ("[]\n", "jsonl", "it must hold an object"),
         ("text\na\n", "tsv", "x, row 1: there is no column 'input', only \"text\""),
         ('{"input": ["a"]}\n', "jsonl", 'x, row 1: input is ["a"]; it must be text or a number'),
-        ('{"input": "a", "output": [[]]}\n', "jsonl", "x, row 1: output is [[]]; it must be text"),
-        ('{"input": "a", "task": false}\n', "jsonl", "x, row 1: task is false; it must be text"),
         ("input,n\n,1\n ,2\n", "csv", "x: there is no question"),
     ],
 )

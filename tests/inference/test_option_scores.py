@@ -44,12 +44,14 @@ def of_one_token_after_another(model: SkilledModel, task: int, prompt, answer) -
     return found
 
 
-def expected(model, per_token):
-    rows = []
+def expected(model):
+    """Return the sums of all options, and their means."""
+    sums, means = [], []
     for task, prompt, options in zip(TASKS.tolist(), PROMPTS, OPTIONS, strict=True):
         losses = [of_one_token_after_another(model, task, prompt, option) for option in options]
-        rows.append([sum(own) / (len(own) if per_token else 1) for own in losses])
-    return rows
+        sums.append([sum(own) for own in losses])
+        means.append([sum(own) / len(own) for own in losses])
+    return sums, means
 
 
 MODELS = {
@@ -67,9 +69,9 @@ MODELS = {
 def test_scores_are_those_of_a_loop(kind: str) -> None:
     make, settings = MODELS[kind]
     model = skilled(make(), **settings)
-    for per_token in (False, True):
+    for per_token, due in zip((False, True), expected(model), strict=True):
         found = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=per_token)
-        for own, right in zip(found, expected(model, per_token), strict=True):
+        for own, right in zip(found, due, strict=True):
             # The same float32 products through two blocks, summed over up to five tokens.
             assert own == pytest.approx(right, rel=1e-4)
 

@@ -71,9 +71,7 @@ def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
     assert found == [answer for *_, answer in rows]
 
 
-def test_a_chat_shows_the_day_on_which_its_run_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_shows_the_day_on_which_its_run_began(tmp_path, monkeypatch) -> None:
     """Whenever it is resumed or asked, though the template shows the day of the call."""
     template = "{{ strftime_now('%d %b %Y') }}" + CHATML
     tokenizer = str(save_tokenizer(tmp_path / "tokenizer", template))

@@ -7,7 +7,6 @@ from helpers.cards import joined_tokenizer
 from helpers.chat_templates import CHATML, INSTRUCTION, byte_tokenizer
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.question_template import question_template
-from mttl.models.backbone import load_tokenizer
 
 ODD = 'a "b" \\ {{ c }} {% d %} ü 😀'
 FORMS = {
@@ -79,8 +78,3 @@ def test_a_tokenizer_that_joins_the_line_break_has_none() -> None:
     text = tokenizer(found.prompt_prefixes["a"] + "it.", add_special_tokens=False)["input_ids"]
     assert [*before, *text, *after] == prompt
     assert question_template(tokenizer, {"a": PromptForm()}, decoder_only=False).exact
-
-
-def test_prompts_longer_than_in_training_are_compared_too() -> None:
-    short = PromptForm(max_input_length=8)
-    assert question_template(load_tokenizer("byte"), {"a": short}, decoder_only=False).exact

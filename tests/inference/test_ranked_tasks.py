@@ -1,7 +1,6 @@
 """Rank classification, from a gym's options to the answers of a run and of an adapted task."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from helpers.gyms import write_config, write_gym
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.option_scorer import OptionScorer
-from mttl.inference.task_options import check_options, task_options, wanted_options
+from mttl.inference.task_options import task_options, wanted_options
 from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import load_tokenizer
 from mttl.runtime.command import USER_MISTAKE, run_command
@@ -46,21 +45,7 @@ def test_options_are_named_or_few_answers_of_training_rows(tmp_path: Path) -> No
         wanted_options(gym, list(TASKS), [100], "rank")
 
 
-def test_all_jobs_without_options_are_told_at_once(tmp_path: Path) -> None:
-    gym = Gym(gym_of(tmp_path))
-    shutil.copytree(gym.directory / "copy", gym.directory / "again")
-    for path in list((gym.directory / "again").iterdir()):
-        path.rename(path.with_name(path.name.replace("copy", "again")))
-    gym = Gym(gym.directory)
-    jobs = [("copy", 100), ("parity", 100), ("again", 100), ("copy", 100)]
-    check_options(gym, jobs, "both")
-    check_options(gym, jobs, "generate")
-    check_options(gym, jobs[1:2], "rank")
-    with pytest.raises(TaskError, match=r"have no answers to rank: copy, again\. Name them"):
-        check_options(gym, jobs, "rank")
-
-
-@pytest.mark.parametrize("named", ["a", "a| |b", "a|b|a"])
+@pytest.mark.parametrize("named", ["a| |b", "a|b|a"])
 def test_wrong_options_are_refused(named: str, tmp_path: Path) -> None:
     gym = Gym(gym_of(tmp_path, named))
     with pytest.raises(TaskError, match=r"TASKS\.csv', options of 'copy': the choices are"):

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from mttl.io.files import (
-    append_line,
-    locked,
-    new_folder,
-    write_atomic,
-    write_table,
-    write_text,
-)
+from mttl.io.files import append_line, locked, new_folder, write_atomic, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -110,26 +103,6 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), new_folder(tmp_path / "a" / "other"):
         raise OSError(28, "full")
     assert os.listdir(tmp_path / "a") == ["out"]
-
-
-def test_a_table_leaves_missing_values_empty(tmp_path: Path) -> None:
-    write_table(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"b": None}])
-    assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,"x, y"\r\n,\r\n'
-
-
-def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
-    def write(temporary: Path) -> None:
-        write_text(tmp_path / "b.txt", "second")
-        temporary.write_text("first")
-
-    write_atomic(tmp_path / "b.txt", write)
-    assert (tmp_path / "b.txt").read_text() == "first"
-    with new_folder(tmp_path / "out") as first:
-        with new_folder(tmp_path / "out") as second:
-            (second / "file").touch()
-        assert first.is_dir()
-        (tmp_path / "out" / "file").unlink()  # a folder replaces an empty one only
-    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])

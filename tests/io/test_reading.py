@@ -1,6 +1,5 @@
 """Errors about files name the file and say how to fix it."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,11 @@ from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import (
     MOST_LINE,
     check_name,
-    file_sha256,
     parse_json,
     read_json,
     read_table,
     read_text,
-    reason,
     require_file,
-    shown,
 )
 
 
@@ -44,15 +40,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, make, message: 
         require_file(tmp_path / "it", TaskError)
 
 
-def test_a_checksum_is_that_of_the_content(tmp_path: Path) -> None:
-    assert file_sha256(write(tmp_path, b"abc"), TaskError) == hashlib.sha256(b"abc").hexdigest()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"ab\xff", r"must be UTF-8 text; byte 3 \(0xff\) is not: save the file as UTF-8"),
-    ],
+    [(b"ab\xff", r"must be UTF-8 text; byte 3 \(0xff\) is not: save the file as UTF-8")],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -104,9 +94,3 @@ def test_names_can_be_shown_anywhere(name: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_name(name, "train[0]", ConfigError)
     assert check_name("名前 <b>", "train[0]", ConfigError) == "名前 <b>"
-
-
-def test_messages_are_short() -> None:
-    assert len(shown("x" * 1000)) == 60
-    assert reason(OSError(2, "gone")) == "gone"
-    assert len(reason(ValueError("y" * 1000))) == 300

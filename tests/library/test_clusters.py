@@ -9,7 +9,6 @@ from mttl.library.clusters import (
     embedded,
     inner_products,
     k_means,
-    shuffled,
     silhouette,
     task_shares,
 )
@@ -91,15 +90,6 @@ def test_the_number_is_that_of_the_best_silhouette() -> None:
         best_clusters(points[:2], 4)
     with pytest.raises(ValueError, match=r"n_clusters \(13\) must lie between 1 and 12"):
         k_means(points, 13)
-
-
-def test_random_clusters_have_the_same_sizes() -> None:
-    labels = torch.tensor([0] * 7 + [1] * 3 + [2])
-    drawn = shuffled(labels, seed=1)
-    assert torch.bincount(drawn).tolist() == [7, 3, 1]
-    assert not torch.equal(drawn, labels)
-    assert torch.equal(drawn, shuffled(labels, seed=1))
-    assert not torch.equal(drawn, shuffled(labels, seed=2))
 
 
 def test_a_task_of_several_members_has_shares() -> None:

@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.metrics.answer_scores import (
-    best,
-    exact_match,
-    normalise,
-    same_ignoring_case,
-    word_f1,
-)
+from mttl.metrics.answer_scores import exact_match, normalise, same_ignoring_case, word_f1
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,3 @@ def test_comparisons_of_odd_texts(prediction, reference):
     shared = sum(min(predicted.count(word), expected.count(word)) for word in set(predicted))
     f1 = 2 * shared / (len(predicted) + len(expected)) if shared else 0
     assert word_f1(prediction, reference) == pytest.approx(f1, rel=1e-15)
-
-
-def test_best_strips_the_answer_and_takes_the_best_reference():
-    assert best(same_ignoring_case, " B \n", ["a", "b"]) == 1

@@ -41,16 +41,6 @@ def test_classification_f1_equals_scikit_learn(rows):
     assert found == pytest.approx(expected, rel=1e-14)
 
 
-def test_a_string_that_is_no_label_becomes_a_class():
-    assert score_answers("Classification-F1", ["a", "b"], [["a"], ["b"]]) == 1
-    # classes a (F1 1), b (0) and the unseen c (0)
-    assert score_answers("Classification-F1", ["a", "c"], [["a"], ["b"]]) == pytest.approx(1 / 3)
-
-
-def test_classification_f1_reads_the_first_reference_only():
-    assert score_answers("Classification-F1", ["b"], [["a", "b"]]) == 0
-
-
 @st.composite
 def labelled(draw):
     names = draw(st.sampled_from([("unacceptable", "acceptable"), ("no", "yes"), ("c", "a", "b")]))
@@ -72,19 +62,6 @@ def test_matthews_equals_scikit_learn(rows):
         expected = matthews_corrcoef(*pairs)
     found = score_answers("Matthew-Correlation", predicted, [[label] for label in gold])
     assert found == pytest.approx(expected, rel=1e-14)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=3, max_size=20))
-def test_pearson_equals_scipy(rows):
-    gold, predicted = zip(*rows, strict=True)
-    found = score_answers(
-        "Pearson-Correlation", [f" {x}" for x in predicted], [[f"{x}.0"] for x in gold]
-    )
-    if len(set(gold)) == 1 or len(set(predicted)) == 1:
-        assert math.isnan(found)
-    else:
-        assert found == pytest.approx(pearsonr(gold, predicted).statistic, abs=1e-14)
 
 
 # Answers that a model writes: long runs of digits, and numbers that single precision cannot tell
@@ -123,18 +100,6 @@ def as_number(text: str) -> float:
         return math.nan
 
 
-def test_scores_are_computed_in_double_precision():
-    digits = [["1"], ["2"], ["3"]]
-    long = score_answers("Pearson-Correlation", ["9" * 40, "3", "2"], digits)
-    assert long == pytest.approx(-math.sqrt(3) / 2, rel=1e-14)
-    large = [str(16_777_216 + n) for n in (0, 1, 3)]
-    found = score_answers("Pearson-Correlation", large, digits)
-    assert found == pytest.approx(pearsonr([1, 2, 3], [0, 1, 3]).statistic, rel=1e-9)
-    assert score_answers("ACC", ["a"] * 3, [["a"], ["a"], ["b"]]) == 2 / 3
-    assert score_answers("Matthew-Correlation", *acceptable([1, 1, 0], [1, 0, 0])) == 0.5
-    assert score_answers("Classification-F1", ["a", "b"], [["a"], ["c"]]) == 1 / 3
-
-
 def acceptable(labels, answers):
     words = ("unacceptable", "acceptable")
     return [words[answer] for answer in answers], [[words[label]] for label in labels]
@@ -151,16 +116,6 @@ def test_a_model_in_half_precision_scores_as_exactly(name, dtype):
         metric.update([prediction], [accepted])
     found = float(metric.compute())
     assert found == pytest.approx(score_answers(name, predictions, references), nan_ok=True)
-
-
-def test_lone_surrogates_are_classes_as_other_strings_are():
-    assert score_answers("Classification-F1", ["\ud800", "b"], [["\ud800"], ["b"]]) == 1
-
-
-def test_an_answer_that_is_no_number_makes_the_correlation_undefined():
-    references = [["1"], ["2"], ["3"]]
-    assert math.isnan(score_answers("Pearson-Correlation", ["1", "two", "3"], references))
-    assert score_answers("Pearson-Correlation", ["1", "2", "3"], references) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -201,14 +156,6 @@ def test_the_positive_label_is_the_first_option(labels, options, published, posi
     pairs = [[x if positive is None else x == positive for x in y] for y in (gold, predicted)]
     found = score_answers(name, predicted, [[label] for label in gold])
     assert found == pytest.approx(matthews_corrcoef(*pairs), rel=1e-14)
-
-
-def test_means_over_rows_and_best_reference():
-    references = [["cat"], ["dog", "The hound"]]
-    assert score_answers("ACC", ["CAT", "hound"], references) == 0.5
-    assert score_answers("EM", ["CAT", "hound"], references) == 1
-    assert score_answers("QA-F1", ["cat", "hound dog"], references) == pytest.approx(5 / 6)
-    assert score_answers("Rouge-L", ["cat", ""], references) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -63,13 +63,6 @@ def test_scores_by_hand(prediction, reference, expected):
     assert rouge_l(prediction, reference) == pytest.approx(expected, abs=1e-7)
 
 
-def test_a_sentence_of_thousands_of_words_is_scored():
-    text = " ".join(f"word{number}" for number in range(1500))
-    # the package recurses once per word and gives up near a thousand
-    assert rouge_l(text, text) == pytest.approx(1)
-    assert rouge_l(text, "word3 word2 word1") == pytest.approx(2 / 1503)
-
-
 def test_of_equally_long_subsequences_the_packages_is_taken():
     assert common_words(["a", "b"], ["b", "a"]) == {"b"}
     assert common_words(["a", "b", "c"], ["a", "c"]) == {"a", "c"}

@@ -68,11 +68,7 @@ def test_random_models_take_their_settings(
 
 
 def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
-    for settings, start in (
-        ({}, 0),
-        ({"pad_token_id": 3}, 3),
-        ({"decoder_start_token_id": 7}, 7),
-    ):
+    for settings, start in (({}, 0), ({"pad_token_id": 3}, 3), ({"decoder_start_token_id": 7}, 7)):
         assert build_random("t5", {**T5, **settings}).config.decoder_start_token_id == start
 
 
@@ -164,19 +160,6 @@ def test_the_dtype_is_the_one_asked_for(
     assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
 
 
-def test_the_byte_tokenizer_needs_no_files() -> None:
-    tokenizer = load_tokenizer("byte")
-    text = "zwölf ☂"
-    ids = tokenizer(text).input_ids
-    assert ids == [byte + 3 for byte in text.encode()] + [tokenizer.eos_token_id]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_a_tokenizer_from_a_folder(folder: Path) -> None:
-    text = "zwölf"
-    assert load_tokenizer(str(folder))(text).input_ids == load_tokenizer("byte")(text).input_ids
-
-
 def cut(folder: Path) -> None:
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[:500])
@@ -246,18 +229,6 @@ def test_a_gguf_file_that_is_not_there(folder: Path) -> None:
 
 
 # The hub.
-
-
-@pytest.mark.parametrize(
-    ("load", "key"), [(load_pretrained, "backbone.name"), (load_tokenizer, "backbone.tokenizer")]
-)
-def test_what_cannot_be_reached_says_how_to_fetch_it(load: Callable[[str], Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("nobody/nothing")
-    message = str(caught.value)
-    assert f"{key} ('nobody/nothing') is not a folder here and could not be loaded" in message
-    assert "run `hf download nobody/nothing --local-dir DIR`" in message
-    assert f"pass {key}=DIR" in message
 
 
 @pytest.mark.parametrize("load", [load_pretrained, load_tokenizer])

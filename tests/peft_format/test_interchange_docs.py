@@ -1,10 +1,8 @@
 """The Python of the page on interchange runs."""
 
 import re
-from pathlib import Path
 from typing import Any
 
-import pytest
 from transformers import AutoModelForCausalLM
 
 import mttl
@@ -16,9 +14,7 @@ from mttl.commands import merge_task as MERGE
 PAGE = (ROOT / "docs" / "interchange.md").read_text("utf-8")
 
 
-def test_the_lines_of_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_lines_of_the_page_run(tmp_path, monkeypatch, capsys) -> None:
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
     overrides = ("trainer.max_steps=1", "trainer.val_check_interval=1", "data.evaluate=[]")
     train(config, "crossfit", *overrides)

@@ -9,7 +9,7 @@ from helpers.skills import ROUTERS, skilled
 from mttl.io.errors import CheckpointError
 from mttl.peft_format.peft_folder import PeftFolder, read_peft, write_peft
 from mttl.peft_format.poly import poly_checkpoint, poly_logits, read_poly
-from mttl.routing import PolytroponRouter, RoutingSlot, private_router
+from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
 peft = pytest.importorskip("peft")
@@ -60,22 +60,6 @@ def test_routers_of_other_kinds_become_logits(kind):
     )
 
 
-def test_private_skills_can_be_exported_whatever_their_mixing(tmp_path):
-    backbone, slot = tiny_t5(), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: LoRAInventory(i, o, 3, rank=2, scale=0.7, mix="outputs"),
-        targets=["attention"],
-        slot=slot,
-    )
-    model = SkilledModel(backbone, private_router(len(attachment.groups), 3), slot).eval()
-    for seed, layer in enumerate(model.skilled_layers().values()):
-        fill(layer.inventory, seed)
-    theirs = export(model, tmp_path / "poly")
-    found = theirs(task_ids=TASK_IDS, **batch(4)).logits
-    assert relative_error(found, model(TASK_IDS, **batch(4)).logits) < ROUNDING
-
-
 @pytest.mark.parametrize("n_splits", [1, 2])
 @pytest.mark.parametrize("family", TASK_TYPES)
 def test_a_checkpoint_of_peft_becomes_an_inventory(family, n_splits, tmp_path):
@@ -109,16 +93,6 @@ def test_a_checkpoint_of_peft_becomes_an_inventory(family, n_splits, tmp_path):
             layer.inventory.up.copy_(layers[path].up)
             router.logits[layer.group] = layers[path].logits
     assert relative_error(model(TASK_IDS, **batch(4)).logits, expected) < ROUNDING
-
-
-def test_there_and_back_is_the_same(tmp_path):
-    model = skilled(tiny_t5(), n_heads=2)
-    export(model, tmp_path / "poly")
-    found = read_poly(read_peft(tmp_path / "poly"))
-    for path, layer in model.skilled_layers().items():
-        assert torch.equal(found[path].down, layer.inventory.down)
-        assert torch.equal(found[path].up, layer.inventory.up)
-        assert torch.equal(found[path].logits, model.router.logits[layer.group])
 
 
 def test_what_poly_cannot_hold_is_refused():

@@ -59,16 +59,6 @@ def test_a_logger_is_silenced_for_a_while(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == ["damaged", "later"]
 
 
-def test_statuses_are_the_contract() -> None:
-    assert (SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED) == (0, 1, 2, 130)
-
-
-def test_the_commands_own_status_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: 0) == 0
-    assert run_command(lambda: 7) == 7
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("kind", [MttlError, ConfigError, TaskError, CheckpointError])
 def test_a_mistake_is_a_message_on_standard_error(
     kind: type[MttlError], capsys: pytest.CaptureFixture[str]

@@ -4,9 +4,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 import mttl
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
@@ -45,16 +42,6 @@ class Batch:
         return ["".join(p.text for p in self.pieces[place]) for place in range(len(self.rows))]
 
 
-def test_answers_are_those_of_the_run(run: Built) -> None:
-    batch = Batch(run)
-    tasks = [run.tasks[number % 3] for number in range(len(WORDS))]
-    for task, word in zip(tasks, WORDS, strict=True):
-        batch.want(task, word)
-    found = batch.texts()
-    assert found == run.predict(tasks, WORDS)
-    assert len(set(found)) > 2
-
-
 def test_beams_are_those_of_the_run(beams: Path) -> None:
     run = mttl.load(beams)
     batch = Batch(run)
@@ -76,17 +63,6 @@ def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
     answer_batch(batch.run, batch.rows)
     assert len(steps) == 1
     assert not batch.pieces[place]
-
-
-def test_a_search_with_beams_answers_only_who_waits(beams: Path) -> None:
-    run = mttl.load(beams)
-    batch = Batch(run)
-    batch.want("copy", "ab")
-    batch.want("copy", "c")
-    batch.rows[0].dropped = True
-    answer_batch(run, batch.rows)
-    assert not batch.pieces[0]
-    assert [piece.text for piece in batch.pieces[1]] == run.predict("copy", ["c"])
 
 
 def test_an_end_that_the_model_forces_comes_where_each_answer_ends(run: Built) -> None:
@@ -124,39 +100,3 @@ def test_rows_of_all_settings_share_a_batch(run: Built) -> None:
     lengths = [pieces[-1].n_tokens for pieces in together.pieces.values()]
     assert lengths[3] <= 2
     assert lengths[4] <= 15
-
-
-def test_log_probabilities_are_those_of_choices(run: Built) -> None:
-    """They add up to the score of the answer, where it ends by itself or not."""
-    batch = Batch(run)
-    for word in WORDS:
-        batch.want("copy", word, n_logprobs=2, most_tokens=4)
-    batch.texts()
-    ids = [token.logprob for pieces in batch.pieces.values() for p in pieces for token in p.tokens]
-    assert ids
-    assert max(ids) <= 0
-    prompt = batch.rows[0].prompt
-    inputs = torch.tensor([prompt])
-    with torch.no_grad():
-        if run.decoder_only:
-            first = run.model(torch.tensor([0]), input_ids=inputs).logits[0, -1]
-        else:
-            start = torch.tensor([[0]])
-            first = run.model(torch.tensor([0]), input_ids=inputs, decoder_input_ids=start)
-            first = first.logits[0, 0]
-    values = first.log_softmax(0)
-    (token, *_) = batch.pieces[0][0].tokens
-    assert token.logprob == pytest.approx(float(values.max()), abs=1e-5)
-    assert [value for _, value in token.alternatives] == pytest.approx(
-        values.topk(2).values.tolist(), abs=1e-5
-    )
-
-
-def test_an_answer_that_nobody_waits_for_ends(run: Built) -> None:
-    batch = Batch(run)
-    batch.want("copy", "ab")
-    batch.want("copy", "c", most_tokens=400)
-    batch.rows[1].dropped = True
-    answer_batch(run, batch.rows)
-    assert batch.pieces[0][-1].finish
-    assert not batch.pieces[1]

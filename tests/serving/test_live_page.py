@@ -116,27 +116,6 @@ def test_rows_are_mixed_group_by_group_as_a_plain_loop_does(run: Built) -> None:
                 assert model.facts()["tasks"][1]["row"][skill] == pytest.approx(mean, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "told"),
-    [
-        ({"task": "revers"}, 404, "there is no model 'revers'. Did you mean 'reverse'"),
-        ({"text": "ab" * 40}, 400, "tokens with what the model reads around it; at most 24 are"),
-        ({"text": " "}, 400, "a question is empty"),
-        ({"skills": [1.0, None, 0.0]}, 400, "'skills.1' (null): Input should be a valid number"),
-        ({"skills": [1.0]}, 400, "1 weights are given; the run has 3 skills"),
-        ({"tasks": {"copy": -1.0}}, 400, "'tasks.copy' (-1.0): Input should be greater"),
-        ({"tasks": {"copy": 0.0}}, 400, "all shares of tasks are 0"),
-        ({"tasks": {"nothing": 1.0}}, 400, "'nothing' cannot be mixed into 'copy'"),
-        ({"colour": "red"}, 400, "'colour' (\"red\") is not supported"),
-    ],
-)
-def test_what_cannot_be_answered_is_told(
-    refusing: httpx.Client, asked: dict[str, Any], status: int, told: str
-) -> None:
-    reply = refusing.post("/live", json={"task": "copy", "text": "ab", **asked})
-    assert (reply.status_code, told in reply.json()["error"]["message"]) == (status, True)
-
-
 def test_numbers_that_are_not_finite_are_told_in_words(refusing: httpx.Client) -> None:
     text = '{"task": "copy", "text": "ab", "skills": [NaN, 0, 0]}'
     headers = {"Content-Type": "application/json"}
@@ -148,16 +127,11 @@ def test_numbers_that_are_not_finite_are_told_in_words(refusing: httpx.Client) -
 
 @pytest.fixture(scope="module")
 def refusing(run: Built) -> Iterator[httpx.Client]:
-    with (
-        page(run, pairs_of(run)) as (served, _),
-        httpx.Client(base_url=served.address) as client,
-    ):
+    with page(run, pairs_of(run)) as (served, _), httpx.Client(base_url=served.address) as client:
         yield client
 
 
-def test_a_fault_of_the_model_is_told_in_words(
-    run: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_the_model_is_told_in_words(run, monkeypatch, caplog) -> None:
     with page(run, pairs_of(run)) as (served, model):
         monkeypatch.setattr(model, "answer", lambda *given: 1 / 0)
         reply = httpx.post(f"{served.address}/live", json={"task": "copy", "text": "ab"})
@@ -223,3 +197,22 @@ def test_routers_that_read_prompts_have_no_rows_to_mix(tmp_path: Path) -> None:
     assert facts["unmixed"].startswith("The router reads every prompt")
     assert facts["row"] == []
     assert model.answer(model.tasks["copy"], "ab", None)["answer"] == run.predict("copy", ["ab"])[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "told"),
+    [
+        ({"task": "revers"}, 404, "there is no model 'revers'. Did you mean 'reverse'"),
+        ({"text": "ab" * 40}, 400, "tokens with what the model reads around it; at most 24 are"),
+        ({"text": " "}, 400, "a question is empty"),
+        ({"skills": [1.0, None, 0.0]}, 400, "'skills.1' (null): Input should be a valid number"),
+        ({"skills": [1.0]}, 400, "1 weights are given; the run has 3 skills"),
+        ({"tasks": {"copy": -1.0}}, 400, "'tasks.copy' (-1.0): Input should be greater"),
+        ({"tasks": {"copy": 0.0}}, 400, "all shares of tasks are 0"),
+        ({"tasks": {"nothing": 1.0}}, 400, "'nothing' cannot be mixed into 'copy'"),
+        ({"colour": "red"}, 400, "'colour' (\"red\") is not supported"),
+    ],
+)
+def test_what_cannot_be_answered_is_told(refusing, asked, status, told) -> None:
+    reply = refusing.post("/live", json={"task": "copy", "text": "ab", **asked})
+    assert (reply.status_code, told in reply.json()["error"]["message"]) == (status, True)

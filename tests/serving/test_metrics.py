@@ -2,24 +2,11 @@
 
 import re
 
-from mttl.serving.metrics import Histogram, ServerMetrics
+from mttl.serving.metrics import ServerMetrics
 
 SAMPLE = re.compile(
     r'[a-z_]+(\{[a-z]+="(\\.|[^"\\\n])*"(,[a-z]+="(\\.|[^"\\\n])*")*\})? [0-9.e+-]+'
 )
-
-
-def test_a_histogram_is_cumulative() -> None:
-    histogram = Histogram((1, 2.5))
-    for value in (0.5, 1, 2, 7):
-        histogram.add(value)
-    assert list(histogram.lines("x")) == [
-        'x_bucket{le="1"} 2',
-        'x_bucket{le="2.5"} 3',
-        'x_bucket{le="+Inf"} 4',
-        "x_sum 10.5",
-        "x_count 4",
-    ]
 
 
 def test_the_text_has_the_format() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from mttl.serving.generation_request import GenerationRequest, Piece
-from mttl.serving.stream_decoder import StreamDecoder, cut_at, settled
+from mttl.serving.stream_decoder import StreamDecoder, settled
 
 END = 1
 
@@ -123,33 +123,11 @@ def test_scored_tokens_join_to_the_answer(ids: list[int], stop: Any) -> None:
         assert [-token.logprob for token in whole.tokens] == ids
 
 
-@given(st.lists(st.integers(3, 258), max_size=12))
-def test_bytes_of_half_characters_are_dropped_as_the_tokenizer_does(ids: list[int]) -> None:
-    tokenizer = ByT5Tokenizer()
-    pieces = answered(tokenizer, ids, stream=True)
-    text = tokenizer.decode(ids, skip_special_tokens=True).strip()
-    assert "".join(piece.text for piece in pieces) == text
-
-
-def test_an_answer_ends_at_its_length() -> None:
-    (whole,) = answered(Words(), [3, 3, 3, 3], most_tokens=2)
-    assert (whole.text, whole.finish, whole.n_tokens) == ("abab", "length", 2)
-
-
 def test_a_stream_does_not_wait_for_more_than_it_has_to() -> None:
     texts = [piece.text for piece in answered(Words(), [3, 2, 3, 3], stream=True)]
     assert texts == ["ab", " ab", "ab", ""]
     cleaned = [piece.text for piece in answered(Words(True), [3, 2, 3, 3], stream=True)]
     assert cleaned == ["ab", " abab"]
-
-
-def test_what_nobody_waits_for_is_not_sent() -> None:
-    pieces: list[Piece] = []
-    wanted = GenerationRequest(task_id=0, prompt=[], most_tokens=3, send=pieces.append)
-    growing = StreamDecoder(wanted, Words(), {END})  # type: ignore[arg-type]
-    growing.drop()
-    growing.finish([3, 3, 3])
-    assert pieces == []
 
 
 @pytest.mark.parametrize(
@@ -165,8 +143,3 @@ def test_what_nobody_waits_for_is_not_sent() -> None:
 )
 def test_what_is_settled(text: str, stops: tuple[str, ...], kept: str) -> None:
     assert settled(text, stops) == kept
-
-
-def test_an_answer_is_cut_at_the_first_of_several_texts() -> None:
-    assert cut_at("a.b\nc", ["\n", "."]) == "a"
-    assert cut_at("a", ["\n"]) is None

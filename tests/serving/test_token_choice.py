@@ -65,15 +65,6 @@ def test_tokens_are_scored_whatever_the_temperature() -> None:
     assert choice.scores[2] == (pytest.approx(logprobs[chosen[2]]), [])
 
 
-def test_what_is_impossible_is_no_alternative() -> None:
-    choice = TokenChoice([row(n_logprobs=3), row(n_logprobs=1)], torch.device("cpu"))
-    impossible = torch.full_like(LOGITS, -torch.inf)
-    impossible[2] = 0.0
-    choice(torch.zeros(2, 1).long(), torch.stack([impossible, LOGITS]))
-    assert choice.scores[0] == (0.0, [(2, 0.0)])
-    assert [token for token, _ in choice.scores[1][1]] == [0]
-
-
 def test_ends_are_forced_at_the_last_token_of_each_row() -> None:
     rows = [row(2, n_logprobs=2), row(3), row(2, temperature=1.0, seed="1")]
     choice = TokenChoice(rows, torch.device("cpu"), {4})

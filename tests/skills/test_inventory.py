@@ -73,12 +73,6 @@ def test_kaiming_draws_both_sides_of_a_low_rank_skill():
     assert not LoRAInventory.of_tensor((100, 8, 5), K).up.any()
 
 
-def test_dense_changes_have_the_tensors_shape():
-    assert DenseInventory.of_tensor((4, 3, 2, 2), K).change.shape == (K, 4, 3, 2, 2)
-    assert DenseInventory.of_tensor((4,), K).change.shape == (K, 4)
-    assert DenseInventory.of_tensor((), K).change.shape == (K,)
-
-
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"init \('normal'\) must be one of zero, kaiming"):
         DenseInventory.of_tensor((3, 3), 2, init="normal")

@@ -29,10 +29,7 @@ def ours(backbone, targets, make_router, n_tasks):
     slot = RoutingSlot()
     n_skills = make_router(1, n_tasks).n_skills
     attachment = attach_skills(
-        backbone,
-        lambda i, o: LoRAInventory(i, o, n_skills, rank=RANK),
-        targets=targets,
-        slot=slot,
+        backbone, lambda i, o: LoRAInventory(i, o, n_skills, rank=RANK), targets=targets, slot=slot
     )
     model = SkilledModel(backbone, make_router(len(attachment.groups), n_tasks), slot)
     for seed, layer in enumerate(model.skilled_layers().values()):

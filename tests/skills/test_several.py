@@ -11,7 +11,7 @@ from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tin
 from helpers.compare import relative_error
 from helpers.skills import gradients, spread
 from mttl.assembly.model import build_model
-from mttl.config.load import dump_config, load_config
+from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.merging.fold import average_mixing, fold, strip, unfold
 from mttl.routing import PolytroponRouter, RoutingSlot
@@ -41,8 +41,7 @@ def adapter(i: int, o: int) -> AdapterInventory:
 
 SLOW = ("llama", "gpt2")
 families = pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BACKBONES],
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BACKBONES]
 )
 LORA = Placement(lora, ["attention", "mlp"])
 ADAPTER = Placement(adapter, ["attention", "mlp"], "block")
@@ -214,20 +213,11 @@ def test_groups_of_layers_have_kinds_of_their_own() -> None:
     }
 
 
-def test_a_written_section_reads_back_and_takes_another_size(tmp_path: Any) -> None:
-    config = load_config(BOTH)
-    (tmp_path / "again.yaml").write_text(dump_config(config))
-    assert load_config(str(tmp_path / "again.yaml")).skills == config.skills
-    changed = load_config(str(tmp_path / "again.yaml"), ["skills.n_skills=5"]).skills
-    assert [one.n_skills for one in changed.kinds] == [5, 5]
-
-
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
         ("[{kind: lora}]", "skills.kinds: .*at least 2"),
         ("[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*Did you mean 'lora'"),
-        ("[{kind: lora}, {kind: several, kinds: []}]", "'several' must be one of lora, ia3"),
         ("[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1.n_skills \(4\) must be the sect"),
         ("[{kind: lora}, {kind: ia3, rank: 4}]", "has no 'rank'"),
         ("[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
@@ -248,9 +238,3 @@ def test_what_a_list_of_kinds_may_not_say(kinds: str, message: str) -> None:
 def test_what_cannot_be_built(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model(load_config(BOTH, settings), ["a", "b"])
-
-
-def test_fusion_takes_no_gates() -> None:
-    names = f"{TINY}+aggregation/fusion.yaml"
-    with pytest.raises(ConfigError, match=r"skills.gate \(True\) must be False for aggregation"):
-        load_config(names, ["skills.gate=true", "aggregation.source=runs/x"])

@@ -47,14 +47,6 @@ def test_any_number_of_position_axes(kind, positions):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inputs_that_are_not_contiguous(kind):
-    layer, slot = make(kind)
-    x = torch.randn(5, 3, 8).double().transpose(0, 1)
-    with slot.use(routing()):
-        torch.testing.assert_close(layer(x), layer(x.contiguous()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_beams_are_neighbours(kind):
     layer, slot = make(kind)
     x = torch.randn(6, 4, 8).double()
@@ -114,25 +106,6 @@ def test_gradients_of_a_trained_base(kind, bias):
         torch.testing.assert_close(one, other)
 
 
-def test_the_base_keeps_its_weights_to_the_bit_while_the_skills_learn():
-    layer, slot = make("lora-factors")
-    layer.base.requires_grad_(False)
-    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-    optimizer = torch.optim.AdamW(
-        [parameter for parameter in layer.parameters() if parameter.requires_grad], lr=0.1
-    )
-    for _ in range(3):
-        optimizer.zero_grad()
-        with slot.use(routing()):
-            layer(torch.randn(3, 4, 8).double()).square().sum().backward()
-        optimizer.step()
-    after = layer.state_dict()
-    assert torch.equal(after["base.weight"], before["base.weight"])
-    assert torch.equal(after["base.bias"], before["base.bias"])
-    assert not torch.equal(after["inventory.up"], before["inventory.up"])
-    assert layer.base.weight.grad is None
-
-
 def test_the_base_is_seen_from_outside():
     layer, _ = make("lora-factors", nn.Linear(8, 12, bias=False))
     assert layer.weight is layer.base.weight
@@ -151,14 +124,6 @@ def test_too_few_rows():
         ),
     ):
         layer(torch.randn(2, 4, 8).double())
-
-
-def test_without_a_routing():
-    layer, _ = make("lora-factors")
-    with pytest.raises(
-        RuntimeError, match="without a routing; call the SkilledModel with task_ids"
-    ):
-        layer(torch.randn(3, 4, 8).double())
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

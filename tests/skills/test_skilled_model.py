@@ -110,18 +110,6 @@ def test_gradients_of_rows_of_one_task():
     assert_same_gradients(found, gradients(model))
 
 
-def test_permuting_the_skills_of_all_layers_and_the_logits_changes_nothing():
-    model = skilled(tiny_t5(), n_heads=2)
-    expected = run(model).logits
-    order = torch.tensor([1, 2, 0])
-    with torch.no_grad():
-        model.router.logits.copy_(model.router.logits[..., order])
-        for layer in model.skilled_layers().values():
-            for parameter in layer.inventory.parameters():
-                parameter.copy_(parameter[order])
-    assert relative_error(run(model).logits, expected) < ROUNDING
-
-
 @pytest.mark.parametrize("granularity", ["model", "block"])
 def test_layers_of_a_group_share_their_row(granularity):
     model = skilled(tiny_t5(), granularity=granularity)
@@ -132,11 +120,6 @@ def test_layers_of_a_group_share_their_row(granularity):
             apart.router.logits[own].copy_(model.router.logits[layer.group])
     assert model.router.n_groups < apart.router.n_groups
     assert relative_error(run(model).logits, run(apart).logits) < ROUNDING
-
-
-def test_evaluation_is_deterministic():
-    model = skilled(tiny_t5())
-    assert torch.equal(run(model).logits, run(model).logits)
 
 
 def test_a_frozen_backbone_keeps_its_weights_to_the_bit():
@@ -284,17 +267,6 @@ def test_gradient_checkpointing_replays_dropout_and_the_random_routing():
     assert_same_gradients(*found)
 
 
-def test_checkpointing_recomputes():
-    model = skilled(tiny_t5()).train()
-    calls = []
-    layer = next(iter(model.skilled_layers().values()))
-    layer.register_forward_hook(lambda *_: calls.append(1))
-    model.enable_gradient_checkpointing()
-    loss = run(model).loss
-    loss.backward()
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_two_forwards_before_one_backward_on_another_thread(checkpointing):
     model = skilled(tiny_t5(), router="polytropon-plain").double().train()
@@ -384,20 +356,6 @@ def test_task_ids_out_of_range(wrong):
         run(model, torch.tensor([0, wrong, 1, 0]))
     with pytest.raises(ValueError, match=message):
         model.generate(torch.tensor([wrong]), input_ids=batch(1)["input_ids"])
-
-
-def test_a_plain_module_needs_no_transformers():
-    class TwoLayers(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(4, 6), nn.Linear(6, 2)])
-
-        def forward(self, x):
-            return self.blocks[1](self.blocks[0](x).relu())
-
-    model = skilled(TwoLayers(), targets=["all"])
-    assert list(model.skilled_layers()) == ["blocks.0", "blocks.1"]
-    assert model(TASK_IDS, x=torch.randn(4, 4)).shape == (4, 2)
 
 
 def test_parts_that_do_not_fit():

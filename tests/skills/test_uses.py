@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
@@ -405,20 +403,6 @@ def _only_the_third(inventory):
 
 
 # Promises of mixing by task.
-
-
-@pytest.mark.parametrize("kind", INVENTORIES)
-@given(n_examples=st.integers(1, 4), n_positions=st.integers(1, 6), n_heads=st.sampled_from([1, 4]))
-def test_an_example_does_not_depend_on_its_neighbours(kind, n_examples, n_positions, n_heads):
-    base, inventory = layer(kind, n_heads)
-    x = torch.randn(n_examples, n_positions, I).double()
-    weights = mixing(n_examples, n_heads, K).double()
-    y = inventory(x, base(x), weights)
-    order = torch.arange(n_examples).flip(0)
-    torch.testing.assert_close(inventory(x[order], base(x[order]), weights[order]), y[order])
-    for b in range(n_examples):
-        one = slice(b, b + 1)
-        torch.testing.assert_close(inventory(x[one], base(x[one]), weights[one]), y[one])
 
 
 @pytest.mark.parametrize("kind", INVENTORIES)

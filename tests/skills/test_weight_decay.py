@@ -36,11 +36,6 @@ def test_of_a_backbone_decay_is_for_what_transformers_says(family):
     assert len(decayed(backbone)) > 5
 
 
-def test_a_table_of_biases_is_a_bias():
-    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert not decays(BACKBONES["t5"](), name)
-
-
 def test_a_module_may_say_what_its_parameters_are():
     model = nn.Sequential(Stacks(), nn.Linear(2, 2))
     assert decayed(model) == {"0.values", "1.weight"}

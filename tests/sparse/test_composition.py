@@ -62,21 +62,6 @@ def test_however_skills_come_and_go_the_weights_depend_on_those_that_are_there(s
     assert same(weights(model), start)
 
 
-def test_the_sum_is_that_of_dense_vectors():
-    model = network(torch.float64)
-    start = weights(model)
-    first, second = random_skill(model, 1), random_skill(model, 2)
-    composition = SparseComposition(model)
-    composition.apply("first", first)
-    composition.apply("second", second, weight=-0.5)
-    for name, value in weights(model).items():
-        expected = start[name].flatten().clone()
-        for weight, skill in ((1.0, first), (-0.5, second)):
-            change = skill.changes[name]
-            expected[change.indices] += weight * change.values
-        torch.testing.assert_close(value.flatten(), expected)
-
-
 def test_swapping_is_removing_and_applying():
     model, other = network(), network()
     skills = [random_skill(model, seed) for seed in range(3)]

@@ -271,13 +271,8 @@ def test_gradual_pruning_goes_on_as_if_it_had_not_been_stopped(stop):
     ("more", "message"),
     [
         ({"schedule": "linear"}, r"schedule \(linear\) must be one of once, cubic"),
-        (
-            {"schedule": "cubic"},
-            "have the form masked, 1 round, rewind 0, and the crit",
-        ),
-        ({"schedule": "cubic", "form": "masked", "criterion": "random"}, "have the form masked"),
+        ({"schedule": "cubic"}, "have the form masked, 1 round, rewind 0, and the crit"),
         ({"dense_steps": 2}, r"dense_steps \(2\) must .*, for the schedule cubic"),
-        ({"schedule": "cubic", "form": "masked", "dense_steps": 7}, r"dense_steps \(7\) must be"),
     ],
 )
 def test_what_gradual_pruning_needs(more, message):
@@ -375,43 +370,15 @@ def test_fisher_information_is_read_by_example_and_trains_nothing():
         torch.testing.assert_close(ticket._tuning.scores()[name], total)
 
 
-def test_training_learns_and_a_random_support_has_one_phase():
-    settings = LotterySettings(
-        **{**SMALL, "density": 0.5, "sparse_steps": 150}, criterion="random", sparse_lr=3e-2
-    )
-    model, problem = network(), Regression()
-    ticket = LotteryTicket(model, MASKABLE, problem, settings)
-    assert (ticket.phase, ticket.n_steps) == ("sparse", 150)
-    before = float(problem.loss(model, range(11), 0).detach())
-    run(ticket)
-    assert float(problem.loss(model.eval(), range(11), 0).detach()) < 0.7 * before
-    assert float(ticket.last_loss) < before
-
-
-def test_the_pull_keeps_weights_near_the_start():
-    moved = []
-    for l1 in (0.0, 100.0):
-        model = network()
-        start = parameters(model)
-        run(LotteryTicket(model, MASKABLE, Regression(), LotterySettings(**SMALL, l1=l1)))
-        moved.append(sum(float((parameters(model)[x] - start[x]).abs().sum()) for x in MASKABLE))
-    assert moved[1] < 0.5 * moved[0]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"density": 0.0}, r"density \(0.0\) must lie in \(0, 1\]"),
         ({"criterion": "luck"}, r"criterion \(luck\) must be one of change, magnitude, movement"),
-        ({"full_steps": 0}, r"full_steps \(0\) must be at least 1"),
-        ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
-        ({"form": "cut"}, r"form \(cut\) must be one of added, masked"),
         ({"rounds": 0}, r"rounds \(0\) must be at least 1"),
         ({"rounds": 2, "criterion": "random"}, r"rounds \(2\) must be 1 with random supports"),
         ({"rewind": 7, "full_steps": 7}, r"rewind \(7\) must be at least 0 and below full_steps"),
         ({"rewind": 1, "l1": 0.1}, r"rewind \(1\) must be 0 with the criteria fisher and random"),
-        ({"rewind": 1, "criterion": "fisher"}, r"rewind \(1\) must be 0 with the criteria fisher"),
-        ({"l1": -1.0}, r"l1 \(-1.0\) must be a number of at least 0"),
     ],
 )
 def test_settings_without_sense_are_refused(settings, message):

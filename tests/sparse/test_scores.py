@@ -22,14 +22,6 @@ def test_movement_is_minus_the_rate_times_gradient_times_weight_summed_over_step
     torch.testing.assert_close(movement.scores["w"], expected)
 
 
-def test_weights_that_grow_have_a_positive_movement():
-    weight = nn.Parameter(torch.tensor([1.0, -1, 1, -1]))
-    movement = MovementScores({"w": weight})
-    weight.grad = torch.tensor([-1.0, 1, 1, -1])  # a step grows the first two
-    movement.add(0.1)
-    assert movement.scores["w"].sign().tolist() == [1, 1, -1, -1]
-
-
 def test_the_fisher_scores_are_the_mean_squared_gradient():
     layer = nn.Linear(3, 2)
     fisher = FisherScores({"w": layer.weight, "unused": nn.Parameter(torch.ones(2))})

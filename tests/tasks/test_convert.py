@@ -1,10 +1,8 @@
 import csv
 import gzip
 import hashlib
-import itertools
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -35,39 +33,11 @@ def task(**keys):
 RECORDS = [{"x": f"word\n{n}", "y": n % 2} for n in range(2500)]
 
 
-def test_lines_keep_the_order_over_many_records():
-    expected = [(f"say word {n}", "yes" if n % 2 else "no") for n in range(2500)]
-    assert list(convert(task(), "train", RECORDS)) == expected
-
-
 @pytest.mark.parametrize("number", [math.nan, math.inf, None, True])
 def test_a_value_that_is_no_number_is_refused(number):
     """Also where it comes from the hub rather than from JSON."""
     with pytest.raises(TaskError, match=r"row 2: the field 'y' is .* must be a text or a number"):
         list(convert(task(output="{y}"), "train", [{"x": "a", "y": 1.5}, {"x": "a", "y": number}]))
-
-
-def test_nothing_is_written_of_nothing():
-    assert list(convert(task(), "train", [])) == []
-
-
-def test_records_are_taken_as_they_are_needed():
-    endless = ({"x": str(n), "y": 0} for n in itertools.count())
-    assert list(itertools.islice(convert(task(), "train", endless), 3))[2] == ("say 2", "no")
-
-
-def test_cleaning_is_of_the_whole_input():
-    cleaned = task(input="{x} [SEP] {z}", cleaning="clean")
-    records = [{"x": " a\n", "z": "", "y": 0}]
-    assert list(convert(cleaned, "train", records)) == [("a [SEP]", "no")]
-
-
-def test_several_references():
-    several = task(output="{y}", references="all")
-    records = [{"x": "a", "y": ["b", 3]}, {"x": "c", "y": []}]
-    assert list(convert(several, "train", records[:1])) == [("say a", "b", "3")]
-    published = replace(several, name="boolq")  # whose files hold what CrossFit's do
-    assert list(convert(published, "train", records)) == [("say a", "b", "3"), ("say c", "")]
 
 
 @pytest.mark.parametrize(
@@ -95,23 +65,6 @@ def test_the_row_to_blame_is_named(bad, message, number):
     records = [*RECORDS[: number - 1], bad, *RECORDS[number:]]
     with pytest.raises(TaskError, match=f"^task 'mine', split 'dev', row {number}: {message}"):
         list(convert(task(), "dev", records))
-
-
-def test_rows_are_counted_before_some_are_left_out():
-    kept = task(rows="{x} is not drop")
-    records = [{"x": "drop", "y": 9}, {"x": "a", "y": 1}, {"x": "drop", "y": 9}, {"x": "b", "y": 9}]
-    assert list(convert(kept, "train", records[:3])) == [("say a", "yes")]
-    with pytest.raises(TaskError, match="row 4: the field 'y' is 9"):
-        list(convert(kept, "train", records))
-    with pytest.raises(TaskError, match="row 2: the field 'x' is missing"):
-        list(convert(kept, "train", [records[0], {"y": 1}]))
-
-
-def test_rows_are_counted_before_they_are_prepared():
-    prepared = task(prepare="named_mask", input="{sentence}")
-    records = [{"sentence": "<mask>", "y": 1}, {"sentence": "a", "y": 2}]
-    with pytest.raises(TaskError, match=r"row 2: the field 'y' is 2"):
-        list(convert(prepared, "train", records))
 
 
 @pytest.mark.parametrize(

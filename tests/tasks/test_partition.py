@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mttl.io.errors import TaskError
-from mttl.tasks.partition import Partition, load_partition, select_tasks
+from mttl.tasks.partition import load_partition, select_tasks
 
 
 @pytest.fixture
@@ -16,40 +16,22 @@ def write(tmp_path):
     return write
 
 
-def test_order_is_kept(write):
-    path = write({"test": ["c"], "train": ["b", "a"], "dev": []})
-    assert load_partition(path) == Partition(train=("b", "a"), dev=(), test=("c",))
-
-
-def test_dev_and_test_may_be_left_out(write):
-    assert load_partition(write({"train": ["a"]})) == Partition(("a",), (), ())
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"train": ["a"],}', "partition.json, line 1, column .*not valid JSON"),
         ('["a"]', r"holds \[\"a\"\]; a partition is an object with the lists train, dev, test"),
-        ('{"train": ["a"], "train": ["b"]}', 'the key "train" is repeated'),
         ({"train": ["a"], "tset": []}, "unknown key 'tset'.* Did you mean 'test'"),
         ({"train": "a"}, "'train' is \"a\"; it must be a list of tasks"),
         ({"train": ["a", 3]}, r"train\[1\] is 3; it must be a name"),
-        ({"train": ["a", " "]}, r"train\[1\] is \" \"; it must be a name"),
-        ({"train": [["a" * 99]]}, r"train\[0\] is \[\"a+\.\.\.; it must"),
         ({"train": ["a", "b", "a"]}, r"names the task 'a' twice: train\[0\] and train\[2\]"),
         ({"train": ["a"], "test": ["b", "a"]}, r"'a' twice: train\[0\] and test\[1\]"),
         ({"train": [], "dev": ["a"]}, "trains no task: its list 'train' is empty or absent"),
-        ({"dev": ["a"]}, "trains no task"),
     ],
 )
 def test_mistakes(write, content, message):
     with pytest.raises(TaskError, match=message):
         load_partition(write(content))
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(TaskError, match=r"'.*none.json' does not exist"):
-        load_partition(tmp_path / "none.json")
 
 
 def test_an_unreadable_file(tmp_path):
@@ -81,11 +63,6 @@ def test_absent_tasks_are_listed_with_the_way_out(make_gym):
     assert "'absent_09' and 2 more" in message
     assert "absent_10" not in message
     assert "data.skip_missing=true" in message
-
-
-def test_one_absent_task_gets_a_suggestion(make_gym):
-    with pytest.raises(TaskError, match=r"Did you mean 'plural'\?"):
-        select_tasks(["plurals", "b"], make_gym({"plural": 1, "b": 1}), skip_missing=False)
 
 
 def test_skipping_never_leaves_nothing(make_gym):

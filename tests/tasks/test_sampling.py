@@ -80,12 +80,6 @@ def test_text_to_text_with_test_lines_held_out():
     assert len({line[0] for split in found.values() for line in split}) == 37
 
 
-def test_several_answers_are_one_label():
-    task = make_task(k=1, labels=())
-    train = [("a", "x", "y"), ("b", "x", "z"), ("c", "x", "y"), ("d", "x", "z")]
-    assert {line[1:] for line in draw(task, train, train, 13)["train"]} == {("x", "y"), ("x", "z")}
-
-
 def test_no_more_labels_are_read_than_decide():
     class Asked:
         n = 0

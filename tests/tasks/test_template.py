@@ -84,22 +84,13 @@ def test_a_field_alone_keeps_its_value_where_it_is_asked_for():
         compile_template("{x}")([{"x": ["a"]}])
 
 
-def test_many_records_are_filled_at_once():
-    records = [{"x": str(n), "y": n} for n in range(5)]
-    assert compile_template("{x}-{y}")(records) == [f"{n}-{n}" for n in range(5)]
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{x", "the template '{x' has a brace without its partner"),
-        ("x} {y}", "has a brace without its partner"),
         ("{|lf}", "has a field without a name: '{|lf}'"),
-        ("{[]}", "has a field without a name"),
         ("{x|striip}", "the filter 'striip', which does not exist. Did you mean 'strip'"),
         ("{x|at}", "write the filter 'at' as 'at:FIELD'"),
-        ("{x|pick:}", "write the filter 'pick:' as 'pick:FIELD'"),
-        ("{x|lf:3}", "write the filter 'lf:3' as 'lf'"),
         ("{x|name}", "the template '{x|name}' needs the task to have labels"),
     ],
 )
@@ -112,16 +103,9 @@ def test_malformed_templates(template, message):
     ("template", "record", "message"),
     [
         ("{x}", {"y": 1, "z": 2}, "the field 'x' is missing; the record has y, z"),
-        ("{x.y}", {"x": {"z": 2}}, "the field 'x.y' is missing; the record has x"),
-        ("{x.y}", {"x": None}, "the field 'x.y' is missing"),
         ("{[x,y]|lettered}", {"x": "a"}, "the field 'y' is missing"),
-        ("a{x}", {"x": None}, "the field 'x' is None; it must be a text or a number"),
-        ("a{x}", {"x": True}, "the field 'x' is True; it must be a text or a number"),
         ("{x|lf}", {"x": ["a", None]}, "the field 'x' is None; it must be a text or a number"),
         ("{x|name}", {"x": 2}, "the field 'x' is 2; it must be 0 (no), 1 (yes)"),
-        ("{x|name}", {"x": -1}, "the field 'x' is -1; it must be 0 (no), 1 (yes)"),
-        ("{x|name1}", {"x": 0}, "the field 'x' is 0; it must be 1 (no), 2 (yes)"),
-        ("{x|name}", {"x": [0]}, "the field 'x' is [0]; it must be 0 (no), 1 (yes)"),
         ("{x|join}", {"x": "ab"}, "the field 'x' is 'ab'; it must be a list"),
         ("{x|lettered}", {"x": list("ab") * 14}, "the field 'x' has 28 items; there are letters"),
         ("{x|first}", {"x": []}, "the field 'x' is an empty list; it must have an item"),
@@ -130,13 +114,9 @@ def test_malformed_templates(template, message):
         ("{x|keyed}", {"x": 3}, "the field 'x' is 3, which is malformed"),
         ("{x|pick:y}", {"x": 3, "y": 1}, "the field 'x' is 3, which is malformed"),
         ("{x|pick:y}", {"x": CHOICES, "y": 3}, "the field 'y' is 3; it must be one of '1', '2'"),
-        ("{x|at:y}", {"x": ["a"], "y": -1}, "the field 'y' is -1; it must name one of 1 items"),
         ("{x|at:y}", {"x": ["a"], "y": "B"}, "the field 'y' is 'B'; it must name one of 1 items"),
-        ("{x|at1:y}", {"x": ["a"], "y": "0"}, "the field 'y' is '0'; it must name one of 1 items"),
-        ("{x|at:y}", {"x": ["a"], "y": None}, "the field 'y' is None; it must name"),
         ("{x|at:y}", {"x": ["a"]}, "the field 'y' is missing"),
         ("{x|at:y}", {"x": "a", "y": 0}, "'a'; it must be a list"),
-        ("{x|lf}", {"x": "a" * 99 + "\n", "y": 0}, None),
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_written(template, record, message):
@@ -145,16 +125,6 @@ def test_records_that_cannot_be_written(template, record, message):
         return
     with pytest.raises(RecordError, match=re.escape(message)):
         fill(template, ("no", "yes"), **record)
-
-
-def test_a_record_must_be_a_mapping():
-    with pytest.raises(RecordError, match=r"the record is \[1\]; it must be a mapping of fields"):
-        compile_template("{x}")([[1]])  # type: ignore[list-item]
-
-
-def test_long_values_are_cut_short_in_messages():
-    with pytest.raises(RecordError, match=r"is 'a{56}\.\.\.; it must be a list"):
-        fill("{x|first}", x="a" * 99)
 
 
 @pytest.mark.parametrize(

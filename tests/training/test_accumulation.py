@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
@@ -15,6 +14,7 @@ from helpers.backbones import BACKBONES
 from helpers.command import column, start, train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.skills import skilled
+from helpers.trainer import quiet_trainer
 from mttl.config.optim_schema import AdamW
 from mttl.data.collate import TrainCollator
 from mttl.data.loader import ResumableLoader
@@ -81,11 +81,7 @@ def test_the_gradient_is_that_of_one_large_batch(family: str, kind: str) -> None
             found.append([p.grad.clone() for p in parameters if p.grad is not None])
 
     options: dict[str, Any] = {"collate_fn": collate, "n_targets": collate.n_targets, "n_parts": 4}
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    trainer = pl.Trainer(
-        **{"max_epochs": 1, "accumulate_grad_batches": 4, "accelerator": "cpu", **quiet},
-        **{"callbacks": [Gradients()], "enable_model_summary": False},
-    )
+    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[Gradients()])
     trainer.fit(module, ResumableLoader(Rows(), sampler, **options))
     assert len(found) == len(steps)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -121,8 +117,7 @@ def test_a_last_step_to_huge_weights_is_not_saved(tmp_path: Path, name: str) -> 
     module = TextToTextModule(
         skilled(BACKBONES["t5"]()), tokenizer(), dict.fromkeys("abc", "EM"), optim
     )
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    trainer = pl.Trainer(max_steps=1, accelerator="cpu", enable_model_summary=False, **quiet)
+    trainer = quiet_trainer(max_steps=1)
     sampler = TaskBatchSampler([0] * 12, batch_size=2)
     trainer.fit(module, ResumableLoader(Rows(), sampler, collate_fn=collate))
     assert all(value.isfinite().all() for value in module.parameters())

@@ -8,6 +8,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from helpers.trainer import quiet_trainer
 from mttl.routing import CategoricalRouter, PolytroponRouter
 from mttl.training.annealing import TemperatureAnnealing
 
@@ -55,17 +56,8 @@ def temperatures(
     **settings: Any,
 ) -> list[float]:
     recorder = Recorder(router)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=max_steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[TemperatureAnnealing(start, end), *callbacks],
-        **settings,
-    )
+    own = [TemperatureAnnealing(start, end), *callbacks]
+    trainer = quiet_trainer(max_steps=max_steps, callbacks=own, **settings)
     loader = DataLoader([torch.zeros(1)] * 4)  # type: ignore[arg-type]
     trainer.fit(recorder, loader, ckpt_path=ckpt_path, weights_only=False)
     return recorder.seen
@@ -75,19 +67,6 @@ def temperatures(
 def test_falls_geometrically_from_the_first_step_to_the_last(router: Router) -> None:
     # Over two epochs, and powers of two: exact but for rounding in float32.
     assert temperatures(4.0, 0.125, 6, router=router) == pytest.approx([4, 2, 1, 0.5, 0.25, 0.125])
-
-
-def test_may_rise_too() -> None:
-    assert temperatures(1.0, 9.0, 3) == pytest.approx([1, 3, 9])
-
-
-def test_all_batches_of_a_step_have_its_temperature() -> None:
-    found = temperatures(4.0, 1.0, 3, accumulate_grad_batches=2)
-    assert found == pytest.approx([4, 4, 2, 2, 1, 1])
-
-
-def test_a_single_step_has_the_first_temperature() -> None:
-    assert temperatures(4.0, 1.0, 1) == [4.0]
 
 
 def test_a_resumed_run_continues_the_path(tmp_path: Path) -> None:

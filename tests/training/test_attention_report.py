@@ -66,14 +66,6 @@ def test_equals_a_loop_over_rows(family: str, granularity: str) -> None:
     np.testing.assert_allclose(found, totals / totals.sum(-1, keepdim=True), rtol=1e-5)
 
 
-def test_rows_are_spread_evenly() -> None:
-    module = module_of("t5")
-    rows = Dataset.from_dict(ROWS)
-    ends = attention_by_task(module, rows, n_rows=2)
-    alone = attention_by_task(module, rows.select([0, 1, 3, 4]))
-    np.testing.assert_allclose(ends, alone, rtol=1e-5)
-
-
 def test_attention_is_told_from_mixing() -> None:
     assert has_attention(module_of("t5").model)
     assert not has_attention(module_of("t5", fused=False).model)

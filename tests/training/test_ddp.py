@@ -57,12 +57,9 @@ def one(config: Path, launched: "subprocess.Popen[str]") -> RunFolder:
     return train(config, "one")
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
+@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def two(
-    request: pytest.FixtureRequest,
-    config: Path,
-    one: RunFolder,
-    launched: "subprocess.Popen[str]",
+    request: pytest.FixtureRequest, config: Path, one: RunFolder, launched: "subprocess.Popen[str]"
 ) -> tuple[RunFolder, str]:
     """A run of two processes, and what it said.
 

@@ -8,7 +8,7 @@ import torch
 from helpers.command import column, start, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.assembly.trainer import with_shared_batches
-from mttl.config.load import load_any_config, load_config
+from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 
 # 48 rows are four steps and one of 8 rows; a process has 10 of a step's rows in 3 batches, or two
@@ -103,18 +103,3 @@ def test_what_processes_cannot_share_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         with_shared_batches(load_config(str(config), settings))
-
-
-def test_it_is_refused_before_anything_is_loaded(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "mttl.commands.train_tasks.open_gym", lambda data: pytest.fail("read a gym")
-    )
-    with pytest.raises(ConfigError, match=r"data.global_batch_size \(9\) must be a multiple of 2"):
-        train(config, "odd", *TWO, "data.global_batch_size=9")
-
-
-def test_policies_have_no_such_setting() -> None:
-    with pytest.raises(ConfigError, match="the configuration has no 'data'"):
-        load_any_config("babyai.yaml", ["data.global_batch_size=8"])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mttl.training.history_monitor import HistoryMonitor, write_arrays
+from mttl.training.history_monitor import HistoryMonitor
 
 
 class Ones(HistoryMonitor):
@@ -48,8 +48,3 @@ def test_one_process_writes(tmp_path: Path) -> None:
     monitor.record(at(3, Logged(), first=False), np.ones(2), {})
     assert not monitor.path.exists()
     assert monitor.steps == [3]
-
-
-def test_arrays_are_written(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "a.npz", names=np.array(["a", "b"]))
-    assert np.load(tmp_path / "a.npz")["names"].tolist() == ["a", "b"]

@@ -1,7 +1,7 @@
 import torch
 from torch.nn import functional
 
-from mttl.training.loss import example_means, global_mean, token_losses
+from mttl.training.loss import global_mean, token_losses
 
 
 def batch():
@@ -21,20 +21,6 @@ def test_equals_cross_entropy_with_and_without_smoothing():
         )
         found = global_mean(token_losses(logits, labels, smoothing), labels)
         torch.testing.assert_close(found, expected)
-
-
-def test_labels_are_not_changed():
-    logits, labels = batch()
-    before = labels.clone()
-    token_losses(logits, labels, 0.1)
-    assert torch.equal(labels, before)
-
-
-def test_example_means():
-    logits, labels = batch()
-    losses = token_losses(logits, labels)
-    expected = [losses[0, :2].mean(), losses[1].mean(), losses[2, :1].mean()]
-    torch.testing.assert_close(example_means(losses, labels), torch.stack(expected))
 
 
 def test_a_batch_without_any_label_has_loss_zero():

@@ -41,19 +41,6 @@ def test_a_column_may_come_later(path: Path) -> None:
     assert path.read_text() == "step,train/loss,val/score\n0,1.0,\n1,,0.25\n"
 
 
-def test_a_value_without_a_step_belongs_to_the_latest(path: Path) -> None:
-    file = MetricsFile(path)
-    file.log_metrics({"a": 1.0})
-    file.log_metrics({"a": 2.0}, 6)
-    file.log_metrics({"b": 3.0})
-    assert file.rows == {0: {"step": 0, "a": 1.0}, 6: {"step": 6, "a": 2.0, "b": 3.0}}
-
-
-def test_nothing_logged_leaves_no_file(path: Path) -> None:
-    MetricsFile(path).finalize("success")
-    assert not path.parent.exists()
-
-
 def test_a_resumed_run_keeps_what_came_before_and_drops_what_comes_again(earlier: Path) -> None:
     file = MetricsFile(earlier, keep_until=4)
     file.log_metrics({"train/loss": 1.5, "val/loss": 3.0}, 8)
@@ -76,10 +63,3 @@ def test_a_new_run_starts_anew(earlier: Path) -> None:
     file.log_metrics({"train/loss": 9.0}, 2)
     file.save()
     assert column(earlier, "train/loss") == {2: 9.0}
-
-
-def test_a_resumed_run_without_a_file_starts_one(path: Path) -> None:
-    file = MetricsFile(path, keep_until=4)
-    file.log_metrics({"train/loss": 9.0}, 5)
-    file.save()
-    assert column(path, "train/loss") == {5: 9.0}

@@ -67,13 +67,6 @@ def test_a_checkpoint_holds_what_is_trained_and_the_buffers(train_backbone: bool
     assert any("embed_tokens" in name for name in kept) is train_backbone
 
 
-@pytest.mark.parametrize("train_base", [False, True])
-def test_frozen_common_parameters_are_left_out(train_base: bool) -> None:
-    kept = set(saved(policies(train_base))["state_dict"])
-    assert {"model.router.logits", "model.router.temperature"} <= kept
-    assert any(name.startswith("model.base.") for name in kept) is train_base
-
-
 @pytest.mark.parametrize("build", [lambda: text(backbone=tiny_llama), policies])
 def test_weights_alone_can_be_loaded(build: Any, tmp_path: Path) -> None:
     source, target = build(), build()

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from mttl.config.optim_schema import Adafactor, Adam, AdamW
+from mttl.config.optim_schema import AdamW
 from mttl.io.errors import ConfigError
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
@@ -32,23 +32,6 @@ def skilled(train_backbone=False, kind=LoRAInventory):
     slot = RoutingSlot()
     attach_skills(backbone, lambda i, o: kind(i, o, 2), targets=["all"], slot=slot)
     return SkilledModel(backbone, PolytroponRouter(1, 3, 1, 2), slot)
-
-
-def test_roles_follow_the_nearest_module_that_has_one():
-    roles = parameter_roles(skilled(train_backbone=True))
-    assert roles["router.logits"] == "router"
-    assert roles["backbone.blocks.0.0.inventory.up"] == "skills"
-    assert roles["backbone.blocks.0.0.base.weight"] == "backbone"
-    assert roles["backbone.blocks.0.1.weight"] == "backbone"
-
-
-def test_frozen_parameters_have_no_role_and_no_group():
-    model = skilled()
-    assert set(parameter_roles(model).values()) == {"router", "skills"}
-    chosen = {
-        id(p) for group in parameter_groups(model, lr=LR, weight_decay=0.1) for p in group["params"]
-    }
-    assert chosen == {id(p) for p in model.parameters() if p.requires_grad}
 
 
 def test_a_parameter_without_a_role_is_listed():
@@ -81,53 +64,6 @@ def test_two_speeds_and_weight_decay_by_role():
     }
 
 
-def test_scales_that_are_stacked_over_skills_never_decay():
-    groups = parameter_groups(skilled(kind=IA3Inventory), lr=LR, weight_decay=0.3)
-    found = {group["name"]: group["weight_decay"] for group in groups}
-    assert found == {"router": 0.0, "skills (no decay)": 0.0}
-
-
-def test_router_logits_never_decay():
-    model = skilled()
-    with torch.no_grad():
-        model.router.logits.fill_(2.0)
-    optimizer = build_optimizer(AdamW(kind="adamw", lr=0.1, router_lr=0.5, weight_decay=0.9), model)
-    model.router.logits.grad = torch.zeros_like(model.router.logits)
-    optimizer.step()
-    assert torch.equal(model.router.logits, torch.full_like(model.router.logits, 2.0))
-
-
-@pytest.mark.parametrize(
-    ("optim", "setting"),
-    [
-        (AdamW(kind="adamw", lr=0.05, eps=1e-6), ("eps", 1e-6)),
-        (Adam(kind="adam", lr=0.05, eps=1e-6), ("eps", 1e-6)),
-        (Adafactor(kind="adafactor", lr=0.05), ("eps", (None, 1.0))),
-    ],
-)
-def test_every_optimizer_lowers_a_loss(optim, setting):
-    model = skilled()
-    x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
-    optimizer = build_optimizer(optim, model)
-    name, value = setting
-    assert {group[name] for group in optimizer.param_groups} == {value}
-    losses = []
-    for _ in range(30):
-        loss = (model(torch.arange(3), x=x) - y).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-
-
-def test_defaults_of_router_and_backbone_are_the_skills_rate():
-    optimizer = build_optimizer(
-        AdamW(kind="adamw", lr=0.25), skilled(train_backbone=True, kind=IA3Inventory)
-    )
-    assert {group["lr"] for group in optimizer.param_groups} == {0.25}
-
-
 @pytest.mark.parametrize(
     ("kind", "reference"),
     [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)],
@@ -138,13 +74,6 @@ def test_schedules_equal_those_of_transformers(kind, reference):
     factor = learning_rate_factor(kind, 6, 40)
     # The reference rounds nothing: the formulas are the same.
     assert [factor(step) for step in range(41)] == pytest.approx([expected(s) for s in range(41)])
-
-
-def test_constant_schedule_and_warmup_as_a_fraction():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = build_schedule(AdamW(kind="adamw", schedule="constant", warmup=0.25), optimizer, 8)
-    factor = scheduler.lr_lambdas[0]
-    assert [factor(step) for step in (0, 1, 2, 7, 80)] == [0.0, 0.5, 1.0, 1.0, 1.0]
 
 
 def test_the_warmup_is_the_fraction_that_was_written():

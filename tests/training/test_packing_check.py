@@ -140,15 +140,3 @@ def test_a_model_whose_rows_see_each_other_is_refused(family, kind) -> None:
     message = "unexpected keyword" if kind == "no positions" else "its rows see each other"
     with pytest.raises(ConfigError, match=rf"packed_length \(64\) does not work.*{message}"):
         check_packing(model, 64)
-
-
-def test_segments_fit_the_tokens() -> None:
-    model = skilled(BACKBONES["llama"]())
-    packed = PackedCollator(0, 3, True, packed_length=12)(rows())
-    with pytest.raises(ValueError, match="2 segments for 6 task ids"):
-        model.route(packed["task_ids"], inputs={**packed, "segments": [5, 5]})
-    with (
-        model.slot.use(model.route(packed["task_ids"], inputs={**packed, "segments": [1] * 6})),
-        pytest.raises(ValueError, match=r"received \d+ tokens for segments of 6"),
-    ):
-        model.backbone(packed["input_ids"])

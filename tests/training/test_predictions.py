@@ -4,20 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
+from helpers.trainer import quiet_trainer
 from mttl.data.collate import EvalCollator
-from mttl.training.predictions import (
-    Result,
-    predict,
-    score,
-    write_predictions,
-    write_results,
-)
+from mttl.training.predictions import Result, predict, score, write_predictions, write_results
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 METRICS = {"words": "EM", "more words": "ACC", "numbers": "Pearson-Correlation"}
@@ -65,18 +59,6 @@ def test_every_task_counts_alike_in_the_mean_however_many_samples_it_has() -> No
     assert mean == Result("mean", "test", "all", 7, "mean", about(2 / 3), 4)
 
 
-def test_an_undefined_score_is_kept_and_counts_as_zero_in_the_mean() -> None:
-    words = answers(0, 100, "x/x")
-    for undefined in (answers(2, 100, "1/one", "2/two"), answers(2, 100, "1/5", "2/5")):
-        _, numbers, mean = score([*words, *undefined], METRICS, "dev", 7)
-        assert math.isnan(numbers.score)
-        assert mean.score == 0.5
-
-
-def test_no_rows_have_no_results() -> None:
-    assert score([], METRICS, "dev", 7) == []
-
-
 def test_results_file(tmp_path: Path) -> None:
     write_results(
         tmp_path / "new" / "results.csv",
@@ -102,7 +84,7 @@ def test_predictions_are_a_file_per_task_with_one_line_per_row(tmp_path: Path) -
     ]
     write_predictions(tmp_path, rows, list(METRICS), "test")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("numbers_test.jsonl", "words_test.jsonl"),
+        *("numbers_test.jsonl", "words_test.jsonl")
     ]
     text = (tmp_path / "words_test.jsonl").read_text(encoding="utf-8")
     assert "日本" in text  # as it is, not escaped
@@ -133,14 +115,7 @@ def test_answers_come_in_the_order_of_tasks_and_rows_and_only_once() -> None:
     module = TextToTextModule(
         skilled(tiny_t5()), ByT5Tokenizer(), dict.fromkeys("abc", "EM"), max_output_length=2
     )
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer()
     # As the data module does: batches by length, not by task.
     loader = DataLoader(
         rows,  # type: ignore[arg-type]

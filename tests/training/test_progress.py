@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from mttl.training.progress import TrainingProgress, time_left
+from mttl.training.progress import TrainingProgress
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -76,22 +76,6 @@ def test_a_line_from_time_to_time_with_an_estimate(monkeypatch: pytest.MonkeyPat
         "step 80 of 100 loss 1.235, about 10 s left",
     ]
     assert run.losses_read == 2  # each time waits for an accelerator
-
-
-def test_a_resumed_run_counts_the_steps_of_this_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, step=80)
-    run.call("on_train_start")
-    run.train_to(84, 20.0)
-    assert run.lines() == ["step 84 of 100 loss 1.235, about 80 s left"]
-
-
-def test_no_estimate_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch)
-    run.call("on_train_start")
-    run.train_to(0, 60.0)  # gradients of the first batch wait for those of another
-    assert run.lines() == ["step 0 of 100 loss 1.235"]
-    assert time_left(0, 100, 60.0) == ""
-    assert time_left(25, 75, 10.0) == ", about 30 s left"
 
 
 def test_a_validation_says_what_came_out(monkeypatch: pytest.MonkeyPatch) -> None:

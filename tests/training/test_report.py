@@ -98,31 +98,6 @@ def test_scores_in_per_cent_beside_the_baselines_of_their_split() -> None:
     ]
 
 
-def test_the_samples_of_a_task_are_averaged() -> None:
-    results = [
-        *(result("a", "dev", 0.2, "13"), result("a", "dev", 0.4, "100")),
-        *(result("mean", "dev", 0.3, "all"), result("a", "test", 0.8, "13")),
-        *(result("mean", "test", 0.8, "all"),),
-    ]
-    assert cells(result_table(results, {}))[1:] == [
-        ["a", "EM", "30.0", "80.0"],
-        ["mean", "", "30.0", "80.0"],
-    ]
-
-
-def test_a_task_without_rows_in_a_split_has_an_empty_cell() -> None:
-    results = [result("a", "dev", 0.5), result("b", "test", 0.5), result("mean", "dev", 0.5)]
-    assert cells(result_table(results, {}))[1:] == [
-        ["a", "EM", "50.0", ""],
-        ["b", "EM", "", "50.0"],
-        ["mean", "", "50.0", ""],
-    ]
-
-
-def test_an_undefined_score_is_shown_as_such() -> None:
-    assert cells(result_table([result("a", "dev", math.nan)], {}))[1] == ["a", "EM", "nan"]
-
-
 def test_brackets_in_the_name_of_a_task_are_no_markup() -> None:
     assert cells(result_table([result("qa[bold]", "dev", 1.0)], {}))[1][0] == "qa[bold]"
 
@@ -158,13 +133,6 @@ def test_baselines_are_scored_on_a_tasks_first_sample_among_those_asked_for(gym:
     assert [row.score for row in found["majority"]] == pytest.approx([2 / 3, 1.0, 5 / 6])
     other = baseline_results(gym, metrics, "dev", samples(100, 13), 7)["copy"][0]
     assert other == Result("many", "dev", "100", 7, "EM", 0.5, 2)
-
-
-def test_an_undefined_baseline_counts_as_zero(gym: Gym) -> None:
-    metrics = {"many": "EM", "one": "Pearson-Correlation"}
-    copied = baseline_results(gym, metrics, "dev", samples(13, 100), 7)["copy"]
-    assert math.isnan(copied[1].score)
-    assert copied[2].score == pytest.approx(1 / 3)
 
 
 def test_baselines_file(tmp_path: Path) -> None:

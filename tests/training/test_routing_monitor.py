@@ -10,12 +10,7 @@ import torch
 from helpers.skills import ROUTERS, spread
 from mttl.routing import PolytroponRouter, TaskRouter, private_router
 from mttl.training.metrics_file import MetricsFile
-from mttl.training.routing_monitor import (
-    RoutingMonitor,
-    head_names,
-    routing_statistics,
-    routing_weights,
-)
+from mttl.training.routing_monitor import RoutingMonitor, routing_statistics, routing_weights
 
 GROUPS = ("encoder", "decoder")
 TASKS = ("a", "b")
@@ -49,26 +44,6 @@ def test_statistics_of_the_stacks_and_of_all() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        ("model.layers.0.q_proj", "model.layers.1.q_proj"),
-        ("model.decoder.layers.0", "model.decoder.layers.1"),  # a decoder-only model's own name
-        ("encoder_like.0", "my_decoder.1"),
-    ],
-)
-def test_a_model_of_one_stack_has_no_statistics_of_stacks(groups: tuple[str, ...]) -> None:
-    found = routing_statistics(probabilities([1, 0], [0, 1]), groups)
-    assert set(found) == {"routing/discreteness", "routing/active_cells", "routing/usage"}
-
-
-def test_a_stack_is_found_inside_a_path() -> None:
-    groups = ("model.encoder.layers.0", "model.decoder.layers.0")
-    found = routing_statistics(probabilities([1, 0], [0.5, 0.5]), groups)
-    assert found["routing/encoder/discreteness"] == 1
-    assert found["routing/decoder/discreteness"] == 0
-
-
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_statistics_of_every_router_are_numbers_in_range(kind: str) -> None:
     router = spread(ROUTERS[kind](2, 3, 1, 4))
@@ -80,22 +55,6 @@ def test_statistics_of_every_router_are_numbers_in_range(kind: str) -> None:
 
 
 # The arrays.
-
-
-def test_heads_are_groups_in_the_order_of_their_names() -> None:
-    router = PolytroponRouter(2, 3, 2, 4)
-    with torch.no_grad():
-        router.logits.copy_(torch.arange(48.0).view(router.logits.shape).sin())
-    weights = routing_weights(router)
-    assert weights.shape == (4, 3, 4)
-    names = head_names(GROUPS, len(weights))
-    assert names == ["encoder/head 0", "encoder/head 1", "decoder/head 0", "decoder/head 1"]
-    np.testing.assert_array_equal(weights[2], router.matrix()[1, :, 0].detach())
-    np.testing.assert_array_equal(weights[1], router.matrix()[0, :, 1].detach())
-
-
-def test_one_head_is_not_named() -> None:
-    assert head_names(GROUPS, 2) == ["encoder", "decoder"]
 
 
 # The history.
@@ -112,10 +71,7 @@ class Watched:
 
     def at(self, step: int, hook: str, *, sanity: bool = False, first: bool = True) -> None:
         trainer: Any = SimpleNamespace(
-            global_step=step,
-            sanity_checking=sanity,
-            is_global_zero=first,
-            loggers=[self.metrics],
+            global_step=step, sanity_checking=sanity, is_global_zero=first, loggers=[self.metrics]
         )
         module: Any = SimpleNamespace(model=SimpleNamespace(router=self.router))
         getattr(self.monitor, hook)(trainer, module)
@@ -166,10 +122,3 @@ def test_history_continues_across_a_resume(tmp_path: Path) -> None:
     later.at(8, "on_train_end")
     assert later.history()["steps"].tolist() == [0, 4, 8]
     np.testing.assert_array_equal(later.history()["weights"][:2], earlier.history()["weights"][:2])
-
-
-def test_other_processes_write_no_history(tmp_path: Path) -> None:
-    run = Watched(tmp_path, private_router(2, 2))
-    run.at(0, "on_train_start", first=False)
-    assert run.monitor.steps == [0]  # their checkpoints are the same
-    assert not list(tmp_path.iterdir())

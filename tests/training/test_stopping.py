@@ -1,7 +1,6 @@
 """Checkpoints and signals in the steps of real trainers, on a model of one number."""
 
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
@@ -75,17 +75,10 @@ def loader() -> ResumableLoader:
 
 
 def trainer(*callbacks: Callback, **settings: Any) -> pl.Trainer:
-    return pl.Trainer(
-        **{
-            **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0},
-            **{"logger": False, **settings},
-        },
-        accelerator="cpu",
-        devices=1,
+    return quiet_trainer(
+        **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0, **settings},
         enable_checkpointing=True,
         plugins=[CheckpointFile()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=list(callbacks),
     )
 
@@ -121,34 +114,12 @@ def test_the_first_checkpoint_comes_early_and_distances_double(tmp_path: Path) -
     assert [step for step, _ in last.saved] == [2, 4, 8, 16, 32, 64, 100]
 
 
-def test_never_saves_while_gradients_wait_for_another_batch(last: Recorder) -> None:
-    trainer(last, max_steps=4, accumulate_grad_batches=3).fit(Sum(), loader())
-    assert last.saved == [(1, 3), (2, 6), (4, 12)]
-
-
 def test_a_resumed_run_does_not_save_before_its_first_step(last: Recorder) -> None:
     trainer(last, max_steps=2, accumulate_grad_batches=3).fit(Sum(), loader())
     again = Recorder(last.checkpoint, every_n_steps=2)
     resumed = trainer(again, max_steps=3, accumulate_grad_batches=3)
     resumed.fit(Sum(), loader(), ckpt_path=last.checkpoint, weights_only=False)
     assert again.saved == [(3, 9)]
-
-
-def test_a_validation_is_saved_and_not_once_more_at_the_same_step(last: Recorder) -> None:
-    runner = trainer(
-        last, max_steps=6, limit_val_batches=1, val_check_interval=3, check_val_every_n_epoch=None
-    )
-    runner.fit(Sum(), loader(), validations())
-    assert last.saved == [(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]
-
-
-def test_validations_outside_training_save_nothing(last: Recorder) -> None:
-    trainer(last, limit_val_batches=1).validate(Sum(), validations(), verbose=False)
-    assert not last.checkpoint.exists()
-    trainer(last, limit_val_batches=1, num_sanity_val_steps=1, max_steps=1).fit(
-        Sum(), loader(), validations()
-    )
-    assert last.saved == [(1, 1)]
 
 
 def test_what_was_logged_is_on_the_disk_before_the_checkpoint(last: Recorder) -> None:
@@ -246,46 +217,6 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(StopRequested, match="stopped by SIGINT; no state had been saved yet"):
         runner.fit(Sum(), loader())
     assert not last.checkpoint.exists()
-
-
-def test_a_signal_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
-    class AtOnce(Callback):
-        def on_train_epoch_start(self, *args: Any) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    last = SaveLast(tmp_path / "last.ckpt")
-    with pytest.raises(StopRequested, match="no state had been saved yet"):
-        trainer(AtOnce(), last, GracefulStop(last)).fit(Sum(), loader())
-    assert not last.checkpoint.exists()
-
-
-def test_a_signal_in_the_last_step_is_heeded(tmp_path: Path) -> None:
-    last = SaveLast(tmp_path / "last.ckpt")
-    runner = trainer(Raise(5, signal.SIGINT), last, GracefulStop(last))
-    with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
-        runner.fit(Sum(), loader())
-    assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 6
-
-
-def test_an_error_gives_the_signals_back(tmp_path: Path) -> None:
-    class Broken(Callback):
-        def on_before_backward(self, *args: Any) -> None:
-            assert signal.getsignal(signal.SIGTERM) is stop.request
-            raise ArithmeticError
-
-    last = SaveLast(tmp_path / "last.ckpt")
-    stop = GracefulStop(last)
-    with pytest.raises(ArithmeticError):
-        trainer(Broken(), last, stop).fit(Sum(), loader())
-
-
-def test_another_thread_trains_without_signals(tmp_path: Path) -> None:
-    last = SaveLast(tmp_path / "last.ckpt")
-    runner = trainer(last, GracefulStop(last))
-    thread = threading.Thread(target=lambda: runner.fit(Sum(), loader()))
-    thread.start()
-    thread.join(timeout=250)
-    assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 6
 
 
 def test_a_loader_that_cannot_continue_is_refused(tmp_path: Path) -> None:

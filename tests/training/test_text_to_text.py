@@ -1,6 +1,5 @@
 """The Lightning module on tiny models, against loops over single rows and single tokens."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.backbones import BACKBONES, VOCABULARY, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import skilled
+from helpers.trainer import quiet_trainer
 from mttl.config.optim_schema import AdamW
 from mttl.config.schema import Generation
 from mttl.data.collate import EvalCollator, TrainCollator
@@ -22,7 +22,7 @@ from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.skills import SkilledModel
-from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
+from mttl.training.text_to_text import Prediction, TextToTextModule
 
 DECODER_ONLY = {"t5": False, "bart": False, "llama": True, "gpt2": True}
 TASK_IDS = (0, 2, 0, 2, 2)
@@ -65,17 +65,6 @@ def rows() -> list[dict[str, Any]]:
 def module(model: SkilledModel, metrics: dict[str, str] = METRICS, **settings: Any) -> Any:
     built = TextToTextModule(model, tokenizer(), metrics, max_output_length=MOST_TOKENS, **settings)
     return built.eval()
-
-
-def trainer() -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
 
 
 def validate(trained: TextToTextModule, some: Sequence[Any], runner: pl.Trainer) -> Any:
@@ -230,36 +219,7 @@ def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks(
         "val/score": (1 / 2 + 2 / 3) / 2,
     }
     # The task without a row is not mentioned. float32 sums in another order.
-    assert validate(module(model), some, trainer()) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_validation_forgets_the_one_before(
-    right_answers: tuple[SkilledModel, list[dict[str, Any]]],
-) -> None:
-    model, some = right_answers
-    trained, runner = module(model), trainer()
-    first = validate(trained, some, runner)
-    assert validate(trained, some[:1], runner)["val/first/score"] == 1
-    assert validate(trained, some, runner) == first
-
-
-def test_an_undefined_score_counts_as_zero(
-    right_answers: tuple[SkilledModel, list[dict[str, Any]]],
-) -> None:
-    model, some = right_answers
-    metrics = METRICS | {"last": "Pearson-Correlation"}  # of words
-    logged = validate(module(model, metrics), some, trainer())
-    assert math.isnan(logged["val/last/score"])
-    assert logged["val/score"] == pytest.approx(1 / 4)
-
-
-def test_an_empty_validation_logs_nothing() -> None:
-    assert validate(module(skilled(tiny_t5())), [], trainer()) == {}
-
-
-def test_mean_score() -> None:
-    assert float(mean_score([0.5, math.nan, torch.tensor(1.0), torch.tensor(math.nan)])) == 0.375
-    assert float(mean_score([-0.5, 1.0])) == 0.25
+    assert validate(module(model), some, quiet_trainer()) == pytest.approx(expected, rel=1e-5)
 
 
 # Answers.
@@ -275,15 +235,6 @@ def test_an_answer_is_what_the_model_says_to_the_row_alone(family: str) -> None:
     ]
     assert module(model).predict(batch) == expected
     assert len({row.prediction for row in expected}) > 2
-
-
-def test_length_penalty_needs_beams() -> None:
-    model = skilled(tiny_t5())
-    assert "length_penalty" not in module(model).generation
-    assert module(model, generation=Generation(length_penalty=0.5, num_beams=2)).generation == {
-        **{"max_new_tokens": MOST_TOKENS, "num_beams": 2, "do_sample": False},
-        "length_penalty": 0.5,
-    }
 
 
 OWN = {"no_repeat_ngram_size": 1, "min_length": 4, "repetition_penalty": 9.0, "guidance_scale": 2.0}

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
-from helpers.skills import ROUTERS
+from helpers.trainer import quiet_trainer
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
 from mttl.config.optim_schema import AdamW
@@ -19,9 +18,8 @@ from mttl.io.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
 from mttl.training.loss import global_mean
-from mttl.training.optim import parameter_groups
 from mttl.training.text_to_text import TextToTextModule
-from mttl.training.token_balance import LOADS, BiasBalancing, adjust_biases, token_loads
+from mttl.training.token_balance import LOADS, BiasBalancing
 from mttl.training.token_report import count_tokens
 
 TASKS = torch.tensor([0, 2, 1])
@@ -83,13 +81,8 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
         def on_before_optimizer_step(self, *args: Any) -> None:
             found.extend(p.grad.clone() for p in parameters if p.grad is not None)
 
-    trainer = pl.Trainer(
-        max_steps=1,
-        accumulate_grad_batches=len(batches),
-        accelerator="cpu",
-        callbacks=[Gradients()],
-        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False),
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        max_steps=1, accumulate_grad_batches=len(batches), callbacks=[Gradients()]
     )
     trainer.fit(module_of(model), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     # Halves of the loss rather than of the gradient: rounding.
@@ -97,24 +90,6 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
         torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-7)
     routers = [layer.router.weight for layer in model.token_layers().values()]
     assert all(router.grad is not None for router in routers)
-
-
-def test_what_finds_no_room_is_counted() -> None:
-    model = token_model(tiny_t5(), capacity_factor=0.5).train()
-    routing = module_of(model).nll(batch())[2]
-    loads = token_loads(model, routing.records)
-    assert (loads[:, -1] > 0).all()
-    assert (loads[:, -1] < loads[:, :-1].sum(1)).all()
-
-
-def test_roles_have_their_own_rates() -> None:
-    model = token_model(
-        tiny_t5(), prior="logits", task_router=ROUTERS["polytropon"](8, 3, 1, 4), filled=False
-    )
-    rates = {"skills": 1.0, "router": 2.0, "token_router": 3.0, "backbone": 4.0}
-    groups = parameter_groups(model, lr=rates, weight_decay=0.1)
-    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
-    assert found == {"skills": (1.0, 0.1), "router": (2.0, 0.0), "token_router": (3.0, 0.0)}
 
 
 # Balancing without a loss.
@@ -145,34 +120,6 @@ def test_biases_move_against_the_load_once_a_step() -> None:
     for bias, row in zip(biases(model), outputs[LOADS][:, :-1].float(), strict=True):
         assert torch.equal(bias, 0.5 * torch.sign(row.mean() - row))
     assert callback.loads is None
-
-
-def test_gradient_checkpointing_leaves_biases_alone() -> None:
-    model = token_model(tiny_t5(), router=biased, train_backbone=True).train()
-    model.enable_gradient_checkpointing()
-    loss, _, routing = module_of(model).nll(batch())
-    loss.sum().backward()
-    assert not any(bias.any() for bias in biases(model))
-    assert len(routing.records) == len(model.token_layers())
-    adjust_biases(model, token_loads(model, routing.records))
-    assert all(bias.any() for bias in biases(model))
-
-
-def test_the_best_biases_are_kept_with_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = token_model(tiny_t5(), router=biased)
-    seen: list[list[Tensor]] = []
-
-    def score(module: TextToTextModule, *args: Any) -> tuple[float, list[Any]]:
-        seen.append(biases(module.model))
-        return (0.0, 0.5, 0.2)[len(seen) - 1], []
-
-    monkeypatch.setattr("mttl.adaptation.fine_tune.score_batches", score)
-    rows = {**padded_batch(), "task_ids": torch.zeros(3, dtype=torch.long)}
-    with adapted(model, "router_only"):
-        step, best, _ = fine_tune(module_of(model), [rows], [], n_steps=2, eval_every=1)
-        assert (step, best) == (1, 0.5)
-        assert not all(map(torch.equal, seen[1], seen[2]))
-        assert all(map(torch.equal, biases(model), seen[1]))
 
 
 # Adaptation.

@@ -32,9 +32,7 @@ def settings(end_to_end: ModuleType, make_gym: GymMaker, tmp_path: Path) -> argp
 
 
 @pytest.mark.parametrize("model", ["t5", "llama"])
-def test_all_sides_train_on_the_same_rows(
-    end_to_end: ModuleType, settings: argparse.Namespace, model: str
-) -> None:
+def test_all_sides_train_on_the_same_rows(end_to_end, settings, model) -> None:
     settings.model = model
     config = end_to_end.configuration(end_to_end.OURS, settings)
     data = end_to_end.data_of(config, 8)
@@ -49,9 +47,7 @@ def test_all_sides_train_on_the_same_rows(
 
 
 @pytest.mark.parametrize("model", ["t5", "llama"])
-def test_our_training_runs_again_and_again(
-    end_to_end: ModuleType, settings: argparse.Namespace, model: str
-) -> None:
+def test_our_training_runs_again_and_again(end_to_end, settings, model) -> None:
     settings.model = model
     step, _ = end_to_end.build(end_to_end.OURS, settings)
     step()
@@ -66,10 +62,3 @@ def test_peers_train(end_to_end: ModuleType, settings: argparse.Namespace, varia
     settings.model = "llama"
     step, _ = end_to_end.build(variant, settings)
     step()
-
-
-def test_missing_rows_are_told(
-    end_to_end: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert end_to_end.main(["--data", str(tmp_path / "none")]) == 2
-    assert "no CrossFit files at" in capsys.readouterr().err

@@ -34,9 +34,7 @@ def call(gpu: ModuleType, rows: list[Any], out: Path, minutes: float = 1) -> tup
     return status, json.loads((out / "rows.json").read_text())["rows"]
 
 
-def test_without_a_gpu_it_says_what_it_would_run(
-    gpu: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_what_it_would_run(gpu, capsys, monkeypatch) -> None:
     monkeypatch.setattr(gpu, "gpu_names", list)
     assert gpu.main(["--only", "text-nccl", "experts"]) == 0
     first, *rows = capsys.readouterr().out.splitlines()
@@ -49,9 +47,7 @@ def test_all_rows_together_have_35_minutes(gpu: ModuleType) -> None:
     assert sum(row.limit for row in gpu.ROWS) <= 60 * gpu.MINUTES == 2100
 
 
-def test_the_settings_of_all_trainings_exist(
-    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_settings_of_all_trainings_exist(gpu, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     for row in gpu.ROWS:
         for command in (row.command, row.toy):
@@ -61,9 +57,7 @@ def test_the_settings_of_all_trainings_exist(
                 load_any_config(config, overrides)
 
 
-def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(
-    gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(gpu, tmp_path, capsys) -> None:
     count = tmp_path / "count"
     note = f"open({str(count)!r}, 'a').write('x'); open(out, 'w').write('{{\"says\": \"1 | 2\"}}')"
     rows = [
@@ -115,9 +109,7 @@ def test_what_takes_too_long_is_ended_with_all_it_started(gpu: ModuleType, tmp_p
     assert (alive.stat().st_size if alive.exists() else 0) == written
 
 
-def test_the_clock_leaves_the_first_steps_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_leaves_the_first_steps_out(tmp_path, monkeypatch) -> None:
     script = load_recipe(FOLDER / "step_clock.py")
     ends = iter([0, 9, 18, 27, 28, 30, 31])
     monkeypatch.setattr(script.time, "perf_counter", lambda: next(ends))

@@ -52,9 +52,7 @@ def test_the_naive_loop_computes_the_same(moe_speed: ModuleType) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_a_missing_peer_is_left_out_with_the_reason(
-    moe_speed: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_peer_is_left_out_with_the_reason(moe_speed, capsys, monkeypatch) -> None:
     monkeypatch.setattr(moe_speed, "find_spec", lambda name: None)
     measured = []
     monkeypatch.setattr(
@@ -65,9 +63,7 @@ def test_a_missing_peer_is_left_out_with_the_reason(
     assert measured == [name for name in moe_speed.VARIANTS if name != moe_speed.ST_MOE]
 
 
-def test_too_few_experts_are_refused(
-    moe_speed: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_experts_are_refused(moe_speed, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         moe_speed.main(["--experts", "1"])
     assert stopped.value.code == 2

@@ -45,9 +45,7 @@ def test_both_sides_train_as_many_numbers_for_a_task(benchmark: ModuleType, tmp_
     assert all(one["step"] > 0 and one["peak"] > 0 for one in found.values())
 
 
-def test_totals_are_of_all_tasks(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_totals_are_of_all_tasks(benchmark, monkeypatch, capsys) -> None:
     took = {"frozen": 1.0, "PEFT": 2.0, "private": 3.0}
     given: list[tuple[str, list[str]]] = []
 
@@ -63,7 +61,7 @@ def test_totals_are_of_all_tasks(
     monkeypatch.setattr(benchmark, "training_tasks", lambda settings: tasks)
     assert benchmark.main(["--tasks", "8", "--steps", "5", "--sample", "2"]) == 0
     assert given == [
-        *(("PEFT", ["t0"]), ("private", tasks[:8]), ("frozen", ["t0"]), ("PEFT", ["t4"])),
+        *(("PEFT", ["t0"]), ("private", tasks[:8]), ("frozen", ["t0"]), ("PEFT", ["t4"]))
     ]
     # 8 starts and 8 x 5 steps of 2 s, against one start and 40 steps of 3 s.
     text = capsys.readouterr().out

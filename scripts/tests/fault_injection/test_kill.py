@@ -28,12 +28,10 @@ def run_script(out: Path, *options: str) -> str:
 
 @linux
 def test_a_few_kills_leave_no_trace(tmp_path: Path) -> None:
-    # With this seed each command meets one fault.
-    table = run_script(
-        tmp_path / "out", "--kills", "2", "--only", "train", "adapt-save", "--seed", "2"
-    )
+    # With this seed the command meets one fault.
+    table = run_script(tmp_path / "out", "--kills", "1", "--only", "train", "--seed", "2")
     (faults,) = re.findall(r"│ all +│ +\d+ │ +(\d+) │", table)
-    assert int(faults) >= 2
+    assert int(faults) >= 1
 
 
 @linux

@@ -35,9 +35,7 @@ def given_(tmp_path: Path, gyms: list[str]) -> list[str]:
     return ["-c", str(config), "--precision", "32-true", "--batch-size", "8", "--gyms", *gyms]
 
 
-def test_the_folder_holds_the_trained_backbone_without_skills(
-    given_: list[str], tmp_path: Path
-) -> None:
+def test_the_folder_holds_the_trained_backbone_without_skills(given_, tmp_path) -> None:
     out = tmp_path / "model"
     assert SCRIPT.main([*given_, "--steps", "2", "--out", str(out)]) == 0
     trained = read_inventory(tmp_path / "model-run" / "run")
@@ -58,9 +56,7 @@ def test_the_folder_holds_the_trained_backbone_without_skills(
     assert (out / "model.safetensors").read_bytes() == stored
 
 
-def test_a_model_is_never_overwritten(
-    given_: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_never_overwritten(given_, tmp_path, capsys) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").touch()
     given = [*given_, "--out", str(tmp_path / "out")]
@@ -68,9 +64,7 @@ def test_a_model_is_never_overwritten(
     assert "holds a model already" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_frozen_backbone_and_a_foreign_folder_are_refused(
-    given_: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_frozen_backbone_and_a_foreign_folder_are_refused(given_, tmp_path, capsys) -> None:
     (tmp_path / "other-run").mkdir()
     for files, out, message in (
         (f"{given_[1]}+backbone/t5_small.yaml", "out", "is frozen, and only the backbone"),
@@ -81,9 +75,7 @@ def test_a_frozen_backbone_and_a_foreign_folder_are_refused(
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_no_text_to_validate_or_score_in_any_gym_is_trained_on(
-    gyms: list[str], tmp_path: Path
-) -> None:
+def test_no_text_to_validate_or_score_in_any_gym_is_trained_on(gyms, tmp_path) -> None:
     first, second = (Gym(name) for name in gyms)
     # A development row of one gym gets into the training rows of the other.
     leaked = first.rows("copy", "dev", 100)[0].input
@@ -101,27 +93,6 @@ def test_no_text_to_validate_or_score_in_any_gym_is_trained_on(
     assert set(trained) == both - left_out
     scored = {row.outputs[0] for row in restore.rows("first", "test", 100)}
     assert scored == SCRIPT.texts_of(first, ["dev"])
-
-
-def test_the_texts_are_inputs_and_all_accepted_outputs(gyms: list[str]) -> None:
-    gym = Gym(gyms[0])
-    path = gym.file("copy", "train", 100)
-    path.write_text("a\tb\tc\n", encoding="utf-8")
-    rows = [row for task in ("number", "reverse") for row in gym.rows(task, "train", 100)]
-    others = {text for row in rows for text in (row.input, *row.outputs)}
-    assert SCRIPT.texts_of(gym, ["train"]) == {"a", "b", "c"} | others
-
-
-def test_a_gym_without_text_of_its_own_is_refused(
-    given_: list[str], gyms: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gym = Gym(gyms[1])
-    for task in gym.tasks():
-        training = gym.file(task, "train", 100)
-        gym.file(task, "test", 100).write_bytes(training.read_bytes())
-    given = [*given_, "--out", str(tmp_path / "out")]
-    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
-    assert "has no text in its training rows alone" in " ".join(capsys.readouterr().err.split())
 
 
 @given(

@@ -16,7 +16,7 @@ from mttl.analysis.tokens.token_record import (
     read_token_record,
     write_token_record,
 )
-from mttl.analysis.tokens.token_statistics import entropy_bits, load_entropy, mutual_information
+from mttl.analysis.tokens.token_statistics import entropy_bits, mutual_information
 from mttl.io.errors import CheckpointError
 
 WORDS = ("a", "b", " ", "d")
@@ -75,11 +75,6 @@ def test_chance_tells_nothing() -> None:
     assert np.mean([mutual_information(table) for table in tables]) < 0.02
     assert mutual_information(np.zeros((3, 2), dtype=np.int64)) == 0
     assert entropy_bits(np.zeros(3)) == 0
-
-
-def test_entropy_of_loads() -> None:
-    loads = np.array([[5, 5, 5, 5], [9, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
-    np.testing.assert_allclose(load_entropy(loads), [1, 0, 0, 0.5], atol=1e-12)
 
 
 def test_a_record_tells_what_decides(run: Path) -> None:

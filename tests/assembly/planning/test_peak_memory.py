@@ -20,11 +20,3 @@ def test_the_peak_is_what_lives_at_once():
     assert counter.peak == 1000
     assert counter.at_peak == {"activations": 800, "kept": 200}
     assert counter.live == {"activations": 0, "kept": 0, "renamed": 200}
-
-
-def test_gradients_count_where_they_are_made():
-    weight = torch.zeros(8, 8, requires_grad=True)
-    with PeakMemory([weight]) as counter:
-        (weight * 2).sum().backward()
-        counter.call(weight.grad, "gradients")
-    assert counter.live["gradients"] == 256

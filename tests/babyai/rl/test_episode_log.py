@@ -48,36 +48,6 @@ def test_against_a_queue_for_each_level(n_levels, n_slots, window, n_steps, seed
     np.testing.assert_allclose(means, expected, rtol=1e-12)
 
 
-def test_success_is_a_reward_at_the_end_in_time():
-    log = EpisodeLog(["GoToObj"], window=4)
-    log.update(
-        terminated=np.array([[True, True, False, False]]),
-        truncated=np.array([[False, False, True, True]]),
-        reward=np.array([[0.5, 0.0, 0.0, 0.5]]),
-        length=np.array([[3, 4, 64, 64]]),
-    )
-    assert log.row()["success/GoToObj"] == 0.25
-
-
-def test_a_level_is_not_judged_before_its_window_is_full():
-    log = EpisodeLog(["GoToObj", "GoTo"], window=2)
-    yes, no = np.array([[True], [False]]), np.zeros((2, 1), dtype=bool)
-    for _ in range(2):
-        log.update(yes, no, np.ones((2, 1)), np.full((2, 1), 7))
-    row = log.row()
-    assert row["success/GoToObj"] == 1
-    assert np.isnan(row["success/GoTo"])
-    assert np.isnan(row.pop("success"))
-    assert {name: x for name, x in row.items() if not np.isnan(x)} == {
-        "episodes": 2,
-        "frames": 4,
-        "success/GoToObj": 1,
-        "reward/GoToObj": 1,
-        "steps/GoToObj": 7,
-    }
-    assert row.keys() >= {"success/GoTo", "reward/GoTo", "steps/GoTo"}
-
-
 def test_it_goes_on_from_a_saved_state():
     generator = np.random.default_rng(0)
     log, other = (EpisodeLog(["GoToObj", "GoTo"], window=5) for _ in range(2))
@@ -91,11 +61,3 @@ def test_it_goes_on_from_a_saved_state():
         other.update(*step)
     assert log.state_dict() == other.state_dict()
     assert log.row() == other.row()
-
-
-def test_a_saved_state_is_a_copy():
-    log = EpisodeLog(["GoToObj"], window=1)
-    state = log.state_dict()
-    yes = np.ones((1, 1), dtype=bool)
-    log.update(yes, ~yes, np.ones((1, 1)), np.ones((1, 1), dtype=int))
-    assert state == EpisodeLog(["GoToObj"], window=1).state_dict()

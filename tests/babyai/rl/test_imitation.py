@@ -31,14 +31,6 @@ def test_frames_that_do_not_count_have_no_gradient():
     assert not any(x.requires_grad for x in statistics.values())
 
 
-def test_the_right_actions_with_certainty():
-    _, actions, mask = random_frames()
-    logits = 100.0 * torch.nn.functional.one_hot(actions, 7)
-    loss, statistics = imitation_loss(logits, actions, mask, entropy_coef=0.0)
-    assert loss == 0
-    assert statistics["accuracy"] == 1
-
-
 def test_a_batch_in_which_nothing_counts_has_no_loss():
     logits, actions, mask = random_frames()
     logits.requires_grad_()

@@ -33,10 +33,7 @@ def test_the_distinct_missions_are_a_set_and_lead_back_to_every_frame(sizes, n_t
         assert index[:, task].max() < len(distinct)
 
 
-@given(
-    sizes=st.tuples(*(st.integers(1, n) for n in (4, 3, 6))),
-    seed=st.integers(0, 2**31),
-)
+@given(sizes=st.tuples(*(st.integers(1, n) for n in (4, 3, 6))), seed=st.integers(0, 2**31))
 def test_only_what_pads_every_mission_is_dropped(sizes, seed):
     missions = random_missions(*sizes, n_tokens=3, seed=seed)
     found = without_padding(missions)
@@ -44,15 +41,3 @@ def test_only_what_pads_every_mission_is_dropped(sizes, seed):
     assert torch.equal(found, missions[..., :length])
     assert not missions[..., length:].any()
     assert length == 1 or missions[..., length - 1].any()
-
-
-def test_missions_without_a_token_keep_one_column():
-    found, _ = distinct_missions(torch.zeros(2, 1, 3, 72, dtype=torch.uint8))
-    assert found.tolist() == [[[0]]]
-
-
-def test_short_missions_and_large_tokens_are_told_apart():
-    missions = torch.tensor([[255, 0], [255, 255], [7, 255], [7, 0]], dtype=torch.uint8)
-    found, index = distinct_missions(missions[None, None])
-    assert sorted(found[0].tolist()) == [[7, 0], [7, 255], [255, 0], [255, 255]]
-    assert torch.equal(found[0][index[0, 0]], missions)

@@ -116,32 +116,3 @@ def test_values_do_not_run_far_from_the_old_ones(value, target, learns):
     loss, _ = ppo_loss(**frames, clip=0.2, value_coef=1.0, entropy_coef=0.0)
     (gradient,) = torch.autograd.grad(loss, frames["values"])
     assert bool(gradient.abs().max() > 0) == learns
-
-
-def test_gradients_are_those_of_finite_differences():
-    frames = random_frames(2, 2, 2)
-    names = ("logits", "values")
-    inputs = [frames.pop(name).requires_grad_() for name in names]
-
-    def loss(*tensors):
-        return ppo_loss(**dict(zip(names, tensors, strict=True)), **frames, **SETTINGS)[0]
-
-    assert torch.autograd.gradcheck(loss, inputs)
-
-
-def test_entropy_and_probabilities_of_a_policy_that_knows_nothing():
-    frames = random_frames(1, 2, 3)
-    frames["logits"] = torch.zeros(1, 2, 3, N_ACTIONS)
-    _, statistics = ppo_loss(**frames, **SETTINGS)
-    assert statistics["entropy"] == pytest.approx(math.log(N_ACTIONS))
-    chances = action_log_probs(frames["logits"], frames["actions"]).exp()
-    torch.testing.assert_close(chances, torch.full((1, 2, 3), 1 / N_ACTIONS))
-
-
-def test_tasks_count_alike():
-    frames = random_frames(3, 4, 5)
-    loss, _ = ppo_loss(**frames, **SETTINGS)
-    alone = [
-        ppo_loss(**{n: x[task] for n, x in frames.items()}, **SETTINGS)[0] for task in range(3)
-    ]
-    torch.testing.assert_close(loss, torch.stack(alone).mean())

@@ -18,15 +18,3 @@ def test_fields_are_stacked_in_order_and_memory_at_every_second_step(make_steps)
     assert len(rollout.memory) == 3
     for c in range(3):
         assert torch.equal(rollout.memory[c], steps[2 * c].memory)
-
-
-def test_later_changes_of_what_was_collected_do_not_reach_the_rollout(make_steps):
-    steps = make_steps(n_steps=2)
-    rollout = stack_steps(steps, recurrence=1)
-    before = rollout.memory.clone()
-    steps[0].memory.zero_()
-    assert torch.equal(rollout.memory, before)
-
-
-def test_a_policy_without_memory(make_steps):
-    assert stack_steps(make_steps(memory=0), recurrence=1).memory.shape == (6, 2, 3, 0)

@@ -72,31 +72,6 @@ def test_every_epoch_and_every_task_has_an_order_of_its_own(sequences):
     assert len(orders) == 4
 
 
-def test_the_generator_decides_the_order(sequences):
-    def frames(seed):
-        generator = torch.Generator().manual_seed(seed)
-        batches = minibatches(sequences, n_minibatches=2, n_epochs=2, generator=generator)
-        return torch.cat([batch.log_probs for batch in batches])
-
-    assert torch.equal(frames(3), frames(3))
-    assert not torch.equal(frames(3), frames(4))
-
-
-def test_inputs_are_in_the_order_of_a_policy(sequences):
-    names = ("images", "missions", "mission_index", "memory", "begins")
-    assert all(x is getattr(sequences, n) for x, n in zip(sequences.inputs, names, strict=True))
-
-
-def test_batches_are_copies_but_for_the_missions(sequences):
-    generator = torch.Generator()
-    (batch,) = minibatches(sequences, n_minibatches=1, n_epochs=1, generator=generator)
-    for field in fields(batch):
-        own, theirs = getattr(batch, field.name), getattr(sequences, field.name)
-        shared = own.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
-        assert shared == (field.name == "missions"), field.name
-        assert own.is_contiguous()
-
-
 def test_what_was_collected_without_gradients_can_be_learned_from(make_steps):
     with torch.inference_mode():
         rollout = stack_steps(make_steps(4), recurrence=2)

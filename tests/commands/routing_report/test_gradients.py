@@ -23,9 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(write_config(folder / "tiny.yaml", gym), "run", *short).path
 
 
-def test_tasks_are_compared_by_their_gradients(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tasks_are_compared_by_their_gradients(run, tmp_path, capsys) -> None:
     """Against a plain backward pass of the backbone's own loss."""
     assert SCRIPT.main([str(run), "--gradients", "--out", str(tmp_path)]) == 0
     found = np.array(
@@ -59,9 +57,7 @@ def test_tasks_are_compared_by_their_gradients(
     assert "cosines of the gradients" in (tmp_path / "gradients.svg").read_text()
 
 
-def test_runs_without_rows_or_mixed_skills_are_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_without_rows_or_mixed_skills_are_refused(run, tmp_path, capsys) -> None:
     gradients = sys.modules["mttl.commands.routing_report.gradients"]
     with pytest.raises(CheckpointError, match=r"has no config\.yaml .* leave --gradients out"):
         gradients.gradient_cosines(tmp_path, 4)

@@ -19,7 +19,6 @@ from envs.local import LocalVectorEnv
 from helpers.interruption import assert_same_run, interrupted
 from mttl.analysis.routing_record import read_record
 from mttl.babyai.build_policy import load_policies
-from mttl.babyai.evaluate import play_levels
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_any_config, load_config
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
@@ -72,26 +71,6 @@ def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
     assert record.history is not None
 
 
-def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
-    model, levels = load_policies(whole.path)
-    assert levels == tuple(LEVELS)
-    with whole.results.open() as file:
-        rows = {
-            (row["task"], row["sample"], row["metric"]): float(row["score"])
-            for row in csv.DictReader(file)
-        }
-    for choose in ("greedy", "sampled"):
-        episodes = play_levels(model, levels, n_episodes=4, seed=1, choose=choose)
-        for place, level in enumerate(levels):
-            # Written with six digits.
-            assert rows[level, choose, "success"] == pytest.approx(
-                episodes.success[place].mean(), abs=1e-6
-            )
-            assert rows[level, choose, "steps"] == pytest.approx(
-                episodes.steps[place].mean(), abs=1e-6
-            )
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -99,12 +78,10 @@ def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
         pytest.param(2, id="within a rollout"),
         pytest.param(3, id="last of a rollout"),
         pytest.param(9, id="second pass", marks=pytest.mark.slow),
-        pytest.param(STEPS - 1, id="last"),
+        pytest.param(STEPS - 1, id="last", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_continues_as_if_it_had_never_stopped(
-    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_run_continues_as_if_it_had_never_stopped(config, whole, monkeypatch, step) -> None:
     """Bit for bit: environments, memories, the rollout and random numbers all go on."""
     name = f"stopped-{step}"
     with interrupted(step, monkeypatch):
@@ -127,15 +104,75 @@ def test_every_method_trains(config: Path, method: str) -> None:
     assert (model.router.n_skills == 2) == (method == "private")
 
 
-def test_training_ends_when_every_level_is_solved(config: Path) -> None:
-    """At a rate that random actions reach: after ten rollouts at the earliest."""
-    run = train(
-        *(config, "solved", "rl.stop_when_solved=true", "rl.success_rate=0.01", "rl.window=1"),
-        *("trainer.max_epochs=200", "rl.n_slots=8", "rl.evaluation.n_episodes=1"),
+def test_commands_for_text_refuse_a_policy(config: Path) -> None:
+    with pytest.raises(ConfigError, match="has a section rl: it describes a policy for BabyAI"):
+        load_config(str(config))
+
+
+def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"other settings: rl.levels"):
+        train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
+    module = world.BabyAIModule(
+        load_policies(whole.path)[0], ["GoToObj", "GoToObjS4"], load_any_config(str(config)).optim
     )
-    with run.metrics.open() as file:
-        frames = [float(row["frames"]) for row in csv.DictReader(file) if row["frames"]]
-    assert 10 <= len(frames) < 200
+    state = torch.load(whole.last, weights_only=False)
+    with pytest.raises(CheckpointError, match="is of the levels GoToObjS4, GoToRedBallNoDists, no"):
+        module.on_load_checkpoint(state)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
+    config, monkeypatch
+) -> None:
+    with interrupted(9, monkeypatch):
+        train(config, "broken")
+    run = RunFolder(config.parent / "runs" / "broken")
+    kept = run.last.read_bytes()
+    real = world.BabyAIModule.training_step
+
+    def poisoned(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        with torch.no_grad():
+            next(self.model.base.parameters()).fill_(float("nan"))
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(world.BabyAIModule, "training_step", poisoned)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 10: .* last checkpoint"):
+        train(config, "broken", resume=True)
+    assert run.last.read_bytes() == kept
+
+
+def test_an_environment_that_raises_ends_the_run_clearly(config, monkeypatch) -> None:
+    class Broken:
+        def step(self, action: int) -> None:
+            raise RuntimeError("out of cheese")
+
+    real = LocalVectorEnv.reset
+
+    def reset(self: Any) -> Any:
+        seen = real(self)
+        self._games[1].step = Broken().step
+        return seen
+
+    monkeypatch.setattr(LocalVectorEnv, "reset", reset)
+    with pytest.raises(TrainingError, match=r"level 'GoToObjS4', slot 1.*out of cheese.*--resume"):
+        train(config, "raises")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_environments_and_continue(config: Path) -> None:
+    """Frames of both are counted, one of them speaks, and a stopped run goes on."""
+    two = ("trainer.devices=2", "trainer.strategy=ddp", f"run.dir={config.parent / 'runs'}")
+    process = start(config, "two", *two)
+    printed, said = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    folder = RunFolder(config.parent / "runs" / "two")
+    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 4 * 8 * 3 * 2))
+    assert len(read_csv(folder.results)) == 2 * 2 * (len(LEVELS) + 1)
+    assert (printed + said).count("GoToObjS4") == (printed + said).count("GoToRedBallNoDists")
+    assert sum("384 frames" in line for line in said.splitlines()) == 1
+    more = start(config, "two", *two, "trainer.max_epochs=6", resume=True)
+    _, said = more.communicate(timeout=250)
+    assert more.returncode == 0, said
+    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 6 * 8 * 3 * 2))
 
 
 @pytest.mark.parametrize(
@@ -171,76 +208,3 @@ def test_mistakes_are_explained(config: Path, overrides: list[str], message: str
     with pytest.raises(ConfigError, match=message):
         train(config, "mistake", *overrides)
     assert not (config.parent / "runs" / "mistake").exists()
-
-
-def test_commands_for_text_refuse_a_policy(config: Path) -> None:
-    with pytest.raises(ConfigError, match="has a section rl: it describes a policy for BabyAI"):
-        load_config(str(config))
-
-
-def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> None:
-    with pytest.raises(ConfigError, match=r"other settings: rl.levels"):
-        train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
-    module = world.BabyAIModule(
-        load_policies(whole.path)[0], ["GoToObj", "GoToObjS4"], load_any_config(str(config)).optim
-    )
-    state = torch.load(whole.last, weights_only=False)
-    with pytest.raises(CheckpointError, match="is of the levels GoToObjS4, GoToRedBallNoDists, no"):
-        module.on_load_checkpoint(state)
-
-
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with interrupted(9, monkeypatch):
-        train(config, "broken")
-    run = RunFolder(config.parent / "runs" / "broken")
-    kept = run.last.read_bytes()
-    real = world.BabyAIModule.training_step
-
-    def poisoned(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
-        with torch.no_grad():
-            next(self.model.base.parameters()).fill_(float("nan"))
-        return real(self, batch, batch_idx)
-
-    monkeypatch.setattr(world.BabyAIModule, "training_step", poisoned)
-    with pytest.raises(TrainingError, match=r"the loss is nan at step 10: .* last checkpoint"):
-        train(config, "broken", resume=True)
-    assert run.last.read_bytes() == kept
-
-
-def test_an_environment_that_raises_ends_the_run_clearly(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken:
-        def step(self, action: int) -> None:
-            raise RuntimeError("out of cheese")
-
-    real = LocalVectorEnv.reset
-
-    def reset(self: Any) -> Any:
-        seen = real(self)
-        self._games[1].step = Broken().step
-        return seen
-
-    monkeypatch.setattr(LocalVectorEnv, "reset", reset)
-    with pytest.raises(TrainingError, match=r"level 'GoToObjS4', slot 1.*out of cheese.*--resume"):
-        train(config, "raises")
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_environments_and_continue(config: Path) -> None:
-    """Frames of both are counted, one of them speaks, and a stopped run goes on."""
-    two = ("trainer.devices=2", "trainer.strategy=ddp", f"run.dir={config.parent / 'runs'}")
-    process = start(config, "two", *two)
-    printed, said = process.communicate(timeout=250)
-    assert process.returncode == 0, said
-    folder = RunFolder(config.parent / "runs" / "two")
-    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 4 * 8 * 3 * 2))
-    assert len(read_csv(folder.results)) == 2 * 2 * (len(LEVELS) + 1)
-    assert (printed + said).count("GoToObjS4") == (printed + said).count("GoToRedBallNoDists")
-    assert sum("384 frames" in line for line in said.splitlines()) == 1
-    more = start(config, "two", *two, "trainer.max_epochs=6", resume=True)
-    _, said = more.communicate(timeout=250)
-    assert more.returncode == 0, said
-    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 6 * 8 * 3 * 2))

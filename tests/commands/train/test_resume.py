@@ -85,15 +85,20 @@ def check_same_run(resumed: RunFolder, whole: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("step", "validating"),
-    [(1, False), (3, False), (5, False), (6, False), (8, True), (12, True), (11, False)],
-    ids=[
-        *("first epoch", "step before a validation", "end of an epoch", "second epoch"),
-        *("validation", "last validation", "last step"),
+    [
+        pytest.param(3, False, id="step before a validation"),
+        pytest.param(5, False, id="end of an epoch"),
+        pytest.param(8, True, id="validation"),
+        pytest.param(11, False, id="last step"),
+        *(
+            pytest.param(step, validating, marks=pytest.mark.slow)
+            for step, validating in ((1, False), (6, False), (12, True))
+        ),
     ],
 )
 def test_a_run_continues_as_if_it_had_never_stopped(
-    config: Path, whole: RunFolder, interrupt: Callable[..., StopRequested], step: int,
-    validating: bool,
+    config, whole, interrupt, step,
+    validating,
 ) -> None:  # fmt: skip
     name = f"stopped-{step}-{validating}"
     stop = interrupt(name, SignalAt(step, signal.SIGINT, validating))
@@ -108,9 +113,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     check_same_run(train(config, name, resume=True), whole)
 
 
-def test_a_second_signal_stops_at_once(
-    interrupt: Callable[..., StopRequested], whole: RunFolder
-) -> None:
+def test_a_second_signal_stops_at_once(interrupt, whole) -> None:
     class Twice(Callback):
         def on_before_optimizer_step(self, *args: Any) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -122,7 +125,7 @@ def test_a_second_signal_stops_at_once(
 
 
 def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
-    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
+    config, interrupt, whole
 ) -> None:
     class WhileAnswering(Callback):
         def on_test_batch_start(self, *args: Any) -> None:
@@ -135,7 +138,7 @@ def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
-    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+    config, whole, monkeypatch
 ) -> None:
     class Diverge(Callback):
         def on_before_backward(self, trainer: Trainer, module: Any, loss: torch.Tensor) -> None:
@@ -158,9 +161,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     assert not run.skills.exists()
 
 
-def test_two_processes_do_not_train_into_one_folder(
-    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
-) -> None:
+def test_two_processes_do_not_train_into_one_folder(config, interrupt, whole) -> None:
     interrupt("taken", SignalAt(1, signal.SIGINT))
     with (
         locked(whole.path.parent / "taken" / ".lock"),
@@ -170,9 +171,7 @@ def test_two_processes_do_not_train_into_one_folder(
     assert train(config, "taken", resume=True).results.is_file()
 
 
-def test_a_moved_run_is_resumed_with_its_best_weights(
-    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
-) -> None:
+def test_a_moved_run_is_resumed_with_its_best_weights(config, interrupt, whole) -> None:
     interrupt("here", SignalAt(9, signal.SIGINT))
     (whole.path.parent / "here").rename(whole.path.parent / "there")
     text = (whole.path.parent / "there" / "config.yaml").read_text()
@@ -198,9 +197,7 @@ def test_frozen_weights_are_not_in_the_checkpoints(config: Path) -> None:
         assert all(".inventory." in name or "router" in name for name in names)
 
 
-def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(
-    config: Path, folder: Path
-) -> None:
+def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(config, folder) -> None:
     # Larger weights than usual, so that a random model says more than one thing.
     settings = {**TINY_T5["config"], "initializer_factor": 3.0}
     build_random("t5", settings).save_pretrained(folder / "t5")
@@ -228,9 +225,7 @@ def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(
         pytest.param(signal.SIGTERM, 1, id="SIGTERM"),
     ],
 )
-def test_a_signal_to_the_process_gives_its_exit_status(
-    config: Path, number: signal.Signals, status: int
-) -> None:
+def test_a_signal_to_the_process_gives_its_exit_status(config, number, status) -> None:
     name = f"process-{number.name}"
     process = start(config, name, "trainer.max_steps=100000", "trainer.val_check_interval=10")
     assert process.stderr is not None

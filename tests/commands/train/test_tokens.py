@@ -77,11 +77,7 @@ def biases(run: RunFolder) -> dict[str, Tensor]:
     "step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 11))]
 )
 def test_a_run_continues_as_if_it_had_never_stopped(
-    config: Path,
-    wholes: dict[str, RunFolder],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    step: int,
+    config, wholes, monkeypatch, kind, step
 ) -> None:
     name = f"stopped-{kind}-{step}"
     both = ("-c", recipe(config, kind))
@@ -122,19 +118,7 @@ def hybrid(config: Path) -> RunFolder:
     return train(recipe(config, "token_hybrid"), "hybrid", *settings("token_hybrid", *more))
 
 
-def test_the_figures_of_a_run_of_tokens(
-    wholes: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    found, printed = drawn(wholes["token_top2"], monkeypatch, capsys)
-    assert {"heat_map.png", "similarity.svg", "tokens_over_training.png"} <= found
-    assert not any(name.startswith("tokens_heat_map") for name in found)
-    assert "Experts that tokens choose" in printed
-    assert "decoder.block.0.layer.2.DenseReluDense.wi" in printed
-
-
-def test_the_figures_of_a_hybrid_show_both(
-    hybrid: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_the_figures_of_a_hybrid_show_both(hybrid, monkeypatch, capsys) -> None:
     found, printed = drawn(hybrid, monkeypatch, capsys)
     assert {"heat_map.png", "tokens_heat_map.png", "statistics_over_training.png"} <= found
     assert {"tokens_over_training.png", "tokens_load_over_training.png"} <= found

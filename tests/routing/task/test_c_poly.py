@@ -40,17 +40,6 @@ def test_rows_equal_a_plain_loop(hard: bool) -> None:
     torch.testing.assert_close(router.probabilities(), likely)
 
 
-def test_draws_leave_the_skills_of_others_alone() -> None:
-    router = make().train()
-    first, second = router(IDS), router(IDS)
-    for weights in (first, second):
-        torch.testing.assert_close(weights.sum(-1), torch.ones(G, len(IDS), H))
-        for position, task in enumerate(IDS.tolist()):
-            used = (weights[:, position] > 0).nonzero()[:, -1].unique()
-            assert used.tolist() == usable(task)
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"hard": True}, {"relaxed": False}, {"logit_dropout": 0.3}, {"prior": IBP}],
@@ -71,34 +60,6 @@ def test_without_skills_of_their_own_it_is_polytropon_bit_for_bit(settings: dict
         torch.equal(ours, theirs) for ours, theirs in zip(*(x for x, _ in pair), strict=True)
     )
     assert torch.equal(pair[0][1], pair[1][1])
-
-
-def test_own_skills_learn_from_their_task_and_common_ones_from_all() -> None:
-    """Through the weights, to skills that they mix."""
-    router = make().train()
-    skills = torch.ones(K, 3, requires_grad=True)
-    for task in range(T):
-        router.zero_grad()
-        skills.grad = None
-        weights = router(torch.full((4,), task))
-        torch.einsum("gbhk,kf->gbhf", weights, skills).square().sum().backward()
-        assert skills.grad.any(1).nonzero().flatten().tolist() == usable(task)
-        # The same for what decides: what it may not use never moves.
-        reached = router.logits.grad.abs().sum((0, 2)).nonzero()
-        torch.autograd.backward(router(torch.full((4,), task))[..., 0].sum())
-        assert {row for row, _ in reached.tolist()} <= {task}
-    router.zero_grad()
-    router(torch.arange(T))[..., 0].sum().backward()
-    moved = router.logits.grad.abs().sum((0, 2)) > 0
-    assert torch.equal(moved, router.allowed > 0)
-
-
-def test_the_prior_is_of_the_common_skills() -> None:
-    router = make(prior=IBP)
-    torch.testing.assert_close(router.prior_loss(), IBP(router.logits[..., :A].sigmoid()))
-    router.prior_loss().backward()
-    assert not router.logits.grad[..., A:].any()
-    assert router.logits.grad[..., :A].any()
 
 
 def test_a_new_task_has_the_common_skills() -> None:

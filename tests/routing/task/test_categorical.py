@@ -33,29 +33,12 @@ def test_soft_draws_and_their_gradients_equal_those_of_pytorch():
     torch.testing.assert_close(router.logits.grad, logits.grad)
 
 
-def test_hard_draws_have_the_gradient_of_the_soft_ones():
-    soft = spread(CategoricalRouter(1, 2, 1, 4, straight_through=False)).train()
-    hard = spread(CategoricalRouter(1, 2, 1, 4)).train()
-    target = torch.randn(1, 2, 1, 4)
-    for router in (soft, hard):
-        torch.manual_seed(3)
-        (router(torch.arange(2)) * target).sum().backward()
-    torch.testing.assert_close(soft.logits.grad, hard.logits.grad)
-
-
 def test_evaluation_uses_the_likeliest_skill_or_the_softmax():
     hard = spread(CategoricalRouter(2, 3, 1, 4)).eval()
     assert torch.equal(hard.matrix().argmax(-1), hard.logits.argmax(-1))
     assert set(hard.matrix().unique().tolist()) == {0.0, 1.0}
     soft = spread(CategoricalRouter(2, 3, 1, 4, straight_through=False)).eval()
     torch.testing.assert_close(soft.matrix(), soft.logits.softmax(-1))
-
-
-def test_settings_are_kept_for_new_tasks():
-    router = CategoricalRouter(1, 2, 1, 4, temperature=0.3, straight_through=False, init_scale=0.2)
-    grown = router.for_new_tasks(3)
-    assert float(grown.temperature) == pytest.approx(0.3)
-    assert (grown.straight_through, grown.init_scale) == (False, 0.2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

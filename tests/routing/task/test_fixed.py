@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from mttl.routing import (
-    FixedRouter,
-    average_router,
-    expert_router,
-    private_router,
-    shared_router,
-)
+from mttl.routing import FixedRouter, expert_router, private_router, shared_router
 
 
 def test_shared_is_one_skill_for_all():
@@ -18,10 +12,6 @@ def test_shared_is_one_skill_for_all():
 def test_private_is_one_skill_per_task():
     router = private_router(2, 3)
     assert torch.equal(router.matrix()[1, :, 0], torch.eye(3))
-
-
-def test_average_is_uniform():
-    assert torch.equal(average_router(1, 2, 4).matrix(), torch.full((1, 2, 1, 4), 0.25))
 
 
 def test_expert_normalises_its_rows():
@@ -42,20 +32,6 @@ def test_every_task_needs_a_skill():
     matrix = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     with pytest.raises(ValueError, match=r"no skill to the tasks with ids \[1, 3\]"):
         expert_router(matrix, 1)
-
-
-def test_nothing_is_learned_and_the_weights_are_saved():
-    router = private_router(1, 3)
-    assert not list(router.parameters())
-    assert torch.equal(router.state_dict()["weights"], torch.eye(3))
-    assert router.prior_loss() == 0
-
-
-def test_the_given_matrix_is_copied():
-    matrix = torch.ones(2, 3)
-    router = FixedRouter(matrix, 1)
-    matrix.zero_()
-    assert torch.equal(router.weights, torch.ones(2, 3))
 
 
 def test_new_tasks():

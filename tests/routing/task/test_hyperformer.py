@@ -58,21 +58,6 @@ def test_equals_a_hyper_network_that_generates_the_factors():
     torch.testing.assert_close(inventory.up.grad.flatten(1).t(), network.to_up.weight.grad)
 
 
-def test_groups_have_networks_of_their_own():
-    router = spread(HyperFormerRouter(3, 2, 1, 4))
-    alone = HyperFormerRouter(1, 2, 1, 4)
-    state = {name: tensor[1:2] for name, tensor in router.state_dict().items()}
-    alone.load_state_dict(state)
-    torch.testing.assert_close(alone.matrix()[0], router.matrix()[1])
-
-
-def test_each_map_starts_as_a_linear_layer_does():
-    router = HyperFormerRouter(50, 2, 1, 4, embedding_size=16)
-    assert router.hidden.weight.abs().max() <= 0.25
-    assert router.hidden.weight.std().item() == pytest.approx(0.25 / 3**0.5, rel=0.05)
-    assert router.output.bias.abs().max() <= 0.5
-
-
 def test_new_tasks_keep_the_networks():
     router = spread(HyperFormerRouter(2, 3, 1, 4, embedding_size=5))
     grown = router.for_new_tasks(2)

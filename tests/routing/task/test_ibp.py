@@ -60,17 +60,3 @@ def test_classes_of_three_tasks_follow_independent_poisson_counts():
         total += math.exp(-negative_log_ibp(matrix, alpha).item())
     assert total == pytest.approx(expected, abs=1e-9)
     assert 0.97 < total < 1
-
-
-def test_the_order_of_skills_and_of_tasks_does_not_matter():
-    probabilities = torch.rand(5, 4, dtype=torch.float64)
-    expected = negative_log_ibp(probabilities, 3.0)
-    torch.testing.assert_close(negative_log_ibp(probabilities[:, [2, 0, 3, 1]], 3.0), expected)
-    torch.testing.assert_close(negative_log_ibp(probabilities[[4, 1, 0, 3, 2]], 3.0), expected)
-
-
-def test_unused_skills_have_a_gradient_of_zero():
-    probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.2]], requires_grad=True)
-    negative_log_ibp(probabilities, 3.0).backward()
-    assert not probabilities.grad[:, 1].any()
-    assert probabilities.grad[:, 0].all()

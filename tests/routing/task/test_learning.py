@@ -21,9 +21,9 @@ class Regressor(nn.Module):
         return self.blocks[0](x)
 
 
-def train(make_router, seed, n_steps=250):
+def train(make_router, n_steps=250):
     """Return the losses and the learned matrix (T, K)."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     backbone = Regressor().requires_grad_(False)
     nn.init.zeros_(backbone.blocks[0].weight)
     slot = RoutingSlot()
@@ -50,14 +50,13 @@ def train(make_router, seed, n_steps=250):
     return losses, model.router.eval().matrix()[0, :, 0].detach()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
     "make_router",
     [PolytroponRouter, lambda g, t, h, k: TaskMoERouter(g, t, h, k, top_k=2)],
     ids=["polytropon", "task_moe"],
 )
-def test_the_loss_falls_and_the_matrix_separates_the_two_groups(make_router, seed):
-    losses, matrix = train(make_router, seed)
+def test_the_loss_falls_and_the_matrix_separates_the_two_groups(make_router):
+    losses, matrix = train(make_router)
     assert sum(losses[-10:]) < 0.2 * sum(losses[:10])
     preferred = matrix.argmax(dim=1)
     assert len({int(skill) for skill in preferred[CAMP == 0]}) == 1

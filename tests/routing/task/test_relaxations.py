@@ -28,21 +28,6 @@ def test_its_distribution_function_is_that_of_the_binary_concrete(temperature):
     assert kstest(drawn.numpy(), distribution_function).pvalue > 0.01
 
 
-def test_its_density_is_that_of_torch_distributions(monkeypatch):
-    # z is the quantile function at u, so dz/du is one over the density at z.
-    temperature, logit = 0.8, -0.4
-    step = 1e-4
-    uniform = torch.arange(0.05, 0.95, step, dtype=torch.float64)
-    monkeypatch.setattr(torch, "rand_like", lambda tensor, **kwargs: uniform)
-    logits = torch.full_like(uniform, logit)
-    quantiles = relaxed_bernoulli(logits, temperature)
-    slope = (quantiles[2:] - quantiles[:-2]) / (2 * step)
-    reference = RelaxedBernoulli(torch.tensor(temperature).double(), logits=logits[1:-1])
-    torch.testing.assert_close(
-        slope, reference.log_prob(quantiles[1:-1]).neg().exp(), rtol=1e-5, atol=0
-    )
-
-
 def test_equals_torch_distributions_under_the_same_noise(monkeypatch):
     uniform = 0.01 + 0.98 * torch.rand(200)
     logits = torch.randn(200)
@@ -50,23 +35,6 @@ def test_equals_torch_distributions_under_the_same_noise(monkeypatch):
     monkeypatch.setattr(torch, "rand_like", lambda tensor, **kwargs: uniform)
     expected = RelaxedBernoulli(torch.tensor(0.6), logits=logits).rsample()
     torch.testing.assert_close(relaxed_bernoulli(logits, 0.6), expected)
-
-
-def test_a_low_temperature_gives_almost_binary_values():
-    drawn = relaxed_bernoulli(torch.zeros(1000), 0.01)
-    assert ((drawn < 1e-3) | (drawn > 1 - 1e-3)).double().mean() > 0.95
-
-
-def test_a_high_temperature_gives_values_near_one_half():
-    assert (relaxed_bernoulli(torch.zeros(1000), 1000.0) - 0.5).abs().max() < 0.01
-
-
-def test_the_temperature_may_be_a_tensor():
-    logits = torch.randn(5)
-    torch.manual_seed(3)
-    expected = relaxed_bernoulli(logits, 0.5)
-    torch.manual_seed(3)
-    assert torch.equal(relaxed_bernoulli(logits, torch.tensor(0.5)), expected)
 
 
 @pytest.mark.parametrize("extreme", [0.0, 1.0])
@@ -89,18 +57,9 @@ def test_gradients_agree_with_finite_differences(monkeypatch):
     assert torch.autograd.gradcheck(lambda z: relaxed_bernoulli(z, 0.7), (logits,))
 
 
-def test_the_dtype_is_that_of_the_logits():
-    assert relaxed_bernoulli(torch.zeros(3, dtype=torch.bfloat16), 1.0).dtype == torch.bfloat16
-
-
 def test_straight_through_rounds_and_keeps_the_gradient():
     soft = torch.tensor([0.2, 0.5, 0.51, 0.9], requires_grad=True)
     hard = straight_through(soft)
     assert hard.tolist() == [0, 0, 1, 1]
     (hard * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
     assert soft.grad.tolist() == [1, 2, 3, 4]
-
-
-def test_straight_through_gives_exactly_zero_and_one():
-    # (1 + soft) - soft is not always 1 in floating point.
-    assert straight_through(torch.rand(100_000)).unique().tolist() == [0, 1]

@@ -35,14 +35,6 @@ def test_weights_are_those_of_a_plain_loop(top_k: int) -> None:
         torch.testing.assert_close(found[:, b, 0], expected.expand(G, K), atol=1e-5, rtol=1e-4)
 
 
-def test_a_members_own_task_finds_it_first() -> None:
-    router = make(top_k=2)
-    assert torch.equal(router.matrix().argmax(-1), torch.arange(K)[None, :, None].expand(G, K, H))
-    warm = make(top_k=2, temperature=1e6).matrix()
-    # The softmax of numbers that are equal to 1e-6.
-    torch.testing.assert_close(warm[warm > 0], torch.full((G * K * 2,), 0.5), atol=1e-5, rtol=0)
-
-
 def test_by_prompts_or_by_examples_of_the_task() -> None:
     prompts = 10 + torch.randn(3, D)
     router = make()

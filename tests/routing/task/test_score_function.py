@@ -85,43 +85,9 @@ def test_the_first_batch_is_unbiased(tasks):
     torch.testing.assert_close(total, exact.grad)
 
 
-def test_a_baseline_leaves_its_own_example_out():
-    """The mean of the task's others in the batch and of its last hundred, else of the batch."""
-    router = ScoreFunctionRouter(1, 3, 1, 2)
-    first = router._baselines(torch.tensor([0, 0, 2]), torch.tensor([1.0, 3.0, 5.0]))
-    assert first.tolist() == [3.0, 1.0, 2.0]
-    second = router._baselines(torch.tensor([0, 2, 2]), torch.tensor([4.0, 7.0, 9.0]))
-    assert second.tolist() == [2.0, 7.0, 6.0]
-    router.n_seen.fill_(1e6)
-    router.mean_losses.fill_(1.0)
-    last = router._baselines(torch.tensor([1, 1]), torch.tensor([0.0, 102.0]))
-    torch.testing.assert_close(last, torch.tensor([2.0, 100 / 101]))
-
-
 def test_entropy_is_rewarded():
     router = spread(ScoreFunctionRouter(1, 1, 1, 3, entropy=0.5))
     ids, weights = torch.tensor([0]), torch.tensor([[[[1.0, 0.0, 0.0]]]])
     (loss,) = router.choice_loss(ids, weights, torch.tensor([0.0]))  # the advantage is 0
     chances = router.logits.softmax(-1)
     torch.testing.assert_close(loss, 0.5 * (chances * chances.log()).sum())
-
-
-def test_settings_are_kept_for_new_tasks():
-    grown = ScoreFunctionRouter(1, 2, 1, 4, entropy=0.3, init_scale=0.2).for_new_tasks(3)
-    assert (grown.entropy, grown.init_scale) == (0.3, 0.2)
-    assert not grown.n_seen.any()
-
-
-def test_learns_which_skill_loses_least():
-    torch.manual_seed(0)
-    router = ScoreFunctionRouter(2, 2, 1, 3).train()
-    costs = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])  # of tasks and skills
-    optimizer = torch.optim.Adam(router.parameters(), lr=0.05)
-    for _ in range(300):
-        ids = torch.randint(0, 2, (16,))
-        weights = router(ids)
-        losses = (weights[:, :, 0] * costs[ids]).sum((0, 2))
-        optimizer.zero_grad()
-        router.choice_loss(ids, weights, losses).mean().backward()
-        optimizer.step()
-    assert router.eval().matrix()[:, :, 0].argmax(-1).tolist() == [[0, 2], [0, 2]]

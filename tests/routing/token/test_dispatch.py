@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import (
-    capacity_of,
-    combine,
-    gate_matrix,
-    keep_pairs,
-    sort_by_expert,
-    within_capacity,
-)
+from mttl.routing.token.dispatch import capacity_of, gate_matrix, keep_pairs, within_capacity
 
 
 def assignment() -> Assignment:
@@ -26,13 +19,6 @@ def assignment() -> Assignment:
     )
 
 
-def test_pairs_are_sorted_by_expert_in_their_order() -> None:
-    work = sort_by_expert(assignment())
-    assert work.tokens.tolist() == [1, 0, 0, 2, 3, 1]
-    assert work.weights.tolist() == [2, 5, 1, 3, 4, 6]
-    assert work.counts.tolist() == [2, 0, 4]
-
-
 def test_an_expert_keeps_its_first_pairs() -> None:
     kept = within_capacity(assignment(), 2)
     assert kept.tolist() == [True, True, True, False, True, False]
@@ -41,13 +27,6 @@ def test_an_expert_keeps_its_first_pairs() -> None:
     assert left.counts().tolist() == [2, 0, 2]
     assert not within_capacity(assignment(), 0).any()
     assert within_capacity(assignment(), 4).all()
-
-
-def test_no_pairs_at_all() -> None:
-    nothing = keep_pairs(assignment(), torch.zeros(6, dtype=torch.bool))
-    assert within_capacity(nothing, 3).tolist() == []
-    work = sort_by_expert(nothing)
-    assert combine(torch.zeros(0, 5), work, 4).tolist() == [[0.0] * 5] * 4
 
 
 def test_capacity_is_a_multiple_of_an_even_share_rounded_up() -> None:
@@ -66,12 +45,6 @@ def test_capacity_is_exact_for_the_factor_that_was_written(n_pairs, n_experts, d
     factor = Fraction(digits, 10**places)
     exact = -(-factor * n_pairs // n_experts)
     assert capacity_of(n_pairs, n_experts, float(factor)) == exact
-
-
-def test_outputs_are_weighted_and_summed_by_token() -> None:
-    work = sort_by_expert(assignment())
-    y = combine(torch.ones(6, 2), work, 5)
-    assert y.tolist() == [[6.0] * 2, [8.0] * 2, [3.0] * 2, [4.0] * 2, [0.0] * 2]
 
 
 def test_gates_as_a_matrix() -> None:

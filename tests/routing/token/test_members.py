@@ -47,19 +47,6 @@ def test_right_factors_are_those_of_the_dense_product() -> None:
     assert not wide[:, :, 2:].any()
 
 
-def test_padding_a_rank_changes_nothing() -> None:
-    down, up = members()
-    wide = [nn.functional.pad(factor, (0, 2)) for factor in (down, up)]
-    x = Tokens(torch.randn(N, I))
-    for one, other in (
-        (ArrowRouter(I, E), ArrowRouter(I, E)),
-        (SpectralRouter(I, E, rank=R), SpectralRouter(I, E, rank=R + 2)),
-    ):
-        one.read(down, up)
-        other.read(*wide)
-        torch.testing.assert_close(gate_matrix(one(x)), gate_matrix(other(x)))
-
-
 @pytest.mark.parametrize("top_k", [1, 2, E])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gates_are_those_of_a_plain_loop(kind: str, top_k: int) -> None:

@@ -6,11 +6,8 @@ import torch
 from helpers.compare import relative_error
 from helpers.pairs import ASSIGNMENTS, E, N, feed_forward, loop_over_pairs, random_pairs
 from mttl.moe import FeedForwardExperts
-from mttl.routing.token.choice import Assignment
 
 I, O = 16, 16  # noqa: E741
-# Float32 sums of a few dozen products, in another order.
-ROUNDING = 1e-5
 KINDS = {
     "relu": {},
     "gelu, bias": {"activation": "gelu", "bias": True},
@@ -56,17 +53,6 @@ def test_dropout_of_hidden_units_in_training_only() -> None:
     assert not torch.equal(experts.dispatch(x, given), plain)
     mean = torch.stack([experts.dispatch(x, given) for _ in range(200)]).mean(0)
     assert relative_error(mean, plain) < 0.5  # 64 units, 200 draws
-
-
-def test_the_order_of_pairs_does_not_matter() -> None:
-    experts, given = make(), random_pairs()
-    order = torch.randperm(len(given.tokens))
-    shuffled = Assignment(
-        given.tokens[order], given.experts[order], given.weights[order], given.probabilities
-    )
-    x = torch.randn(N, I)
-    found, expected = experts.dispatch(x, shuffled), experts.dispatch(x, given)
-    assert relative_error(found, expected) < ROUNDING
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from helpers.skills import filled, mixing
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.config.load import load_config
-from mttl.skills import KronABlockInventory, KronAInventory
+from mttl.skills import KronABlockInventory
 
 B, L, K = 5, 2, 3
 
@@ -30,26 +30,6 @@ def test_equals_a_plain_kronecker_product_and_a_share(
         if residual:
             change = change + (w @ inventory.residual) * torch.eye(12)
         torch.testing.assert_close(found[b], y[b] + x[b] @ change.T)
-
-
-def test_without_the_share_it_is_krona_on_the_input() -> None:
-    ours = filled(KronABlockInventory(8, 12, K, scale=0.5, residual=False))
-    theirs = KronAInventory(8, 12, K, scale=0.5)
-    theirs.load_state_dict(ours.product.state_dict())
-    x, y, weights = torch.randn(B, L, 8), torch.randn(B, L, 12), mixing(B, 1, K)
-    torch.testing.assert_close(ours(x, y, weights), theirs(x, y, weights))
-
-
-def test_a_fresh_skill_changes_nothing_and_both_parts_learn() -> None:
-    inventory = KronABlockInventory(8, 8, K)
-    x, y, weights = torch.randn(B, L, 8), torch.randn(B, L, 8), mixing(B, 1, K)
-    found = inventory(x, y, weights)
-    assert torch.equal(found, y)
-    found.square().sum().backward()
-    assert inventory.product.right.grad.any()
-    # d/dg_k = sum over examples of w_k <dL/dy, x>, by hand.
-    expected = torch.einsum("bk,blo,blo->k", weights[:, 0], 2 * y, x)
-    torch.testing.assert_close(inventory.residual.grad, expected)
 
 
 def test_the_file_puts_one_beside_each_feed_forward_block() -> None:

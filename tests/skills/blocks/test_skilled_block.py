@@ -69,14 +69,6 @@ def test_patterns_groups_and_what_is_unknown():
         attach(tiny_llama(), targets=["q_proj"])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", BACKBONES)
-def test_fresh_adapters_change_nothing(family, form):
-    backbone = BACKBONES[family]().requires_grad_(False)
-    expected = backbone(**batch(4)).logits
-    assert torch.equal(run(adapted(backbone, form, filled=False)).logits, expected)
-
-
 def hooked(backbone, model):
     """Put each layer's adapters of one task on a bare backbone, by the formula, as hooks."""
     for path, layer in model.skilled_layers().items():
@@ -147,15 +139,6 @@ def test_rows_that_follow_one_another_equal_rows_apart():
     ):
         with slot.use(model.route(task[None])):
             torch.testing.assert_close(layer(part[None])[0], own)
-
-
-def test_the_attributes_of_a_block_are_found():
-    model = adapted(tiny_t5())
-    block = model.backbone.get_submodule("encoder.block.0.layer.0.SelfAttention")
-    assert isinstance(block, SkilledBlock)
-    assert block.has_relative_attention_bias
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = block.nothing
 
 
 def test_experts_of_tokens_come_on_top():

@@ -12,10 +12,7 @@ from mttl.skills import AdapterInventory, CompacterInventory, SparseAdapterInven
 from mttl.skills.attention import AttendedInventory
 
 B, L, I, K = 4, 3, 8, 5  # noqa: E741
-KINDS = {
-    "adapter": AdapterInventory,
-    "sparse_adapter": SparseAdapterInventory,
-}
+KINDS = {"adapter": AdapterInventory, "sparse_adapter": SparseAdapterInventory}
 
 
 def alone(inventory, h, w):
@@ -67,16 +64,6 @@ def test_a_stage_without_weight_adds_nothing():
     assert weights.grad.isfinite().all()
 
 
-def test_the_order_matters():
-    inventory = filled(AdapterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1)))
-    x, y, weights = torch.randn(B, L, I), torch.randn(B, L, I), torch.full((B, 1, 2), 0.5)
-    found = inventory(x, y, weights)
-    with torch.no_grad():
-        for part in inventory.parameters():
-            part.copy_(part.flip(0))
-    assert not torch.allclose(found, inventory(x, y, weights))
-
-
 def test_compacters_are_stacked_too():
     inventory = filled(
         CompacterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1))
@@ -94,10 +81,7 @@ def test_compacters_are_stacked_too():
     [
         ({"stages": (2, 2)}, r"stages \(\[2, 2\]\) must be numbers of skills, one for each"),
         ({"stages": (0, 5)}, r"stages \(\[0, 5\]\) must be numbers of skills, one for each"),
-        (
-            {"stages": (2, 3), "parallel": True},
-            r"set parallel: false for stages \(\[2, 3\]\)",
-        ),
+        ({"stages": (2, 3), "parallel": True}, r"set parallel: false for stages \(\[2, 3\]\)"),
     ],
 )
 def test_wrong_stages(settings, message):
@@ -124,10 +108,7 @@ def test_what_stacked_adapters_cannot_be():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            ["router.kind=hyperformer"],
-            r"does not work with skills.stages \(\[4, 4\]\)",
-        ),
+        (["router.kind=hyperformer"], r"does not work with skills.stages \(\[4, 4\]\)"),
         (
             ["aggregation.kind=fusion", "aggregation.source=runs/x", "router.kind=average"],
             r"skills.stages \(\[4, 4\]\) must be None for aggregation fusion",

@@ -121,22 +121,6 @@ def test_every_parameter_is_trained_and_has_a_role(kind, router):
         assert role == {"inventory": "skills", "router": "router", "base": "backbone"}[part]
 
 
-def test_roles_hold_below_another_module_too():
-    holder = nn.ModuleDict({"model": composed()})
-    assert set(parameter_roles(holder).values()) == {"skills", "router", "backbone"}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_shared_where_the_base_is_frozen(kind):
-    model = composed(kind=kind, router="private", train_base=False)
-    outputs = model(IDS, *observations())
-    loss_of([output[0] for output in outputs]).backward()  # of the task 2 alone
-    assert set(parameter_roles(model).values()) == {"skills"}
-    for parameter in model.inventory.parameters():
-        assert not parameter.grad[:2].any()
-    assert all(parameter.grad is None for parameter in model.base.parameters())
-
-
 @pytest.mark.parametrize("over_tasks", ["auto", "loop", "vmap"])
 def test_the_router_is_asked_once_and_its_noise_is_shared_by_all_of_a_task(over_tasks):
     model = composed(over_tasks=over_tasks).train()
@@ -151,19 +135,6 @@ def test_the_router_is_asked_once_and_its_noise_is_shared_by_all_of_a_task(over_
     torch.testing.assert_close(logits[:, :, 0], logits[:, :, 1])
     again, _, _ = model(IDS, equal[0], missions, equal[1], memory, begins)
     assert not torch.isclose(logits, again).any()
-
-
-@given(order=st.permutations(range(4)), kind=st.sampled_from(KINDS))
-def test_permuting_skills_and_logits_together_changes_nothing(order, kind):
-    order = list(order)
-    model = composed(nn.Linear(3, 2), kind=kind)
-    x = torch.randn(T, 5, 3).double()
-    expected = model(IDS, x)
-    with torch.no_grad():
-        model.router.logits.copy_(model.router.logits[..., order])
-        for tensor in model.inventory.state_dict().values():
-            tensor.copy_(tensor[order])
-    torch.testing.assert_close(model(IDS, x), expected)
 
 
 @given(ids=st.lists(st.integers(0, T - 1), min_size=1, max_size=5))
@@ -190,14 +161,6 @@ def test_a_small_composition_has_the_gradients_of_finite_differences():
         assert torch.autograd.gradcheck(run, values)
 
 
-def test_one_hot_weights_select_a_skill():
-    model = composed(nn.Linear(3, 2), router="private", granularity="model")
-    change = model.inventory.state_dict()["skills.weight.change"]
-    for task in range(T):
-        module = model.task_module(task)
-        torch.testing.assert_close(module.weight, model.base.weight + change[task])
-
-
 def test_a_tied_parameter_is_composed_once():
     class Tied(nn.Module):
         def __init__(self):
@@ -215,17 +178,6 @@ def test_a_tied_parameter_is_composed_once():
     assert module.second.weight is module.first.weight
     for model.over_tasks in ("loop", "vmap"):
         torch.testing.assert_close(model(IDS, x)[0], module(x[0]))
-
-
-def test_parameters_can_be_composed_once_for_many_calls():
-    model = composed()
-    arguments = observations()
-    with torch.no_grad():
-        parameters = model.task_parameters(IDS)
-        found = model.run(parameters, *arguments)
-        expected = model(IDS, *arguments)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert not any(value.requires_grad for value in parameters.values())
 
 
 def test_a_task_module_is_plain_and_apart():
@@ -298,12 +250,6 @@ def test_the_default_is_a_loop_only_where_it_learns_on_a_cpu(monkeypatch):
         assert len(loops) == 1
         model(IDS[:1], x[:1])  # a single task needs no batching
     assert len(loops) == 2
-
-
-def test_it_knows_its_groups_and_its_device():
-    model = composed(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
-    assert model.groups == ("0", "1")
-    assert model.device == torch.device("cpu")
 
 
 def test_parts_that_do_not_fit_are_errors():

@@ -50,17 +50,6 @@ def test_a_parameter_reads_the_row_of_its_layer(kind):
     assert changed == {"first.weight"} | ({"first.bias"} if kind != "lora" else set())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_gets_an_axis_of_tasks(kind):
-    base = Tower()
-    inventory = ModuleInventory(base, K, kind=kind)
-    found = merged(inventory, base, torch.rand(1, T, 1, K))
-    assert list(found) == [name for name, _ in base.named_parameters()]
-    for name, parameter in base.named_parameters():
-        assert found[name].shape == (T, *parameter.shape)
-        torch.testing.assert_close(found[name][1], parameter)  # no skill has an effect yet
-
-
 def test_low_rank_skills_leave_vectors_alone():
     base = Tower()
     inventory = ModuleInventory(base, K, kind="lora", rank=2, init="kaiming")
@@ -77,14 +66,6 @@ def test_tensors_are_saved_under_the_paths_of_the_parameters():
     }
     assert inventory.state_dict()["skills.first.weight.values"].shape == (K, 8)
     assert inventory.state_dict()["skills.first.weight.indices"].shape == (K, 8)
-
-
-def test_the_base_is_only_looked_at():
-    base = Tower()
-    before = {name: value.clone() for name, value in base.state_dict().items()}
-    ModuleInventory(base, K, kind="dense", init="kaiming")
-    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
-    assert list(dict(base.named_modules())) == list(dict(Tower().named_modules()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -22,7 +22,6 @@ from mttl.skills.attention_modules import attention_places
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inputs.skilled_attention import AttentionPrefix, SkilledAttention
 
-ROUNDING = 1e-5
 ONE = torch.zeros(4, dtype=torch.long)
 
 
@@ -100,15 +99,6 @@ def test_attends_as_a_plain_loop(gated: bool, biased: bool, mask: str) -> None:
                 expected = scores.softmax(1) @ value[row, head // 2]
                 expected = expected + gates[row // 2, head] * (extra.softmax(1) @ theirs.t())
             torch.testing.assert_close(found[row, :, head], expected)
-
-
-def test_gates_are_mixed_before_they_are_bent() -> None:
-    inventory: Any = filled(PrefixInventory(6, 6, 3, 4)).double()
-    weights = mixing(2, 2, 3).double()
-    gates = inventory.merge(weights)[2]
-    for head in range(4):
-        expected = (weights[:, head // 2] @ inventory.gate[:, head]).tanh()
-        torch.testing.assert_close(gates[:, head], expected)
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])

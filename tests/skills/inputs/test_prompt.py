@@ -8,20 +8,10 @@ from torch import Tensor, nn
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import mixing, skilled, spread
-from mttl.merging.fold import strip, unfold
-from mttl.models.prefixed_attention import read_prefixes
+from helpers.skills import mixing, skilled
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import PolytroponRouter, RoutingSlot, average_router
-from mttl.skills import (
-    AdapterInventory,
-    LoRAInventory,
-    PrefixInventory,
-    PromptInventory,
-    SkilledModel,
-    attach_skills,
-)
-from mttl.skills.attach import Placement, attach_kinds
+from mttl.routing import RoutingSlot, average_router
+from mttl.skills import PromptInventory, SkilledModel, attach_skills
 
 ONE = torch.zeros(4, dtype=torch.long)
 IDS = torch.tensor([2, 0, 1, 0])
@@ -113,15 +103,6 @@ def test_answers_alone_are_computed_as_all_logits() -> None:
     assert model(IDS, **given, labels=labels).loss.isfinite()
 
 
-def test_positions_that_are_given_move_behind_the_prompt() -> None:
-    model = skilled(tiny_llama(), inventory="prompt", targets=["input"])
-    ids = batch(4)["input_ids"]
-    expected = model(IDS, input_ids=ids).logits
-    positions = torch.arange(5).expand(4, 5)
-    found = model(IDS, input_ids=ids, position_ids=positions).logits
-    assert relative_error(found, expected) < 1e-5
-
-
 def test_heads_are_blocks_of_features() -> None:
     inventory = PromptInventory(40, 8, 3, length=2, n_heads=2)
     fill(inventory)
@@ -172,43 +153,3 @@ def test_the_printed_form_names_the_sizes() -> None:
     inventory = PromptInventory(40, 8, 2, length=3)
     assert "out_features=8, n_skills=2, n_heads=1, length=3, spread=0.5" in repr(inventory)
     assert inventory.prompts.abs().max() <= 0.5
-
-
-@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
-def test_prompts_prefixes_adapters_and_low_ranks_side_by_side(make: Any) -> None:
-    backbone, slot = make().double().requires_grad_(False), RoutingSlot()
-    read_prefixes(backbone)
-    made = attach_kinds(
-        backbone,
-        [
-            Placement(lambda i, o: LoRAInventory(i, o, 3, rank=2), ["mlp"]),
-            Placement(
-                lambda i, o, *more: PrefixInventory(i, o, 3, *more, length=2, gated=False),
-                *(["attention"], "attention"),
-            ),
-            Placement(
-                lambda i, o: AdapterInventory(i, o, 3, hidden_features=3),
-                *(["attention", "mlp"], "block"),
-            ),
-            Placement(lambda i, o: PromptInventory(i, o, 3, length=3), ["input"], "embedding"),
-        ],
-        slot=slot,
-    )
-    model = SkilledModel(backbone, spread(PolytroponRouter(len(made.groups), 3, 1, 3)), slot)
-    for seed, layer in enumerate(model.eval().double().skilled_layers().values()):
-        fill(layer.inventory, seed)
-    inputs = batch(4)
-    together = model(IDS, **inputs).logits
-    for row in range(4):
-        one = slice(row, row + 1)
-        alone = model(IDS[one], **{name: value[one] for name, value in inputs.items()}).logits
-        assert relative_error(together[one], alone) < 1e-9
-    settings: Any = {"num_beams": 2, "max_new_tokens": 4, "min_new_tokens": 4}
-    found = model.generate(IDS, input_ids=inputs["input_ids"], **settings)
-    slow = model.generate(IDS, input_ids=inputs["input_ids"], use_cache=False, **settings)
-    assert torch.equal(found, slow)
-    without = strip(model)
-    expected = make().double()(**inputs).logits
-    assert relative_error(without.backbone(**inputs).logits, expected) < 1e-9
-    unfold(without)
-    assert torch.equal(model(IDS, **inputs).logits, together)

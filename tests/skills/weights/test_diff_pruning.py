@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.backbones import batch, fill, tiny_t5
 from helpers.skills import mixing, spread
@@ -98,29 +97,6 @@ def test_the_expected_entries_are_the_mean_of_draws(settings: dict) -> None:
     torch.testing.assert_close(inventory.penalties()["l0"], 0.25 * expected.sum())
 
 
-def test_a_penalty_makes_few_entries_change() -> None:
-    """Where a few entries of the change are needed, the others are switched off."""
-    torch.manual_seed(0)
-    base = nn.Linear(I, O, bias=False).requires_grad_(False)
-    inventory = DiffPruningInventory(I, O, 1, penalty=5e-3, rate=10.0)
-    wanted = torch.zeros(O, I)
-    wanted[1, 2], wanted[5, 0] = 1.0, -1.5
-    weights, x = torch.ones(32, 1, 1), torch.randn(32, 1, I)
-    y = base(x) + x @ wanted.t()
-    optimizer = torch.optim.Adam(inventory.parameters(), lr=0.03)
-    for _ in range(400):
-        optimizer.zero_grad()
-        found = inventory(x, base(x), weights)
-        loss = (found - y).square().mean() + sum(inventory.penalties().values())
-        loss.backward()
-        optimizer.step()
-    change = inventory.eval().changes()[0]
-    assert change.nonzero().tolist() == [[1, 2], [5, 0]]
-    # Trained under drawn masks, compared under the one of evaluation.
-    torch.testing.assert_close(change, wanted, rtol=0.1, atol=0.05)
-    assert float(inventory.facts()["density"]) == pytest.approx(2 / (I * O))
-
-
 def test_rounding_keeps_the_largest_changes() -> None:
     inventory, rounded = made(start=5.0).eval(), made(start=5.0, keep=0.25).eval()
     whole, kept = inventory.changes(), rounded.changes()
@@ -178,12 +154,8 @@ def test_checkpointing_draws_the_same_masks_again() -> None:
     ("settings", "message"),
     [
         ({"stretch": (0.0, 1.5)}, r"stretch \(0.0, 1.5\) must begin below 0 and end above 1"),
-        ({"stretch": (-0.5, 1.0)}, r"stretch \(-0.5, 1.0\) must begin below 0 and end above 1"),
         ({"penalty": -1.0}, r"penalty \(-1.0\) must not be negative"),
-        ({"temperature": 0.0}, r"temperature \(0.0\) must be positive"),
-        ({"rate": 0.0}, r"rate \(0.0\) must be positive"),
         ({"keep": 0.0}, r"keep \(0.0\) must lie in \(0, 1\]"),
-        ({"groups": "blocks"}, r"groups \('blocks'\) must be one of none, rows, layer"),
     ],
 )
 def test_wrong_settings(settings: dict, message: str) -> None:

@@ -8,33 +8,12 @@ from torch import nn
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import filled, mixing
+from helpers.skills import filled
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import IA3Inventory, SkilledModel, attach_skills
 
 # The same double-precision products in another order: some roundings of 1e-16.
 ROUNDING = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def test_equals_a_loop_over_examples_and_features():
-    inventory = filled(IA3Inventory(4, 6, 3, n_heads=2)).double()
-    x, y = torch.randn(5, 2, 4).double(), torch.randn(5, 2, 6).double()
-    weights = mixing(5, 2, 3).double()
-    found = inventory(x, y, weights)
-    for b in range(5):
-        for feature in range(6):
-            head = feature // 3
-            # Weights that sum to 1 mix the scales 1 + d themselves.
-            scale = sum(
-                weights[b, head, k] * (1 + inventory.difference[k, feature]) for k in range(3)
-            )
-            torch.testing.assert_close(found[b, :, feature], y[b, :, feature] * scale)
-
-
-def test_weights_that_sum_to_zero_leave_the_output_as_it_is():
-    inventory = filled(IA3Inventory(4, 6, 3))
-    y = torch.randn(2, 3, 6)
-    assert torch.equal(inventory(torch.randn(2, 3, 4), y, torch.zeros(2, 1, 3)), y)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -82,10 +61,7 @@ def test_models_are_those_of_peft(family):
     make, kind, outputs, reader, maker = FAMILIES[family]
     backbone, slot = make().double().requires_grad_(False), RoutingSlot()
     attachment = attach_skills(
-        backbone,
-        lambda i, o: IA3Inventory(i, o, 1),
-        targets=[*outputs, maker],
-        slot=slot,
+        backbone, lambda i, o: IA3Inventory(i, o, 1), targets=[*outputs, maker], slot=slot
     )
     model = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).double()
     config = peft.IA3Config(

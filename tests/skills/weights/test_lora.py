@@ -38,32 +38,6 @@ def test_equals_a_loop_over_examples_and_heads(mix):
     torch.testing.assert_close(inventory(x, y, weights), expected)
 
 
-def test_the_two_exact_mixings_agree_and_all_agree_for_one_skill():
-    layers = {mix: filled(LoRAInventory(4, 6, 3, rank=2, mix=mix)).double() for mix in MIXES}
-    x, y = torch.randn(5, 3, 4).double(), torch.randn(5, 3, 6).double()
-    mixed = {mix: layer(x, y, mixing(5, 1, 3).double()) for mix, layer in layers.items()}
-    torch.testing.assert_close(mixed["deltas"], mixed["outputs"])
-    assert (mixed["factors"] - mixed["deltas"]).abs().max() > 1e-2
-    one_hot = torch.eye(3).double()[torch.tensor([0, 1, 2, 1, 0])].unsqueeze(1)
-    single = [layer(x, y, one_hot) for layer in layers.values()]
-    torch.testing.assert_close(single[0], single[1])
-    torch.testing.assert_close(single[0], single[2])
-
-
-@pytest.mark.parametrize("mix", MIXES)
-def test_the_scale_is_one_over_the_rank_unless_given(mix):
-    assert LoRAInventory(4, 6, 2, rank=8, mix=mix).scale == 1 / 8
-    plain = filled(LoRAInventory(4, 6, 2, rank=2, mix=mix, scale=1.0))
-    strong = filled(LoRAInventory(4, 6, 2, rank=2, mix=mix, scale=3.0))
-    x, y, weights = torch.randn(3, 2, 4), torch.zeros(3, 2, 6), mixing(3, 1, 2)
-    torch.testing.assert_close(strong(x, y, weights), 3 * plain(x, y, weights))
-    torch.testing.assert_close(strong.delta(weights), 3 * plain.delta(weights))
-
-
-def test_a_scale_of_zero_is_kept():
-    assert LoRAInventory(4, 6, 2, scale=0.0).scale == 0.0
-
-
 def test_the_input_side_starts_as_a_linear_layer_does():
     inventory = LoRAInventory(64, 32, 50, rank=16)
     reference = nn.Linear(64, 50 * 16).weight
@@ -71,20 +45,6 @@ def test_the_input_side_starts_as_a_linear_layer_does():
     # Both are uniform; the standard error of a spread over 51 200 draws is 0.2 %.
     assert abs(inventory.down.std() / reference.std() - 1) < 0.02
     assert not inventory.up.any()
-
-
-def test_the_printed_form_names_rank_and_scale():
-    assert "rank=4, scale=0.25, mix=factors" in repr(LoRAInventory(4, 6, 2, rank=4))
-
-
-def test_the_rank_must_be_positive():
-    with pytest.raises(ValueError, match=r"rank \(0\) must be at least 1"):
-        LoRAInventory(4, 6, 2, rank=0)
-
-
-def test_an_unknown_mixing_is_an_error():
-    with pytest.raises(ValueError, match=r"mix \('sum'\) must be one of factors, deltas, outputs"):
-        LoRAInventory(4, 6, 2, mix="sum")
 
 
 @pytest.mark.parametrize("mix", MIXES)

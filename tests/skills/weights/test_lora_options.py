@@ -127,19 +127,6 @@ def test_fresh_skills_of_a_start_change_nothing_under_any_weights(mix, init):
     assert relative_error(inventory.combine_linear(x, base, inventory.merge(weights)), y) < ROUNDING
 
 
-def test_orthogonal_skills_have_directions_of_their_own():
-    torch.manual_seed(0)
-    weight = torch.randn(12, 16)
-    _, inventory = ours(weight, "deltas", n_skills=3, rank=4, init="orthogonal", alpha=2.0)
-    for side in (inventory.down, inventory.up):
-        stacked = side.transpose(0, 1).flatten(1)
-        products = stacked.t() @ stacked
-        torch.testing.assert_close(products, products.diag().diag(), atol=1e-4, rtol=0)
-    parts = inventory.scale * torch.bmm(inventory.up, inventory.down.mT)
-    torch.testing.assert_close(parts.sum(0), weight)  # three times four directions are all
-    assert parts[0].norm() > parts[1].norm() > parts[2].norm()
-
-
 def test_a_start_reads_transposed_weights_and_refuses_too_few_directions():
     torch.manual_seed(0)
     layer = Conv1D(6, 6)

@@ -10,10 +10,10 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
-from helpers.skills import attach_kind, gradients, mixing
+from helpers.skills import attach_kind, mixing
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import NormInventory, SkilledModel
-from mttl.skills.skilled_norm import SkilledNorm, norm_places, normalised
+from mttl.skills.skilled_norm import norm_places, normalised
 
 NAMES = {  # of the norms of each family, for PEFT
     "t5": "layer_norm final_layer_norm",
@@ -87,12 +87,3 @@ def test_norms_without_gains_and_of_other_kinds_are_no_places() -> None:
         }
     )
     assert norm_places(model) == {"good": (4, 4, 1)}
-
-
-def test_one_norm_may_be_named() -> None:
-    backbone = BACKBONES["llama"]()
-    attach_kind(backbone, "norm", n_skills=2, targets=["input_layernorm"], slot=RoutingSlot())
-    found = [path for path, one in backbone.named_modules() if isinstance(one, SkilledNorm)]
-    assert found == ["model.layers.0.input_layernorm", "model.layers.1.input_layernorm"]
-    assert relative_error(backbone.model.norm.weight, BACKBONES["llama"]().model.norm.weight) == 0
-    assert not gradients(backbone)

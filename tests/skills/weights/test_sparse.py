@@ -72,38 +72,6 @@ def test_examples_with_equal_weights_share_a_change_where_no_gradient_is_needed(
         assert one[0].shape == (1, O, I)  # no dense weight per example
 
 
-def test_examples_of_equal_weights_keep_their_own_gradients():
-    inventory = filled(SparseInventory(I, O, K, mix="deltas")).double()
-    x, y, _ = arguments(1)
-    weights = mixing(1, 1, K).double().repeat(B, 1, 1).requires_grad_()
-    (found,) = torch.autograd.grad(inventory(x, y, weights).square().sum(), weights)
-    expected, _ = dense_masked(inventory, x, y, weights)
-    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), weights)[0])
-    assert not torch.allclose(found[0], found[1])
-
-
-def test_only_values_are_parameters_and_as_many_as_entries():
-    inventory = SparseInventory(100, 50, 4, sparsity=0.99)
-    assert [name for name, _ in inventory.named_parameters()] == ["values"]
-    assert inventory.values.shape == (4, 50)
-    optimizer = torch.optim.Adam(inventory.parameters(), foreach=False)
-    x = torch.randn(2, 3, 100)
-    inventory(x, torch.randn(2, 3, 50), mixing(2, 1, 4)).square().mean().backward()
-    optimizer.step()
-    held = [value for state in optimizer.state.values() for value in state.values()]
-    assert sum(value.numel() for value in held) == 2 * 4 * 50 + 1  # two moments, and the step
-
-
-def test_half_precision_runs():
-    inventory = filled(SparseInventory(I, O, K, mix="outputs"))
-    x, y, weights = torch.randn(B, L, I), torch.randn(B, L, O), mixing(B, 1, K)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = inventory(x, y.bfloat16(), weights)
-    assert found.dtype == torch.bfloat16
-    # bfloat16 keeps 8 bits.
-    torch.testing.assert_close(found.float(), inventory(x, y, weights), rtol=0.03, atol=0.03)
-
-
 def test_a_support_can_be_given_and_changed():
     inventory = filled(SparseInventory(I, O, K, mix="outputs")).double()
     x, y, weights = arguments(1)

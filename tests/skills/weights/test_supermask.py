@@ -4,8 +4,7 @@ from torch import nn
 
 from helpers.backbones import tiny_gpt2
 from helpers.skills import filled, mixing, skilled
-from mttl.routing import Routing, RoutingSlot
-from mttl.skills import SkilledLinear, SupermaskInventory
+from mttl.skills import SupermaskInventory
 
 B, L, I, O, K = 4, 3, 6, 8, 3  # noqa: E741
 
@@ -69,24 +68,10 @@ def test_a_fresh_skill_changes_nothing_and_learns_to_switch_weights_off():
     assert bool((inventory.mask(torch.ones(1, 1)) == 1).all())
 
 
-def test_in_a_skilled_layer():
-    base, inventory, x, weights = parts()
-    slot = RoutingSlot()
-    layer = SkilledLinear(base, inventory, slot, 0)
-    with slot.use(Routing(torch.zeros(B, dtype=torch.long), weights[None])):
-        found = layer(x)
-    torch.testing.assert_close(found, inventory.combine_linear(x, base, inventory.merge(weights)))
-
-
 def test_layers_of_other_classes_are_refused():
     base, inventory, x, weights = parts()
     with pytest.raises(TypeError, match=r"supermasks need the weight of an nn\.Linear"):
         inventory(x, base(x), weights)
-
-
-def test_sizes_are_checked():
-    with pytest.raises(ValueError, match=r"n_heads \(3\) must divide out_features \(8\)"):
-        SupermaskInventory(I, O, K, n_heads=3)
 
 
 def test_a_layer_that_is_no_linear_one_is_refused() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mttl.skills.weights import supports
 from mttl.skills.weights.support_units import Units
-from mttl.skills.weights.supports import random_indices, random_support, select_support, spread
+from mttl.skills.weights.supports import random_indices, random_support, select_support
 
 
 def ranked(scores, n):
@@ -34,13 +34,6 @@ def test_the_global_support_is_that_of_a_sort_over_all_tensors(seed, density, fe
     found = select_support(scores, density)
     assert pairs(found) == ranked(scores, max(1, round(density * 27)))
     assert all(torch.equal(places, places.sort().values) for places in found.values())
-
-
-def test_ranking_in_pieces_changes_nothing(monkeypatch):
-    scores = {"a": torch.randn(40, 5), "b": torch.randn(33)}
-    whole = pairs(select_support(scores, 0.1))
-    monkeypatch.setattr(supports, "PIECE", 7)
-    assert pairs(select_support(scores, 0.1)) == whole
 
 
 def test_by_tensor_every_tensor_gets_its_share():
@@ -138,33 +131,19 @@ def test_random_places_by_drawing_again_are_uniform(monkeypatch):
     assert float((counts - 500).abs().max()) < 4.5 * 19
 
 
-def test_spread_places_values():
-    values, indices = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[0, 3], [1, 2]])
-    assert spread(values, indices, 4).tolist() == [[1, 0, 0, 2], [0, 3, 4, 0]]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: random_indices(4, 5), r"n \(5\) must be between 1 and the number of entries \(4"),
         (lambda: random_support({"w": (3,)}, 0.0), r"density \(0.0\) must lie in \(0, 1\]"),
-        (lambda: select_support({"w": torch.ones(3)}, 1.1), r"density \(1.1\) must lie in"),
         (lambda: select_support({}, 0.1), "scores must hold at least one tensor"),
         (
             lambda: select_support({"w": torch.tensor([1.0, math.nan])}, 0.5),
             r"the scores of 'w' hold values that are not numbers \(NaN\)",
         ),
         (
-            lambda: select_support({"w": torch.ones(3)}, 0.5, scope="layer"),
-            r"scope \('layer'\) must be one of global, tensor",
-        ),
-        (
             lambda: select_support({"w": torch.ones(3)}, 0.5, structure="column"),
             r"structure \('column'\) must be one of entries, rows, blocks",
-        ),
-        (
-            lambda: select_support({"w": torch.ones(3)}, 0.5, structure="blocks", block=0),
-            r"block \(0\) must be at least 1",
         ),
     ],
 )

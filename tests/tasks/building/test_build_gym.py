@@ -10,7 +10,7 @@ import pytest
 from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
 from mttl.tasks.building import build_gym
 from mttl.tasks.building import split_lines as lines
-from mttl.tasks.building.build_gym import build_task, check_task, count_files, file_names
+from mttl.tasks.building.build_gym import build_task, check_task, count_files
 from mttl.tasks.convert import convert
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import line_of
@@ -93,16 +93,6 @@ def test_another_definition_or_source_is_built_again(raw, out):
         assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
 
 
-def test_a_sample_has_the_files_of_one_k(raw, out):
-    """Those of another k would be a second set, of which nobody could say which is meant."""
-    other = make_task(k=3)
-    build_task(make_task(), out, samples=[13, 100], raw=raw)
-    assert build_task(other, out, samples=[13], raw=raw).status == "built"
-    made = {path.name for path in (out / other.name).glob("*.jsonl")}
-    assert made == {*file_names(other, [13]), *file_names(make_task(), [100])}
-    assert Gym(out).samples(other.name) == [13, 100]
-
-
 def test_published_sums(raw, out, monkeypatch):
     """Files with published sums need no record of their source; others are reported."""
     build_task(make_task(), out, raw=raw)
@@ -166,17 +156,6 @@ def test_all_rows_of_files_that_are_split_already(three_files, out):
     assert not build_task(task, out, samples=[13]).skipped
 
 
-def test_a_few_rows_of_files_that_are_split_already(three_files, out):
-    """Each split gives its own: train is drawn as if there were no dev, and k may be all it has."""
-    build_task(make_task(source=Source(None, **three_files)), out, samples=[13])
-    gym = Gym(out)
-    for split, n in (("train", 6), ("dev", 6), ("test", 5)):
-        inputs = [row.input for row in gym.rows("colours", split, 13)]
-        assert len(inputs) == n
-        assert all(text.startswith(f"text: {split}, ") for text in inputs)
-    assert build_task(make_task(source=Source(None, **three_files), k=99), out).status == "built"
-
-
 @pytest.mark.parametrize(
     ("task", "k", "message"),
     [
@@ -198,18 +177,6 @@ def test_a_dev_file_without_records(three_files, out):
     outcome = build_task(make_task(source=Source(None, **three_files)), out)
     assert outcome.status == "failed"
     assert "dev.jsonl') are none" in outcome.detail
-
-
-def test_published_tasks_stay_tsv():
-    assert file_names(make_task("glue-rte"), [13])[0] == "glue-rte_2_13_train.tsv"
-
-
-def test_a_source_that_cannot_be_had(raw, out):
-    task = make_task(source=Source("other", train="train"))
-    outcome = build_task(task, out, raw=raw)
-    assert outcome.status == "unavailable"
-    assert "has no file other__default/train.jsonl[.gz]" in outcome.detail
-    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -238,15 +205,6 @@ def test_a_truncated_archive_keeps_what_was_there(raw, out):
     assert outcome.status == "failed"
     assert "train.jsonl.gz' is cut short or damaged" in outcome.detail
     assert files(out) == before
-
-
-def test_too_few_records(raw, out):
-    write_jsonl(raw / "colours__default/train.jsonl.gz", [])
-    outcome = build_task(make_task(), out, raw=raw)
-    assert (outcome.status, outcome.detail) == (
-        "failed",
-        "task 'colours': no line to draw from is left of 0 lines of train and 9 of test.",
-    )
 
 
 @pytest.mark.parametrize(
@@ -284,9 +242,3 @@ def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
         build_task(make_task(), out, raw=raw)
     assert caught.value.filename == str(out / "colours")
     assert list(out.iterdir()) == []
-
-
-def test_names():
-    assert file_names(make_task(), [13]) == [
-        f"colours_2_13_{split}.jsonl" for split in ("train", "dev", "test")
-    ]

@@ -70,15 +70,6 @@ def test_processes_that_die_before_they_have_read_their_task(tmp_path):
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_file_that_cannot_be_read_stops_no_other_task(tmp_path, n_workers):
-    """Only what every task would meet ends all."""
-    outcomes = {o.task: o for o in run(["unreadable", "a", "b"], tmp_path, n_workers)}
-    assert outcomes["unreadable"].status == "failed"
-    assert outcomes["unreadable"].detail == "OSError: [Errno 5] Input/output error"
-    assert outcomes["a"].status == outcomes["b"].status == "built"
-
-
-@pytest.mark.parametrize("n_workers", [1, 2])
 def test_a_full_disk_ends_all(tmp_path, n_workers):
     with pytest.raises(OSError, match="No space left on device: 'some/file'") as caught:
         list(run(["full", "a", "b", "c"], tmp_path, n_workers))

@@ -4,7 +4,6 @@ What it asks a hub, and gets, is in `test_hub_server.py`.
 """
 
 import errno
-import json
 
 import datasets
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from helpers.raw import rows
-from mttl.tasks.building import hub
 from mttl.tasks.building.hub import StreamedRecords, TableRecords, UnavailableError, hub_records
 from mttl.tasks.building.record_files import RandomAccess
 from mttl.tasks.task import Source
@@ -61,13 +59,6 @@ def test_any_record_can_be_taken(repository):
     assert found.name == f"{repository} on the hub, split train"
 
 
-def test_a_small_part_is_streamed(repository):
-    found = hub_records(source(repository, train="validation"), "validation")
-    assert isinstance(found, StreamedRecords)
-    assert not isinstance(found, RandomAccess)
-    assert list(found) == list(found) == rows(5)
-
-
 def test_names_are_tried_in_turn(repository, monkeypatch):
     seen = []
     load = datasets.load_dataset_builder
@@ -82,20 +73,6 @@ def test_names_are_tried_in_turn(repository, monkeypatch):
     found = hub_records(source("a/old", revision="v1", mirrors=(str(repository),)), "train")
     assert list(found) == rows(20)
     assert seen == [("a/old", "v1"), (str(repository), None)]
-
-
-def test_names_without_an_owner_are_tried_last(monkeypatch):
-    """Libraries of today refuse most of them."""
-    seen = []
-
-    def builder(path, *args, **options):
-        seen.append((path, options["revision"]))
-        raise DatasetNotFoundError("gone")
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
-    with pytest.raises(UnavailableError, match=r"By hand: https://huggingface\.co/datasets/a/old"):
-        hub_records(source("old", revision="v1", mirrors=("a/old", "b/old")), "train")
-    assert seen == [("a/old", None), ("b/old", None), ("old", "v1")]
 
 
 class ReadTimeout(Exception):
@@ -175,25 +152,3 @@ def test_faults_of_the_program_are_not_swallowed(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset_builder", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         hub_records(source("x"), "train")
-
-
-@pytest.mark.parametrize("disabled", [True, False])
-def test_bars_of_the_library_are_as_before(disabled):
-    before = datasets.are_progress_bars_disabled()
-    try:
-        (datasets.disable_progress_bars if disabled else datasets.enable_progress_bars)()
-        with hub._no_bars():
-            assert datasets.are_progress_bars_disabled()
-        assert datasets.are_progress_bars_disabled() == disabled
-    finally:
-        (datasets.disable_progress_bars if before else datasets.enable_progress_bars)()
-
-
-def test_nested_records(tmp_path, monkeypatch):
-    """Lists and mappings come as in the records of a JSON file."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    records = [{"answers": {"text": ["a", "b"]}, "options": ["x"]}] * 3
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    found = hub_records(source(tmp_path / "set", config=None), "train")
-    assert list(found) == records

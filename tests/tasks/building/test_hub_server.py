@@ -102,10 +102,6 @@ def test_loading_scripts_are_replaced_by_their_conversion(answers):
     assert answers["its other split"] == ["TableRecords", rows(5)]
 
 
-def test_names_are_tried_in_turn(answers):
-    assert answers["the next mirror"] == ["TableRecords", rows(20)]
-
-
 @pytest.mark.parametrize(
     ("question", "message"),
     [

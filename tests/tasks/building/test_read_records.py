@@ -43,17 +43,6 @@ def test_unusual_lines_of_json(tmp_path, unusual):
     assert numbers[0 if first else -1] == 9
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-@pytest.mark.parametrize("bad", ['{"a": 1} {"a": 2}', '{"a": 1', '"a"', "\x00"])
-def test_sound_records_before_a_malformed_one_are_given(tmp_path, bad, ending):
-    usual = [f'{{"a": {i}}}\n' for i in range(20_000)]
-    path = write(tmp_path / f"x.jsonl{ending}", "".join([*usual, bad + "\n", *usual]))
-    found = read_records(path)
-    assert [next(found)["a"] for _ in usual] == list(range(20_000))
-    with pytest.raises(TaskError, match=rf"x\.jsonl{ending}, line 20001[:,]"):
-        next(found)
-
-
 def test_columns_are_named_where_there_is_no_header(tmp_path):
     path = write(tmp_path / "x.tsv", "1\t2\n3\t4\n")
     assert list(read_records(path, ("a", "b"))) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
@@ -63,8 +52,6 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
     ("name", "text", "message"),
     [
         ("x.jsonl", '{"a": 1}\n{"a": \n', r"x\.jsonl, line 2, column 1?\d: not valid JSON"),
-        ("x.jsonl", '{"a": 1}\n{"a": NaN}\n', r"line 2: not valid JSON: NaN is not a number"),
-        ("x.jsonl", '{"a": 1}\n\n{"a": 1e999}\n', r'line 3: .* the number "1e999" is too large'),
         ("x.jsonl", '{"a": 1, "a": 2}\n', 'line 1: not valid JSON: the key "a" is repeated'),
         (
             "x.jsonl",
@@ -73,10 +60,7 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
         ),
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
-        ("x.csv", "a,b\n1,2\n3,4,5\n", r"x\.csv, line 3: 3 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),
-        ("x.csv", "a,a\n1,2\n", r"must name every column once; its header is \"a,a\""),
-        ("x.tsv", "", r"must name every column once; its header is \"\""),
         ("x.parquet", "", r"must be a file of one of the kinds \.tsv, \.csv, \.jsonl"),
     ],
 )
@@ -85,31 +69,10 @@ def test_malformed_files(tmp_path, name, text, message):
         list(read_records(write(tmp_path / name, text)))
 
 
-def test_a_cell_may_be_as_long_as_a_line(tmp_path):
-    path = write(tmp_path / "x.csv", f'a\n"{"y" * 200_000}"\n""\n')
-    assert [len(record["a"]) for record in read_records(path)] == [200_000, 0]
-
-
 def test_json_lines_have_no_columns(tmp_path):
     path = write(tmp_path / "x.jsonl", "{}\n")
     with pytest.raises(TaskError, match="JSON Lines name their fields; leave 'columns' out"):
         list(read_records(path, ("a",)))
-
-
-def test_a_cut_off_archive_names_the_last_whole_line(tmp_path):
-    lines = b"".join(b'{"a": "%d"}\n' % (i * 7919 % 10007) for i in range(5000))
-    path = write(tmp_path / "x.jsonl.gz", lines)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TaskError, match=r"is cut short or damaged after line [1-9]\d+ .*fetch it"):
-        list(read_records(path))
-
-
-def test_what_is_no_archive(tmp_path):
-    path = tmp_path / "x.csv.gz"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(TaskError, match="is cut short or damaged after line 0"):
-        list(read_records(path))
 
 
 def test_damage_inside_an_archive(tmp_path):

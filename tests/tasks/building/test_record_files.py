@@ -52,14 +52,6 @@ def test_an_empty_file(tmp_path):
     assert list(JsonLines(path)) == []
 
 
-@pytest.mark.parametrize("line", ["no JSON", "[1]"])
-def test_a_line_that_begins_like_no_object_is_found_at_once(tmp_path, line):
-    path = tmp_path / "x.jsonl"
-    path.write_text(f'{{"a": 1}}\n{line}\n{{"a": 2}}\n')
-    with pytest.raises(TaskError, match="line 2"):
-        len(JsonLines(path))
-
-
 def test_lines_may_be_blank_be_indented_and_begin_with_a_mark(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('\ufeff{"a": 1}\n \n\n  {"a": 2}\n\r\n', encoding="utf-8")
@@ -91,15 +83,6 @@ def test_records_are_counted_while_they_are_read(n):
     assert list(counted(name_and_rows, told.append)) == rows(n)
     assert sum(told) == n
     assert max(told, default=0) <= 1000
-
-
-def test_taken_records_are_counted(tmp_path):
-    told: list[int] = []
-    found = counted(JsonLines(write_jsonl(tmp_path / "x.jsonl", rows(9))), told.append)
-    assert isinstance(found, RandomAccess)
-    assert len(found) == 9
-    assert found.take(np.array([4])) == [rows(9)[4]]
-    assert told == [1]
 
 
 class FileRecordsInMemory:

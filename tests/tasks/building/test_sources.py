@@ -1,9 +1,9 @@
 import pytest
 
-from helpers.raw import rows, write_jsonl, write_raw
+from helpers.raw import rows, write_raw
 from mttl.tasks.building import sources
 from mttl.tasks.building.hub import UnavailableError
-from mttl.tasks.building.sources import local_files, open_records, raw_file
+from mttl.tasks.building.sources import local_files, open_records
 from mttl.tasks.task import Source
 
 COLOURS = Source("maker/colours", train="train", test="validation")
@@ -18,11 +18,6 @@ def test_raw_records(tmp_path):
         "train.jsonl.gz",
         "validation.jsonl",
     ]
-
-
-def test_raw_records_of_a_configuration(tmp_path):
-    path = write_jsonl(tmp_path / "glue__rte/train.jsonl", rows(2))
-    assert raw_file(Source("glue", train="train", config="rte"), "train", tmp_path) == path
 
 
 def test_raw_records_that_are_not_there(tmp_path):

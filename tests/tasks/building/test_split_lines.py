@@ -53,18 +53,6 @@ def test_both_kinds_give_the_same(task, records, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl.gz"]
 
 
-def test_only_large_sources_whose_records_stand_alone_are_converted_when_asked(records):
-    def kind(task, **options):
-        return type(make_lines(task, "train", records, **options))
-
-    assert kind(make_task(), convert_all=2999) is ConvertedWhenAsked
-    assert kind(make_task(), convert_all=3000) is Stored
-    assert kind(make_task()) is Stored
-    assert kind(make_task(rows="{label} is not 7"), convert_all=0) is ConvertedWhenAsked
-    assert kind(make_task(**PREPARED), convert_all=0) is ConvertedWhenAsked
-    assert kind(make_task(**PREPARED), convert_all=3000) is Stored
-
-
 def test_records_that_depend_on_others_are_all_converted(tmp_path):
     pairs = [{"sentence_good": "a", "sentence_bad": "b"}] * 9
     task = make_task(prepare="blimp_pair", output="{good}", labels=(), input="{first}")
@@ -78,18 +66,6 @@ def test_rows_that_a_task_leaves_out(records, kind):
     assert len(lines) == 2000
     assert lines.take(np.array([0])) == [b'{"input": "text: text 1", "outputs": ["green"]}\n']
     assert lines.labels(np.array([0, 1, 2])).tolist() == [1, 2, 1]
-
-
-def test_only_the_labels_of_rows_that_are_kept_are_looked_at(tmp_path):
-    """Every record is looked through, so what is wrong with a condition or a label is found."""
-    task = make_task(rows="{text} is not text 3")
-    odd = [*rows(5), {"text": "text 3", "label": 9}]
-    path = write_jsonl(tmp_path / "x.jsonl", odd)
-    assert len(ConvertedWhenAsked(task, "train", JsonLines(path))) == 4
-    for bad, message in ({"label": 1}, "'text' is missing"), ({"text": "x", "label": 9}, "is 9"):
-        write_jsonl(path, [*odd, bad])
-        with pytest.raises(TaskError, match=rf"x\.jsonl.*row 7: .*{message}"):
-            ConvertedWhenAsked(task, "train", JsonLines(path))
 
 
 @pytest.mark.parametrize("convert_all", [0, 10**6])

@@ -16,12 +16,6 @@ def test_rows_of_other_tasks_and_further_columns_stay(tmp_path):
     ]
 
 
-def test_a_new_table(tmp_path):
-    update_task_table(tmp_path, [make_task("b"), make_task("a")])
-    lines = (tmp_path / "TASKS.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["task", "a", "b"]
-
-
 @pytest.mark.parametrize(
     "text", ["name,metric\na,EM\n", "task,metric\na\n", "task,metric\na,EM,x\n"]
 )
@@ -30,10 +24,3 @@ def test_tables_that_are_none(tmp_path, text):
     with pytest.raises(TaskError, match=r"TASKS\.csv.* (the columns task|header has 2)"):
         update_task_table(tmp_path, [make_task()])
     assert (tmp_path / "TASKS.csv").read_text() == text
-
-
-@pytest.mark.parametrize("data", [b"task,metric\n\xff,EM\n", b'task,metric\n"a,EM\n'])
-def test_tables_that_cannot_be_read(tmp_path, data):
-    (tmp_path / "TASKS.csv").write_bytes(data)
-    with pytest.raises(TaskError, match=r"TASKS\.csv.*(must be UTF-8|unexpected end)"):
-        update_task_table(tmp_path, [make_task()])

@@ -1,23 +1,18 @@
 """First-order MAML and Reptile against a plain loop, and in a run."""
 
 import copy
-import math
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-import mttl
 from helpers.backbones import fill
-from helpers.command import column, train
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.assembly.model import build_model
-from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_config
 from mttl.training.loss import global_mean
-from mttl.training.meta.meta_gradients import maml_gradients, reptile_gradients
+from mttl.training.meta.meta_gradients import reptile_gradients
 from mttl.training.meta.meta_module import MetaModule
 from mttl.training.text_to_text import TextToTextModule
 
@@ -103,17 +98,6 @@ def test_gradients_are_those_of_a_plain_loop_over_tasks(
         torch.testing.assert_close(value.grad, expected[name], rtol=1e-5, atol=1e-7)
 
 
-def test_parameters_are_put_back_where_a_loss_fails() -> None:
-    value = nn.Parameter(torch.ones(2))
-
-    def fails() -> Tensor:
-        raise RuntimeError("no loss")
-
-    with pytest.raises(RuntimeError, match="no loss"):
-        maml_gradients([value], lambda: value.sum(), fails, n_steps=1, rate=0.5)
-    assert value.tolist() == [1, 1]
-
-
 def test_half_precision_reads_the_weights_of_each_step() -> None:
     """Autocast keeps rounded weights as long as its block lasts."""
     value = nn.Parameter(torch.ones(2, 2))
@@ -124,23 +108,3 @@ def test_half_precision_reads_the_weights_of_each_step() -> None:
     # From 2 · 2²: each step subtracts 0.125 · 4, which halves the sums.
     assert last.item() == 2.0
     assert found[0].tolist() == [[0.75, 0.75]] * 2
-
-
-def trained_tensors(run: RunFolder) -> list[tuple[str, Tensor]]:
-    return list(load_file(run.skills / "skills.safetensors").items())
-
-
-@pytest.mark.parametrize("kind", ["maml", "reptile"])
-def test_a_run_learns_over_tasks_and_can_be_adapted(kind: str, config: Path) -> None:
-    settings = (*ONE_TASK, f"optim.meta.kind={kind}", "optim.meta.inner_steps=2")
-    short = ("trainer.max_steps=3", "trainer.val_check_interval=6", "data.batch_size=4")
-    run = train(config, kind, *settings, *short, "trainer.accumulate_grad_batches=2")
-    losses = column(run.metrics, "train/loss")
-    assert len(losses) == 3
-    assert all(math.isfinite(loss) for loss in losses.values())
-    learned = [value for name, value in trained_tensors(run) if name.endswith("up")]
-    assert learned
-    assert all(value.any() for value in learned)  # they start at 0
-    given = {"mode": "all", "max_steps": 1, "eval_every": 1, "batch_size": 4}
-    (result,) = mttl.adapt(run.path, tasks="copy", allow_seen=True, **given)
-    assert result.n_trained
