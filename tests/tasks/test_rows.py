@@ -71,8 +71,8 @@ JSON = Path("task_16_100_train.jsonl")
     [
         ("", r"is empty; it must hold at least one line '\{\"input"),
         ("a\tb", r"line 1, column 1: not valid JSON"),
-        ('["a"]', r'line 1: \["a"\] is no row; it must read \{"input": "..."'),
-        ('{"input": "a", "outputs": ["b"], "more": 1}', "is no row"),
+        ('["a"]', r'line 1: \["a"\] is not a row; it must read \{"input": "..."'),
+        ('{"input": "a", "outputs": ["b"], "more": 1}', "is not a row"),
         ('{"input": 3, "outputs": ["b"]}', "line 1: 3 is not a text; put it in quotes"),
         ('{"input": " ", "outputs": ["b"]}', "line 1: the input is empty"),
         ('{"input": "a", "input": "a", "outputs": ["b"]}', 'the key "input" is repeated'),
