@@ -152,7 +152,9 @@ def inventory_settings(
     """Return what a saved inventory needs to be built again and to answer, as JSON."""
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     sections = config.model_dump(mode="json", include=set(names))
-    own = {name: sections[name] for name in names} | {"precision": config.trainer.precision}
+    own: dict[str, Any] = {name: sections[name] for name in names} | {
+        "precision": config.trainer.precision
+    }
     if own["moe"] is not None:
         del own["moe"]["parallel"]  # of the training, not of the model
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))

@@ -50,8 +50,8 @@ def build_trainer(
     if config.data.global_batch_size is not None:
         callbacks = [SharedSteps(), *callbacks]
     trainer = _make_trainer(config.trainer, folder, callbacks, resumed_step)
-    shared = config.moe is not None and config.moe.parallel
-    if shared and (problem := config.moe.problem_of(trainer.world_size)):
+    moe = config.moe
+    if moe is not None and moe.parallel and (problem := moe.problem_of(trainer.world_size)):
         raise ConfigError(problem)
     return trainer
 
