@@ -44,7 +44,12 @@ def episode_seed(seed: int, level: str, episode: int) -> int:
     return slot_seed(seed, level, episode, evaluation=True)
 
 
-def run_episodes(env: VectorEnv, policy: Policy, n_episodes: int) -> Episodes:
+def run_episodes(
+    env: VectorEnv,
+    policy: Policy,
+    n_episodes: int,
+    on_episode: Callable[[], object] = lambda: None,
+) -> Episodes:
     """Play the first E episodes of every level.
 
     Slot n plays the episodes n, n + N, n + 2N, ... one after the other: which episodes count does
@@ -54,6 +59,7 @@ def run_episodes(env: VectorEnv, policy: Policy, n_episodes: int) -> Episodes:
         env: Made with ``evaluation=True``; it is reset first.
         policy: Chooses the actions; its choice for a slot must depend on that slot alone.
         n_episodes: E.
+        on_episode: Called whenever an episode has ended.
     """
     n_levels, n_slots = len(env.levels), env.n_slots
     success = np.zeros((n_levels, n_episodes), bool)
@@ -74,6 +80,7 @@ def run_episodes(env: VectorEnv, policy: Policy, n_episodes: int) -> Episodes:
             reward[place] = transition.reward[level, slot]
             success[place] = transition.terminated[level, slot] and reward[place] > 0
             steps[place] = taken[level, slot]
+            on_episode()
         taken[ended] = 0
         episode[ended] += n_slots
     return Episodes(success, steps, reward)

@@ -40,14 +40,6 @@ class ReadingRouter(TaskRouter):
             logits = logits + self._read(prompts, self.maps[1])
         return logits.softmax(-1)
 
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "ReadingRouter":
-        """Return a router that reads as this one does."""
-        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills, self.n_features
-        new = ReadingRouter(*sizes).to(self.maps.device)
-        if init != "fresh":
-            new.maps.data.copy_(self.maps)
-        return new
-
     def _read(self, vectors: Tensor, maps: Tensor) -> Tensor:
         read = layer_norm(vectors.to(maps.dtype), (self.n_features,))
         return torch.einsum("bd,gdhk->gbhk", read, maps)

@@ -23,6 +23,7 @@ from mttl.commands.comparison import stages
 from mttl.commands.comparison.methods import custom_methods
 from mttl.config.load import load_config
 from mttl.io.errors import CheckpointError, MttlError
+from mttl.io.record import as_row
 from mttl.peft_format.poly import poly_checkpoint
 from mttl.plugins.classes import TRUST
 from mttl.runtime.command import USER_MISTAKE, run_command
@@ -157,7 +158,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
         commands.append(given)
         forget()
         assert main(given[2:]) == 0
-        stages.Cost(1.0, 100.0, ended=True).write(cost)
+        stages.Cost(cpu_minutes=1.0, peak_mib=100.0, ended=True).write(cost)
 
     monkeypatch.setattr(stages.Processes, "run", run)
     out = tmp_path / "out #1: a"  # overrides are YAML, and this is a path all the same
@@ -269,7 +270,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         half.append(shutil.copytree(a, tmp_path / f"half{seed}"))
         (half[-1] / "config.yaml").write_text(f"run: {{seed: {seed}}}\noptim: {{lr: 0.1}}\n")
         results = [
-            FewShotResult("new", sample, seed, "EM", 0.5, 0.5, 1, 1, 0).row()
+            as_row(FewShotResult("new", sample, seed, "EM", 0.5, 0.5, 1, 1, 0))
             for sample in range(seed)
         ]
         lines = "".join(json.dumps(row) + "\n" for row in results)

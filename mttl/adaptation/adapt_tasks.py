@@ -1,22 +1,21 @@
 """Adapt a trained inventory to new tasks, from a few examples each."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from mttl.adaptation.diverged import Diverged
-from mttl.adaptation.few_shot import FewShotJob
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
+from mttl.adaptation.resumable_jobs import Diverged
 from mttl.adaptation.score_table import few_shot_table
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.config.schema import Config
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
-from mttl.runtime.progress_bar import counting_bar
 
 
 @only_warnings("mttl.data")  # of small files of every job
@@ -64,11 +63,10 @@ def adapt_run(
         if job not in results.finished
         or (models is not None and not model_folder(models, job).exists())
     ]
-    diverged = Diverged()
+    diverged = None
     if todo:
         adaptation.to_device(shard.number)
-        with results.writing():
-            run_jobs(adaptation, config, todo, results, status, models, diverged)
+        diverged = run_jobs(adaptation, config, todo, results, status, models)
 
     ended = [results.finished[job] for job in jobs if job in results.finished]
     title = f"Adaptation, mode {config.adapt.mode} (%)"
@@ -79,7 +77,8 @@ def adapt_run(
     console.print(f"The results are in {folder}", highlight=False)
     if models is not None:
         console.print(f"The adapted tasks are in {models}", highlight=False)
-    diverged.report()
+    if diverged is not None:
+        diverged.report()
 
 
 def run_jobs(
@@ -89,35 +88,22 @@ def run_jobs(
     results: Results,
     status: Console,
     models: Path | None,
-    diverged: Diverged,
-) -> None:
+) -> Diverged:
     """Run jobs one after another and keep their results, and what they learned in ``models``."""
-    with counting_bar(status) as progress:
-        n_starts = adaptation.n_starts(config)
-        n_steps = n_starts * config.adapt.max_steps
-        bar = progress.add_task("adapting", total=len(todo) * n_steps)
-        for number, job in enumerate(todo, start=1):
-            result = None
-            with diverged.noted(job):
-                result = adaptation.run_job(
-                    job,
-                    config,
-                    on_step=lambda: progress.advance(bar),
-                    save=model_folder(models, job) if models is not None else None,
-                )
-            progress.update(bar, completed=number * n_steps)
-            if result is None:
-                status.print(f"{number} of {len(todo)}: {job}: diverged")
-                continue
-            if job not in results.finished:  # it may have been run before without being kept
-                results.add(result)
-            start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
-            begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
-            dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
-            status.print(
-                f"{number} of {len(todo)}: {job}: "
-                f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
-            )
+    n_starts = adaptation.n_starts(config)
+
+    def work(job: FewShotJob, on_step: Callable[[], object]) -> FewShotResult:
+        save = model_folder(models, job) if models is not None else None
+        return adaptation.run_job(job, config, on_step=on_step, save=save)
+
+    def shown(result: FewShotResult) -> str:
+        start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
+        begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
+        dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
+        return f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
+
+    n_steps = n_starts * config.adapt.max_steps
+    return results.run(todo, work, status, doing="adapting", n_steps=n_steps, shown=shown)
 
 
 def model_folder(models: Path, job: FewShotJob) -> Path:

@@ -1,9 +1,29 @@
 """An adaptation to few examples as a job, and what it scored."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic.dataclasses import dataclass
+
+from mttl.io.record import STRICT
+
+
+def _nan_of_null(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+def _null_of_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+# A score, which is null in a file where the metric is undefined, or nothing was scored.
+Score = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    BeforeValidator(_nan_of_null),
+    PlainSerializer(_null_of_nan),
+]
 
 
 @dataclass(frozen=True)
@@ -19,7 +39,7 @@ class FewShotJob:
         return f"{self.task}, sample {self.sample}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FewShotResult:
     """What one job scored.
 
@@ -42,8 +62,8 @@ class FewShotResult:
     sample: int
     seed: int
     metric: str
-    dev: float
-    test: float
+    dev: Score
+    test: Score
     step: int
     n_trained: int
     n_empty: int
@@ -55,17 +75,3 @@ class FewShotResult:
     def job(self) -> FewShotJob:
         """The job it belongs to."""
         return FewShotJob(self.task, self.sample, self.seed)
-
-    def row(self) -> dict[str, Any]:
-        """Return what `results.jsonl` holds; an undefined score is null."""
-        values = asdict(self)
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in values.items()
-        }
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Read back what `row` returned."""
-        scores = {name: math.nan if row[name] is None else row[name] for name in ("dev", "test")}
-        return cls(**{**row, **scores})

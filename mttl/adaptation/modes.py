@@ -14,7 +14,7 @@ from mttl.config.section import FREE, AdaptMode, RowInit
 from mttl.io.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.coefficients import CoefficientRouter
-from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
+from mttl.routing.task.fixed import AverageRouter, FixedRouter, expert_router
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
@@ -152,7 +152,7 @@ def adapted_router(
     if mode not in TRAINED_ROLES:
         raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
     if "average" in (mode, init):
-        return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
+        return AverageRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
     if init == "expert_row":
         if rows is None:
             raise ValueError("init 'expert_row' needs rows, the weights of the new tasks")

@@ -6,19 +6,18 @@ References:
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
+from rich.console import Console
 from torch import Tensor
 
 from mttl.adaptation import modes
 from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.custom_examples import Example, split_examples, write_examples
-from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import run_job, task_module
 from mttl.adaptation.plan import new_tasks, plan_jobs
@@ -92,25 +91,21 @@ def adapt(
     adaptation = Adaptation.of(
         given, run, tasks, samples=samples, allow_seen=allow_seen, backbone=backbone
     )
-    finished: dict[FewShotJob, FewShotResult] = {}
-    diverged = Diverged()
-    with ExitStack() as block:
-        keep = None
-        if out is not None:
-            adaptation.check_folder(Path(out), given)
-            keep = block.enter_context(Results(Path(out)).writing())
-            finished = keep.finished
+    if out is not None:
+        adaptation.check_folder(Path(out), given)
+    results = Results(None if out is None else Path(out))
+
+    def work(job: FewShotJob, on_step: Callable[[], object]) -> FewShotResult:
+        result = adaptation.run_job(job, given)
+        results.add(result)
+        on_result(result)
+        return result
+
+    with results.writing():
         adaptation.to_device()
-        for job in adaptation.jobs:
-            if job in finished:
-                continue
-            with diverged.noted(job):
-                finished[job] = adaptation.run_job(job, given)
-                if keep is not None:
-                    keep.add(finished[job])
-                on_result(finished[job])
-    diverged.report()
-    return [finished[job] for job in adaptation.jobs]
+        todo = [job for job in adaptation.jobs if job not in results.finished]
+        results.run(todo, work, Console(quiet=True), doing="adapting").report()
+    return [results.finished[job] for job in adaptation.jobs]
 
 
 def adapt_to(

@@ -4,9 +4,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.result_lines import ResultLines
+from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.adaptation.shard import Shard
-from mttl.checkpoints.run_folder import changed_settings
 from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
@@ -22,14 +21,14 @@ SHARED = ("trainer.precision",)
 RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
 
 
-class Results(ResultLines[FewShotResult]):
+class Results(ResumableJobs[FewShotResult]):
     """The finished jobs of a folder: a line per job in ``results*.jsonl``.
 
     Every part reads the files of all and writes one of its own, so that several machines may share
     a folder.
 
     Args:
-        folder: Where the files are.
+        folder: Where the files are; None keeps results in memory alone.
         shard: The part that writes.
 
     Raises:
@@ -38,36 +37,12 @@ class Results(ResultLines[FewShotResult]):
 
     advice = " (several processes of mttl adapt share the jobs with --shard I/N)"
 
-    def __init__(self, folder: Path, shard: Shard | None = None) -> None:
-        path = folder / (shard or Shard()).file
-        super().__init__(path, FewShotResult, folder.glob("results*.jsonl"))
-
-
-def keep_settings(
-    path: Path,
-    text: str,
-    problem: str,
-    advice: str,
-    ignore: tuple[str, ...] = (),
-    but: tuple[str, ...] = (),
-) -> None:
-    """Write the settings that results are made from, or refuse to mix results of other settings.
-
-    Args:
-        path: File of the settings.
-        text: The settings, as YAML.
-        problem: Beginning of the message, followed by the settings that have changed.
-        advice: End of the message.
-        ignore: Prefixes of settings that may change.
-        but: Names that may not change all the same.
-
-    Raises:
-        ConfigError: If the file holds other settings.
-    """
-    before = read_text(path, ConfigError) if path.is_file() else text
-    if changed := changed_settings(before, text, ignore, but):
-        raise ConfigError(f"{problem}: {', '.join(changed)}. {advice}")
-    write_text(path, text)
+    def __init__(self, folder: Path | None, shard: Shard | None = None) -> None:
+        if folder is None:
+            super().__init__(None, FewShotResult)
+        else:
+            path = folder / (shard or Shard()).file
+            super().__init__(path, FewShotResult, folder.glob("results*.jsonl"))
 
 
 def check_folder(

@@ -23,7 +23,7 @@ from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.checkpoints.saved_inventory import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
-from mttl.config.router_schema import Average, Coefficients, Polytropon
+from mttl.config.router_schema import router_section
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError
@@ -94,23 +94,22 @@ def _settings(
 ) -> ModelSettings:
     """Return what builds the adapted model: its router may be of another kind than the run's."""
     router, skills = counted(base.router), base.skills
-    if type(model.router) is FixedRouter and router.kind != "none":
-        router = Average(kind="average", granularity=router.granularity)
+    if isinstance(model.router, FixedRouter) and not model.router.draws and router.kind != "none":
+        router = router_section("average", granularity=router.granularity)
     elif type(model.router) is CoefficientRouter:
-        router = Coefficients(kind="coefficients", granularity=router.granularity)
+        router = router_section("coefficients", granularity=router.granularity)
     elif type(model.router) is PolytroponRouter:
         own = model.router  # a row that starts as `learned` has a plain one, whatever the run's
         settings = {
-            "kind": "polytropon",
             "granularity": router.granularity,
             "relaxed": own.relaxed,
-            "straight_through": own.hard,
-            "normalise": own.normalisation,
+            "straight_through": own.straight_through,
+            "normalise": own.normalise,
             "shared_skill": own.shared_skill,
             "init_scale": own.init_scale,
             "logit_dropout": own.logit_dropout,
         }
-        router = Polytropon.model_validate(settings)
+        router = router_section("polytropon", **settings)
     if skills.kind != "none":
         skills = skills.model_copy(update={"n_skills": model.router.n_skills})
     changed = {"router": router, "skills": skills, "data": form, "generation": config.generation}

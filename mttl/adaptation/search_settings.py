@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
+from mttl.adaptation.resumable_jobs import Diverged
 from mttl.adaptation.search import (
     Trial,
     Values,
@@ -28,7 +28,7 @@ from mttl.config.schema import Config, Search
 from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
 from mttl.runtime.command import make_console, only_warnings
-from mttl.runtime.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting
 
 
 @only_warnings("mttl.data")  # of small files of every job
@@ -95,8 +95,7 @@ def search_run(
     tried: list[str] = []
     diverged = Diverged()
 
-    with counting_bar(status) as progress:
-        bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
+    with counting(status, "searching", n_trials * len(adaptation.jobs)) as count:
 
         def run(values: Values) -> Results:
             changed, place = with_settings(config, values), folder / "trials" / trial_name(values)
@@ -106,7 +105,7 @@ def search_run(
                     if job not in results.finished:
                         with diverged.noted(f"{trial_name(values)}: {job}"):
                             results.add(adaptation.run_job(job, changed, score_test=False))
-                    progress.advance(bar)
+                    count.advance()
             return results
 
         def evaluate(values: Values) -> float:

@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.adaptation.results import keep_settings
+from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.search import (
     VALUES,
     Trial,
@@ -60,8 +59,7 @@ def search_training(config: Config, out: str | None) -> None:
         folder / "config.yaml",
         dump_config(config),
         f"the trials in '{folder}' were made with other settings",
-        "Use those, or another folder with --out",
-        MAY_CHANGE,
+        ignore=MAY_CHANGE,
     )
     search, earlier, trials = config.search, _finished(config, folder), dict[str, Trial]()
     diverged = Diverged()

@@ -19,13 +19,15 @@ from mttl.assembly.model import assemble
 from mttl.assembly.saved_settings import ModelSettings
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.backbone_schema import Pretrained
+from mttl.config.plugin_section import PartSection, make_section
 from mttl.config.schema import Config
-from mttl.config.skills_schema import LoRA
+from mttl.config.skills_schema import AnySkills
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder, write_text
 from mttl.models.backbone import is_decoder_only
 from mttl.moe.attach_experts import TokenLayers
+from mttl.plugins.classes import SKILLS
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.inventory import Inventory
@@ -102,16 +104,18 @@ def imported_skills(
     per_task: bool = False,
     n_heads: int = 1,
     **settings: Any,
-) -> LoRA:
+) -> PartSection:
     """Return the section of imported skills."""
     n_skills, _, rank = next(iter(layers.values()))[0].shape
-    return LoRA(
-        kind="lora",
+    return make_section(
+        SKILLS,
+        AnySkills,
+        "lora",
         n_skills="per_task" if per_task else n_skills,
         n_heads=n_heads,
         targets=list(layers),
         rank=rank,
-        mix=mix,  # type: ignore[arg-type]
+        mix=mix,
         **settings,
     )
 

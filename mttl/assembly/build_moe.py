@@ -1,11 +1,11 @@
-"""From the section ``moe`` to layers on a backbone; the dictionary registers the routers."""
+"""From the section ``moe`` to layers on a backbone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from mttl.config.moe_schema import BLOCK_EXPERTS, LoRAExperts, MoE
+from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
 from mttl.config.plugin_section import PluginSection
 from mttl.io.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
@@ -13,37 +13,11 @@ from mttl.moe.expert_parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
 from mttl.plugins.classes import parameters
 from mttl.routing.context import RoutingSlot
-from mttl.routing.token.arrow import ArrowRouter
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.base import BaseRouter
-from mttl.routing.token.example import ExampleRouter
-from mttl.routing.token.expert_choice import ExpertChoiceRouter
-from mttl.routing.token.gshard import GShardRouter
-from mttl.routing.token.hash import HashRouter
-from mttl.routing.token.noisy_top_k import NoisyTopKRouter
-from mttl.routing.token.phatgoose import PhatgooseRouter
-from mttl.routing.token.spectral import SpectralRouter
 from mttl.routing.token.token_router import TokenRouter
-from mttl.routing.token.top_k import TopKRouter
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS
-
-TOKEN_ROUTERS: dict[str, Callable[..., TokenRouter]] = {
-    "top_k": TopKRouter,
-    "switch": TopKRouter,
-    "noisy_top_k": NoisyTopKRouter,
-    "gshard": GShardRouter,
-    "expert_choice": ExpertChoiceRouter,
-    "base": BaseRouter,
-    "hash": HashRouter,
-    "example": ExampleRouter,
-    "arrow": ArrowRouter,
-    "spectral": SpectralRouter,
-    "phatgoose": PhatgooseRouter,
-}
-# Settings that are not of a router but of its training.
-GATE_TRAINING = ("gate_steps", "gate_lr")
 
 
 def build_experts(
@@ -103,28 +77,20 @@ def build_experts(
 
 def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> TokenRouter:
     """Build the router of one layer."""
-    kind, balance = moe.router.kind, moe.balance
-    settings: dict[str, Any] = moe.router.model_dump(exclude={"kind", *GATE_TRAINING})
-    own = moe.router if isinstance(moe.router, PluginSection) else None
-    if own is not None:
-        settings = {"vocabulary_size": vocabulary_size}
-    if kind == "switch":
-        settings |= {"top_k": 1, "normalise": False}
-    if kind == "hash":
-        settings["vocabulary_size"] = vocabulary_size
-    if kind == "spectral":
-        assert isinstance(moe.experts, LoRAExperts)
-        settings["rank"] = moe.experts.rank
+    router, balance = moe.router, moe.balance
+    given: dict[str, Any] = {
+        "in_features": in_features,
+        "n_experts": moe.n_experts,
+        "vocabulary_size": vocabulary_size,
+    }
+    if not isinstance(router, PluginSection):
+        given["rank"] = getattr(moe.experts, "rank", None)  # what reads members needs theirs
+    kept: dict[str, Any] = {}
     if balance.bias:
-        settings["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
+        kept["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
     losses = balance.model_dump(exclude={"bias"})
     if any(value for name, value in losses.items() if name != "global_statistics"):
-        settings["balance"] = Balance(**losses)
-    if own is not None:
-        lacking = sorted(
-            {"balance", "bias"} & settings.keys() - parameters(own.plugin_class).keys()
-        )
-        if lacking:
-            raise ConfigError(f"moe.balance: '{kind}' takes no argument '{lacking[0]}' for it")
-        return own.make(in_features=in_features, n_experts=moe.n_experts, **settings)
-    return TOKEN_ROUTERS[kind](in_features, moe.n_experts, **settings)
+        kept["balance"] = Balance(**losses)
+    if lacking := sorted(kept.keys() - parameters(router.part_class).keys()):
+        raise ConfigError(f"moe.balance: '{router.kind}' takes no argument '{lacking[0]}' for it")
+    return router.make(**given, **kept)

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.config.router_schema import Metadata
 from mttl.config.schema import Config
 from mttl.io.errors import ConfigError, nearest
 from mttl.tasks.folder import Gym
@@ -21,7 +20,7 @@ def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
         TaskError: If TASKS.csv says nothing of a task.
     """
     router = config.router
-    if not isinstance(router, Metadata) or router.factors:
+    if router.kind != "metadata" or router.factors:
         return config
     table = {task: gym.factors(task) for task in tasks}
     return config.model_copy(update={"router": router.model_copy(update={"factors": table})})

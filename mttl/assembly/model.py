@@ -286,9 +286,8 @@ def _attach(
     placements, sections = [], list(kinds_of(skills))
     probe = AttachmentProbe(model) if fresh else None
     for one in sections:
-        kind = getattr(one, "plugin_class", None) or KINDS[one.kind]
         make = partial(_make_inventory, one, aggregation, n_skills)
-        placements.append(Placement(make, one.targets, kind.attachment_point))
+        placements.append(Placement(make, one.targets, one.part_class.attachment_point))
     try:
         found = attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
     except ValueError as error:

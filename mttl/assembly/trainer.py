@@ -16,7 +16,8 @@ from mttl.checkpoints.save_best import SaveBest
 from mttl.checkpoints.save_last import SaveLast
 from mttl.checkpoints.shared_steps import SharedSteps
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.router_schema import Categorical, Polytropon, Router
+from mttl.config.plugin_section import PluginSection
+from mttl.config.router_schema import Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.io.errors import ConfigError
@@ -175,11 +176,10 @@ def _lightning_trainer(**settings: Any) -> Trainer:
 
 
 def _annealing(router: Router) -> list[Callback]:
-    if not isinstance(router, Polytropon | Categorical):
+    last = getattr(router, "final_temperature", None)
+    if last is None or isinstance(router, PluginSection):
         return []
-    if router.final_temperature is not None:
-        return [TemperatureAnnealing(router.temperature, router.final_temperature)]
-    return []
+    return [TemperatureAnnealing(router.temperature, last)]
 
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from envs.interface import Observation
 from envs.vector import make_vector_env
 from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.missions import without_padding
+from mttl.runtime.progress_bar import counting
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 
@@ -24,6 +26,7 @@ SPLIT = "evaluation"
 def play_levels(
     model: ComposedModel,
     levels: Sequence[str],
+    status: Console | None = None,
     *,
     n_episodes: int,
     seed: int,
@@ -34,6 +37,7 @@ def play_levels(
     Args:
         model: Its task t plays level t.
         levels: Names of T levels.
+        status: Where progress is shown; nowhere by default.
         n_episodes: Episodes of every level, E.
         seed: Of the episodes, and of sampled actions.
         choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
@@ -51,8 +55,9 @@ def play_levels(
         return _chosen(logits, choose, generator).cpu().numpy()
 
     try:
-        with torch.no_grad():
-            return run_episodes(environments, act, n_episodes)
+        shown, total = status or Console(quiet=True), len(levels) * n_episodes
+        with torch.no_grad(), counting(shown, f"playing, {choose}", total) as count:
+            return run_episodes(environments, act, n_episodes, count.advance)
     finally:
         environments.close()
         model.train(training)

@@ -1,14 +1,25 @@
 """Results of policies on the levels that they were adapted to, and their table."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.table import Table
 
+from mttl.io.record import Record
 
-@dataclass(frozen=True)
-class LevelResult:
+
+class LevelJob(NamedTuple):
+    """An adaptation to a level, with a seed."""
+
+    level: str
+    seed: int
+
+    def __str__(self) -> str:
+        """Name the job in a message."""
+        return f"{self.level}, seed {self.seed}"
+
+
+class LevelResult(Record):
     """How one adaptation ended.
 
     Attributes:
@@ -38,18 +49,9 @@ class LevelResult:
     n_trained: int
 
     @property
-    def job(self) -> tuple[str, int]:
+    def job(self) -> LevelJob:
         """The level and the seed."""
-        return self.level, self.seed
-
-    def row(self) -> dict[str, Any]:
-        """Return what ``results.jsonl`` holds."""
-        return asdict(self)
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Read back what `row` returned."""
-        return cls(**row)
+        return LevelJob(self.level, self.seed)
 
 
 def level_table(results: Sequence[LevelResult], title: str) -> Table:

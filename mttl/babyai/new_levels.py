@@ -1,7 +1,7 @@
 """Adapt trained policies to levels they have never seen: what `mttl adapt` does for BabyAI."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,12 @@ from rich.console import Console
 
 from envs.errors import LevelError
 from envs.interface import check_levels
-from mttl.adaptation.diverged import Diverged
-from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.results import check_folder
+from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.level_results import LevelResult, level_table
+from mttl.babyai.level_results import LevelJob, LevelResult, level_table
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
@@ -106,18 +105,19 @@ def adapt_babyai(
         shared=("trainer.precision", "trainer.gradient_clip_val"),
     )
     status = status or Console(stderr=True)
-    jobs = [(level, seed) for level in names for seed in config.adapt.seeds]
-    results = ResultLines(folder / "results.jsonl", LevelResult)
-    diverged = Diverged()
+    jobs = [LevelJob(level, seed) for level in names for seed in config.adapt.seeds]
+    results = ResumableJobs(folder / "results.jsonl", LevelResult)
+
+    def work(job: LevelJob, on_step: Callable[[], object]) -> LevelResult:
+        curve = folder / "curves" / f"{job.level}-{job.seed}.csv"
+        return _run_job(config, model, source, *job, curve, status)
+
+    def shown(result: LevelResult) -> str:
+        return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"
+
     with results.writing(), environment_errors("Finished jobs are kept; start again to go on"):
-        for number, (level, seed) in enumerate(jobs, 1):
-            if (level, seed) in results.finished:
-                continue
-            status.print(f"{number} of {len(jobs)}: {level}, seed {seed}", highlight=False)
-            curve = folder / "curves" / f"{level}-{seed}.csv"
-            with diverged.noted(f"{level}, seed {seed}"):
-                results.add(_run_job(config, model, source, level, seed, curve, status))
-    diverged.report()
+        todo = [job for job in jobs if job not in results.finished]
+        results.run(todo, work, status, doing="adapting", shown=shown, live=False).report()
     return [results.finished[job] for job in jobs]
 
 
@@ -146,7 +146,8 @@ def _run_job(
     for choose in ("greedy", "sampled"):
         evaluation = rl.evaluation
         episodes = play_levels(
-            model, [level], n_episodes=evaluation.n_episodes, seed=evaluation.seed, choose=choose
+            *(model, [level], status),
+            **{"n_episodes": evaluation.n_episodes, "seed": evaluation.seed, "choose": choose},
         )
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())

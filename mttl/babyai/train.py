@@ -202,7 +202,8 @@ def _finish(
     results: list[Result] = []
     for choose in evaluation.choose:
         episodes = play_levels(
-            model, levels, n_episodes=evaluation.n_episodes, seed=evaluation.seed, choose=choose
+            *(model, levels, Console(stderr=True)),
+            **{"n_episodes": evaluation.n_episodes, "seed": evaluation.seed, "choose": choose},
         )
         results += episode_results(episodes, levels, choose, config.run.seed)
     write_results(folder.results, results)

@@ -5,8 +5,9 @@ import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import check_name, file_sha256, read_json, reason, require_file
+from mttl.io.record import Record, check
 from mttl.runtime.version import VERSION
 
 FORMAT_VERSION = 1
@@ -23,7 +25,36 @@ ADAPTED_VERSION = 2
 CHECKSUMS = "sha256"
 # Key of the inventory that a task was adapted from.
 SOURCE = "source"
+_ANOTHER_VERSION = "Load it with the mttl that wrote it, which it names under libraries"
 LIBRARIES = ("torch", "transformers", "pytorch-lightning")
+
+
+class BackboneFacts(Record):
+    """What an inventory notes of its backbone."""
+
+    name: str
+    trained: bool
+    fingerprint: str
+    places: dict[str, str] = Field(default_factory=dict)
+
+
+class SourceFacts(Record):
+    """The inventory that a task was adapted from: its places, and its digest."""
+
+    path: str
+    relative: str
+    inventory: str
+
+
+class InventoryFacts(Record):
+    """The content of ``meta.json``."""
+
+    format_version: Literal[1, 2]
+    backbone: BackboneFacts
+    libraries: dict[str, str]
+    settings: dict[str, Any]
+    source: SourceFacts | None = None
+    sha256: dict[str, str]
 
 
 def libraries() -> dict[str, str]:
@@ -48,14 +79,9 @@ def read_facts(folder: Path) -> dict[str, Any]:
         CheckpointError: If a file is missing or damaged, or the format is not this version's.
     """
     meta = _read_json(folder / "meta.json", dict)
-    version = meta.get("format_version")
-    if version not in (FORMAT_VERSION, ADAPTED_VERSION):
-        writer = meta.get("libraries", {}).get("mttl", "unknown")
-        raise CheckpointError(
-            f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION} and "
-            f"{ADAPTED_VERSION}. Load it with the mttl that wrote it ({writer})"
-        )
-    check_checksums(folder, meta)
+    if meta.get("format_version") in (FORMAT_VERSION, ADAPTED_VERSION):
+        check_checksums(folder, meta)
+    check(InventoryFacts, meta, f"'{folder / 'meta.json'}'", CheckpointError, _ANOTHER_VERSION)
     return meta
 
 

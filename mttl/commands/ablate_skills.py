@@ -8,7 +8,7 @@ so skills are matched across groups before one is switched off in all.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,8 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mttl.adaptation.result_lines import ResultLines
-from mttl.adaptation.results import keep_settings
+from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.analysis.skill_matching import align_groups
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_files import inventory_digest
@@ -33,13 +32,13 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.inference.task_options import wanted_options
+from mttl.io.record import Record
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
 from mttl.runtime.gpus import device_of
-from mttl.runtime.progress_bar import counting_bar
 from mttl.training.history_monitor import write_arrays
 from mttl.training.loss import example_means
 from mttl.training.routing_monitor import as_rows, head_names
@@ -57,8 +56,7 @@ class DisabledSkill(NamedTuple):
     skill: int
 
 
-@dataclass(frozen=True)
-class SwitchedOff:
+class SwitchedOff(Record):
     """The losses and scores of tasks under a switch.
 
     Attributes:
@@ -70,22 +68,13 @@ class SwitchedOff:
 
     layers: str
     skill: int
-    losses: Mapping[str, float]
-    scores: Mapping[str, float | None]
+    losses: dict[str, float]
+    scores: dict[str, float | None]
 
     @property
     def job(self) -> DisabledSkill:
         """The switch."""
         return DisabledSkill(self.layers, self.skill)
-
-    def row(self) -> dict[str, Any]:
-        """Return the row of `results.jsonl`; an undefined score is null."""
-        return asdict(self)
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Return the result of a row."""
-        return cls(**row)
 
 
 def ablate(
@@ -117,7 +106,7 @@ def ablate(
     assert built.folder is not None
     digest = inventory_digest(built.folder)
     asked = {"loss_only": loss_only, "per_group": per_group, "share": share, "rows": rows}
-    results = ResultLines(out / "results.jsonl", SwitchedOff)
+    results = ResumableJobs(out / "results.jsonl", SwitchedOff)
     with results.writing():
         if not results.finished:
             (out / "settings.yaml").unlink(missing_ok=True)
@@ -125,7 +114,6 @@ def ablate(
             out / "settings.yaml",
             dump({**asked, "inventory": digest}),
             f"the results in '{out}' were made with other settings",
-            "Use those, or another folder with --out",
         )
         study = _Study.of(built, config, data, scored=not loss_only, share=share)
         study.run(results, per_group=per_group)
@@ -195,14 +183,11 @@ class _Study:
         off = self.cells(switch) == 0
         return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
 
-    def run(self, results: ResultLines[SwitchedOff], *, per_group: bool) -> None:
+    def run(self, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
         """Compute what is missing."""
         left = [s for s in self.switches(per_group=per_group) if s not in results.finished]
-        with counting_bar(make_console(stderr=True)) as progress:
-            bar = progress.add_task("skills switched off", total=len(left))
-            for switch in left:
-                results.add(self.measure(switch))
-                progress.advance(bar)
+        status = make_console(stderr=True)
+        results.run(left, lambda switch, _: self.measure(switch), status, doing="switching off")
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Compute losses, and scores if they are asked for, under a switch."""
@@ -221,7 +206,7 @@ class _Study:
                     answers[row.task_id].append(row)
         scores = {names[task]: self._score(task, rows) for task, rows in answers.items() if rows}
         means = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
-        return SwitchedOff(*switch, means, scores)
+        return SwitchedOff(**switch._asdict(), losses=means, scores=scores)
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
         texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
@@ -247,7 +232,7 @@ class _Study:
             for batch in loader:
                 yield self.module.transfer_batch_to_device(batch, self.module.device, 0)
 
-    def write(self, path: Path, results: ResultLines[SwitchedOff], *, per_group: bool) -> None:
+    def write(self, path: Path, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
         """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
         tasks, n_skills = self.module.tasks, self.weights.shape[2]
         before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]

@@ -86,12 +86,12 @@ def read_partition(name: str) -> list[str]:
     """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
     # They bring PyTorch, which the processes that import this script should not wait for.
     from mttl.config.load import resolve_path
-    from mttl.tasks.partition import load_partition
+    from mttl.tasks.partition import Partition
 
     path = resolve_path(
         name if name.endswith(".json") else f"partitions/{name}.json", "--partition"
     )
-    sides = load_partition(path)
+    sides = Partition.read(path)
     return [*sides.train, *sides.dev, *sides.test]
 
 

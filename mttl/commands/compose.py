@@ -17,7 +17,7 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
 from mttl.runtime.command import make_console
-from mttl.runtime.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
 
 if TYPE_CHECKING:
@@ -97,15 +97,14 @@ def score(
     generate: Any = model.generate
     prefix = f"[{options.score}] " if options.prefix else ""
     status = make_console(stderr=True)
-    with counting_bar(status) as bars:
-        bar = bars.add_task("answering", total=len(rows))
+    with counting(status, "answering", len(rows)) as count:
         answers = answer_texts(
             lambda _, **settings: generate(**settings),
             encoder,
             [prefix + row.input for row in rows],
             decoder_only=is_decoder_only(model),
             device=model.device,
-            on_rows=lambda n: bars.advance(bar, n),
+            on_rows=count.advance,
             max_new_tokens=options.max_output_length,
             do_sample=False,
         )

@@ -14,7 +14,7 @@ from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, new
 from mttl.config.enums import GRADIENTS
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.runtime.command import make_console
-from mttl.runtime.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
     generator = torch.Generator(device).manual_seed(options.seed)
     status = make_console(stderr=True)
-    with counting_bar(status) as progress:
-        bar = progress.add_task("rows", total=n_rows)
+    with counting(status, "rows", n_rows) as count:
 
         def targets(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
             made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
@@ -62,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
                 (targets(batch) for batch in batches),
                 gradients=options.gradients,
                 at_once=options.at_once,
-                on_batch=lambda count: progress.advance(bar, count),
+                on_batch=count.advance,
             )
         except ValueError as error:
             raise TrainingError(f"'{options.model}': {error}") from error

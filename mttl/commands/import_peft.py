@@ -77,7 +77,7 @@ def import_poly(
 ) -> "Import":
     """Return what a Poly adapter holds."""
     from mttl.assembly.build_imported import imported_skills
-    from mttl.config.router_schema import Polytropon
+    from mttl.config.router_schema import router_section
     from mttl.peft_format.poly import read_poly
 
     if len(folders) != 1:
@@ -92,7 +92,7 @@ def import_poly(
     skills = imported_skills(
         layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
     )
-    sections = {"skills": skills, "router": Polytropon(kind="polytropon")}
+    sections = {"skills": skills, "router": router_section("polytropon")}
     return layers, tasks, sections, {path: layer.logits for path, layer in poly.items()}
 
 
@@ -101,7 +101,7 @@ def import_loras(
 ) -> "Import":
     """Return what several LoRA adapters hold."""
     from mttl.assembly.build_imported import imported_skills
-    from mttl.config.router_schema import Polytropon, Private
+    from mttl.config.router_schema import router_section
     from mttl.library.stacking import stack_members
     from mttl.peft_format.lora_import import common_settings, read_lora
 
@@ -118,7 +118,7 @@ def import_loras(
         "skills": imported_skills(
             layers, mix=options.mix or "outputs", per_task=private, **scaling
         ),
-        "router": Private(kind="private") if private else Polytropon(kind="polytropon"),
+        "router": router_section("private" if private else "polytropon"),
     }
     return layers, tasks, sections, None
 

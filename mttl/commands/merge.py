@@ -3,7 +3,7 @@
 mttl merge recipe.yaml --out models/merged
 
 docs/merging.md describes recipes. Models are folders of transformers with safetensors, and runs of
-mttl train; they are read range by range, so that they may be larger than the memory (with
+mttl train; they are read tensor by tensor, so they may be larger than the memory (with
 --no-probe). The folder --out appears once it is complete; a merge that was stopped
 starts again.
 """
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         merge_models(
             recipe,
             out,
-            on_range=lambda done, total: progress.update(bar, completed=done, total=total),
+            on_tensor=lambda done, total: progress.update(bar, completed=done, total=total),
             probe=not options.no_probe,
         )
     make_console().print(f"The model is in {out}", markup=False)

@@ -38,7 +38,7 @@ from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console
-from mttl.runtime.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting
 from mttl.tasks.md5_sums import published_sums
 
 CHUNK = 8  # batches that are sorted by length together, and written together
@@ -92,8 +92,8 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
         else:
             file = sys.stdout
             file.write(format_header(columns, kind))
-        progress = block.enter_context(counting_bar(make_console(stderr=True)))
-        bar = progress.add_task("answering", total=len(rows), completed=len(done))
+        status = make_console(stderr=True)
+        count = block.enter_context(counting(status, "answering", len(rows), len(done)))
         for start in range(len(done), len(rows), size):
             part = slice(start, start + size)
             torch.manual_seed(options.seed + start)  # the same draws where a file is continued
@@ -103,7 +103,7 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
             if out is not None:
                 os.fsync(file.fileno())
             done += found
-            progress.update(bar, completed=len(done))
+            count.set(len(done))
     _report(rows, names, [row[ANSWER] for row in done], metrics, choices)
     if n_empty:
         make_console(stderr=True).print(

@@ -6,7 +6,7 @@ curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
   -d '{"model": "verb_past", "prompt": "knit"}'
 
 Requests of different tasks share batches. Ctrl-C or SIGTERM ends the server when it has answered
-what it accepted. It needs `pip install fastapi uvicorn`.
+what it accepted. It needs `pip install fastapi uvicorn prometheus_client`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve; return the exit status."""
     options = parse(arguments)
     check_named(options.source, options.adapted)
-    check_libraries("fastapi", "uvicorn")
+    check_libraries("fastapi", "uvicorn", "prometheus_client")
     from mttl.serving.run_server import serve
 
     serve(options)

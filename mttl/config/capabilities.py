@@ -71,7 +71,7 @@ def _parts(section: Section, path: str = "") -> Iterator[tuple[str, Section]]:
 def _asked_by(path: str, part: Section) -> Iterator[tuple[str, str]]:
     for kind in type(part).__mro__:
         for feature, condition in vars(kind).get("asks", {}).items():
-            if _holds(part, condition):
+            if holds(part, condition):
                 yield feature, _name(path, part, condition)
 
 
@@ -80,7 +80,7 @@ def _lacking(path: str, part: Section, feature: str) -> Iterator[str]:
         lack = vars(kind).get("lacks", {}).get(feature)
         if lack is not None:
             condition, reason = ("", lack) if isinstance(lack, str) else lack
-            if reason and _holds(part, condition):
+            if reason and holds(part, condition):
                 yield f"{_name(path, part, condition)}: {reason}"
             return
 
@@ -93,15 +93,15 @@ def _name(path: str, part: Section, condition: str) -> str:
     return f"{path}.{setting} ({value})"
 
 
-def _holds(part: Section, condition: str) -> bool:
-    """Tell whether settings are as a condition says.
+def holds(part: Section, condition: str) -> bool:
+    """Return whether settings are as a condition says.
 
     It is the name of a setting that is on; ``"a = value"``, ``"a != value"`` or ``"a > number"``;
     or several with ``and``, or ``"not a"``. No condition always holds.
     """
     for clause in filter(None, condition.split(" and ")):
         name, *test = clause.removeprefix("not ").split()
-        value = getattr(part, name)
+        value = getattr(part, name, None)
         match test:
             case ["=", other]:
                 found = str(value) == other

@@ -1,6 +1,5 @@
 """Validation errors in words: file, key, value, what is allowed, and the nearest match."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,18 +9,7 @@ from mttl.config.merge_tree import Sources
 from mttl.config.plugin_section import PluginKinds, plugin_kinds_in
 from mttl.config.section import kind_of, models_in
 from mttl.io.errors import nearest
-
-TYPES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "text (quote it if it looks like a number or a boolean)",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping of settings",
-    "model_type": "a mapping of settings",
-    "model_attributes_type": "a mapping of settings",
-}
+from mttl.io.record import requirement
 
 # What the patterns of text settings ask for.
 FORMS = {
@@ -115,24 +103,13 @@ def _line(
         listed = ", ".join(allowed)
         own = " A custom class is module:Class." if _takes_plugins(key, root) else ""
         return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}{own}"
-    if kind == "literal_error":
-        expected = context["expected"].replace(" or ", ", ").replace("'", "")
-        near = nearest(str(value), expected.split(", "))
-        return f"{key}: {_shown(value)} must be {_one_of(expected)}{'.' + near if near else ''}"
     if kind == "value_error":
         text = str(context["error"])
         return f"{key}: {text}" if key else text
-    if kind in TYPES:
-        return f"{key}: {_shown(value)} must be {TYPES[kind]}"
     if kind == "string_pattern_mismatch":
         form = FORMS.get(key, context["pattern"])
         return f"{key}: {_shown(value)} must {form}"
-    text = re.sub(r"^(Input|Value|String|List) should", "must", mistake["msg"])
-    return f"{key}: {_shown(value)} {text[0].lower()}{text[1:]}"
-
-
-def _one_of(expected: str) -> str:
-    return f"one of {expected}" if "," in expected else expected
+    return f"{key}: {_shown(value)} {requirement({**mistake, 'input': value})}"
 
 
 def _takes_plugins(section: str, root: type[BaseModel]) -> bool:

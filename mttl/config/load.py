@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from mttl.config.config_errors import format_errors
 from mttl.config.merge_tree import Sources, Tree, merge, nested
 from mttl.config.plugin_section import IMPORT
-from mttl.config.router_schema import BLIND_TO_TASKS
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.config.worlds import WORLDS, world_of
@@ -21,6 +20,8 @@ from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_text
 from mttl.io.shipped_files import shipped_folder
+from mttl.plugins.classes import ROUTERS
+from mttl.plugins.describe import described
 
 COMMAND_LINE = "-k"
 CONFIGS = "configs"  # in the working directory, and among what is shipped
@@ -242,7 +243,8 @@ def _with_prefix(tree: Tree) -> Tree:
         } if factors:
             blind = _repeats(tuple(sorted(map(str, _listed(own)))) for own in factors.values())
         case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
-            blind = kind in BLIND_TO_TASKS
+            found = described(ROUTERS.name).get(str(kind))
+            blind = found is not None and "tells_tasks_apart" in found.notes["lacks"]
         case _:
             return tree
     return merge(tree, nested("data.prefix", "name" if blind else "none"), "", {})

@@ -1,137 +1,21 @@
 """The section ``moe``: experts that tokens choose."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.plugin_section import PluginKinds
-from mttl.config.section import Fraction, NonNegative, Section, Seed, once
-from mttl.config.skills_schema import LowRankChange
+from mttl.config.plugin_section import PartSection, PluginKinds, PluginSection, part_model, parts_of
+from mttl.config.section import NonNegative, Section, once
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
 
 Stack = Literal["encoder", "decoder", "model"]
 
 
-class _TopKTokens(Section):
-    top_k: PositiveInt = 2
-    """Experts per token."""
-
-
-class TopK(_TopKTokens):
-    """The k most probable experts of each token."""
-
-    kind: Literal["top_k"]
-    normalise: bool = True
-    """Let the gates of a token sum to 1; with one expert per token they must not."""
-    jitter: Fraction = 0.0
-    """While training, multiply the router's input by U(1 - jitter, 1 + jitter)."""
-
-
-class SwitchRouting(Section):
-    """The most probable expert of each token, its probability as the gate (Switch Transformer)."""
-
-    kind: Literal["switch"]
-    jitter: Fraction = 1e-2
-    """While training, multiply the router's input by U(1 - jitter, 1 + jitter)."""
-
-
-class NoisyTopK(_TopKTokens):
-    """Learned noise on the logits before the k best are taken (Shazeer et al.)."""
-
-    kind: Literal["noisy_top_k"]
-
-
-class GShard(Section):
-    """The best expert, and the second best at random, by its gate."""
-
-    kind: Literal["gshard"]
-    threshold: PositiveFloat = 0.2
-    """A second gate of at least this is always taken."""
-
-
-class ExpertChoice(Section):
-    """Experts choose tokens; not for causal decoders."""
-
-    kind: Literal["expert_choice"]
-    capacity: PositiveFloat = 2.0
-    """Experts per token, on average."""
-
-
-class BaseRouting(Section):
-    """A balanced assignment of tokens while training, the best expert in evaluation (BASE)."""
-
-    kind: Literal["base"]
-
-
-class Hash(Section):
-    """An expert for every vocabulary entry, drawn once."""
-
-    kind: Literal["hash"]
-    seed: Seed = 0
-    """Of the draw."""
-
-
-class ExampleRouting(_TopKTokens):
-    """The same experts for all tokens of an example, by their mean; not for causal decoders."""
-
-    kind: Literal["example"]
-    normalise: bool = True
-    """Let the gates of an example sum to 1."""
-
-
-_MADE = {
-    "plots": "its run is made of a library, and no routing was recorded in training; count which "
-    "tokens take which member (mttl plot RUN --count dev)"
-}
-
-
-class Arrow(Section):
-    """Members of a library, by the direction that each stretches most; nothing is trained."""
-
-    kind: Literal["arrow"]
-    lacks: ClassVar = _MADE
-    top_k: PositiveInt = 3
-    """Members per token."""
-    temperature: PositiveFloat = 1.0
-    """Of the softmax over the kept ones."""
-
-
-class Spectral(Arrow):
-    """Members of a library, by the length of what each makes of a token; nothing is trained."""
-
-    kind: Literal["spectral"]  # type: ignore[assignment]
-
-
-class Phatgoose(Section):
-    """Members of a library, by gates that are trained when the run is made of it."""
-
-    kind: Literal["phatgoose"]
-    lacks: ClassVar = _MADE
-    top_k: PositiveInt = 2
-    """Members per token."""
-    temperature: PositiveFloat = 1.0
-    """Of the softmax over the kept ones."""
-    gate_steps: PositiveInt = 100
-    """Steps in which the gates are trained, on batches of all members' tasks."""
-    gate_lr: PositiveFloat = 5e-3
-    """Learning rate of the gates."""
-
-
-TokenRouting = Annotated[
-    TopK
-    | SwitchRouting
-    | NoisyTopK
-    | GShard
-    | ExpertChoice
-    | BaseRouting
-    | Hash
-    | ExampleRouting
-    | Arrow
-    | Spectral
-    | Phatgoose,
-    Field(discriminator="kind"),
-    PluginKinds(TOKEN_ROUTERS),
-]
+if TYPE_CHECKING:
+    TokenRouting: TypeAlias = PartSection
+else:
+    TokenRouting = parts_of(TOKEN_ROUTERS, Section)
 
 
 class UpcycledExperts(Section):
@@ -140,10 +24,7 @@ class UpcycledExperts(Section):
     kind: Literal["feed_forward"]
 
 
-class LoRAExperts(LowRankChange):
-    """Low-rank changes of linear layers."""
-
-    kind: Literal["lora"]
+LoRAExperts: Any = part_model(replace(SKILLS, name="experts"), "lora", Section)
 
 
 class IA3Experts(Section):
@@ -266,10 +147,11 @@ class MoE(Section):
 
     def _router_problems(self) -> list[str]:
         router, problems = self.router, []
-        top_k = router.top_k if isinstance(router, _TopKTokens) else 1
+        known = not isinstance(router, PluginSection) and router.kind not in MEMBERS
+        top_k = getattr(router, "top_k", 1) if known else 1
         if top_k > self.n_experts:
             problems.append(f"router.top_k ({top_k}) must not exceed n_experts ({self.n_experts})")
-        if isinstance(router, TopK | ExampleRouting) and router.normalise and top_k == 1:
+        if known and getattr(router, "normalise", False) and top_k == 1:
             problems.append(
                 "router.normalise with top_k 1 makes every gate 1, and nothing is learned: set "
                 "normalise: false, or kind: switch"

@@ -1,24 +1,88 @@
-"""Settings of custom classes, derived from their signatures."""
+"""Sections of parts: settings of built-in and custom classes, derived from their signatures."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, ValidationInfo, create_model
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, core_schema
 
+from mttl.config.capabilities import holds
 from mttl.config.section import Section, kind_of, models_in
 from mttl.plugins.classes import Family, PluginError, find_class, make, parameters
+from mttl.plugins.describe import (
+    REQUIRED,
+    Description,
+    describe,
+    described,
+    from_data,
+)
+from mttl.plugins.parts import PARTS, import_part
 
 # Contexts of a validation.
 IMPORT: dict[str, str] = {"plugins": "import"}
 LEAVE: dict[str, str] = {"plugins": "leave"}
 
 
-class PluginSection(Section):
+class PartSection(Section):
+    """Settings of a part, derived from the signature of its class.
+
+    Attributes:
+        place: The class of a built-in part, as ``module:Class``.
+        own_settings: Names of the settings that are arguments of the class.
+        refuses: Conditions that are refused, each with a sentence; ``{name}`` in it is a value.
+    """
+
+    place: ClassVar[str] = ""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    own_settings: ClassVar[tuple[str, ...]] = ()
+
+    if TYPE_CHECKING:
+        kind: str
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def part_class(self) -> type[Any]:
+        """The class, imported."""
+        return import_part(self.place)
+
+    def make(self, **given: Any) -> Any:
+        """Build an object of the class.
+
+        Args:
+            **given: Arguments of the program; those that the class does not declare are left out.
+        """
+        own = self.part_class
+        declared = parameters(own)
+        settings = {name: _made(getattr(self, name)) for name in self.own_settings}
+        return own(**settings | {k: v for k, v in given.items() if k in declared or k in settings})
+
+    @model_validator(mode="after")
+    def _not_refused(self) -> Self:
+        for condition, sentence in self.refuses.items():
+            if holds(self, condition):
+                raise ValueError(sentence.format_map(dict(self)))
+        return self
+
+
+def _made(value: Any) -> Any:
+    """Return the object of a section within one, and any other value as it is."""
+    if isinstance(value, PartSection) and value.place:
+        return import_part(value.place)(**{name: _made(one) for name, one in value})
+    return value
+
+
+class PluginSection(PartSection):
     """Settings of a custom class, which is named as `module:Class`."""
 
     model_config = ConfigDict(protected_namespaces=())
@@ -27,17 +91,16 @@ class PluginSection(Section):
     kind: str
     """The class."""
 
-    def make(self, **given: Any) -> Any:
-        """Build an object of the class.
+    @property
+    def part_class(self) -> type[Any]:
+        """The class."""
+        return self.plugin_class
 
-        Args:
-            **given: Arguments of the program; those that the class does not declare are left out.
-        """
+    def make(self, **given: Any) -> Any:
+        """Build an object of the class, as for `PartSection`; its errors name its place."""
         own = self.plugin_class
-        settings = {
-            name: getattr(self, name) for name in parameters(own) if name in type(self).model_fields
-        }
-        return make(own, given, {k: v for k, v in settings.items() if k not in given})
+        settings = {name: getattr(self, name) for name in self.own_settings if name not in given}
+        return make(own, given, settings)
 
 
 class _Unread(PluginSection):
@@ -116,24 +179,95 @@ def plugin_kinds_in(annotation: Any, metadata: Any = ()) -> PluginKinds | None:
 
 
 @cache
+def part_model(family: Family, kind: str, base: type[Section]) -> type[PartSection]:
+    """Return the section of a built-in part; its class is not imported.
+
+    Args:
+        family: Its family.
+        kind: Its name.
+        base: Settings that all kinds of the family have.
+    """
+    return _section(described(family.name)[kind], kind, base, place=PARTS[family.name][kind])
+
+
+def part_models(family: Family, base: type[Section]) -> tuple[type[PartSection], ...]:
+    """Return the sections of all built-in parts of a family."""
+    return tuple(part_model(family, kind, base) for kind in PARTS[family.name])
+
+
+def parts_of(family: Family, base: type[Section]) -> Any:
+    """Return the type of a section that is one of the family's parts, built-in or custom."""
+    return Annotated[
+        Union[part_models(family, base)],  # noqa: UP007 - of a tuple
+        Field(discriminator="kind"),
+        PluginKinds(family, base),
+    ]
+
+
+def make_section(family: Family, base: type[Section], kind: str, **settings: Any) -> Any:
+    """Return the section of a built-in part with some settings."""
+    return part_model(family, kind, base).model_validate({"kind": kind, **settings})
+
+
+def _section(
+    found: Description, kind: str | None, base: type[Section], **attributes: Any
+) -> type[PartSection]:
+    fields: dict[str, Any] = {} if kind is None else {"kind": (Literal[kind], ...)}
+    for name, one in found.settings.items():
+        annotation = _decode(one.type) if isinstance(one.type, dict) else one.type
+        default = one.default
+        if default is not REQUIRED and isinstance(default, dict) and isinstance(annotation, type):
+            default = annotation.model_validate(default)
+        fields[name] = (annotation, Field(default, description=one.sentence or None))
+    for name, value in found.notes["section_defaults"].items():
+        common = base.model_fields[name]
+        annotation = Annotated[common.annotation, *common.metadata]  # type: ignore[valid-type]
+        fields[name] = (annotation, Field(value, description=common.description))
+    bases = (PartSection,) if issubclass(PartSection, base) else (PartSection, base)
+    made: Any = create_model(found.name, __base__=bases, __doc__=found.sentence, **fields)
+    for name, value in {**found.notes, **attributes}.items():
+        setattr(made, name, value)
+    made.own_settings = tuple(found.settings)
+    return made
+
+
+def _decode(data: Mapping[str, Any]) -> Any:
+    """Return the annotation for which a file of signatures has some data."""
+    match data:
+        case {"one_of": words}:
+            return Literal[tuple(words)]
+        case {"any": choices}:
+            return Union[tuple(map(_decode, choices))]  # noqa: UP007 - of a tuple
+        case {"section": place}:
+            return _section(from_data(data), None, Section, place=place)
+        case {"list": inside}:
+            found: Any = list[_decode(inside)]  # type: ignore[misc]
+        case {"mapping": inside}:
+            return dict[str, _decode(inside)]  # type: ignore[misc]
+        case {"type": name}:
+            found = {"int": int, "float": float, "bool": bool, "str": str, "none": None}[name]
+    bounds = {name: data[name] for name in BOUNDS if name in data}
+    return Annotated[found, Field(**bounds)] if bounds else found
+
+
+BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length")
+
+
+@cache
 def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[PluginSection]:
     try:
-        hints = get_type_hints(cls.__init__, include_extras=True)
+        found = describe(cls, family.given)
     except (NameError, TypeError) as error:
         raise PluginError(f"'{kind}': the types of its arguments: {error}") from error
     fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
-    for name, item in parameters(cls).items():
-        if name in family.given:
-            continue
+    for name, item in found.settings.items():
         if name in base.model_fields or name == "kind" or hasattr(PluginSection, name):
             raise PluginError(f"'{kind}': its argument '{name}' needs another name")
-        known = type(item.default) if item.default not in (inspect.Parameter.empty, None) else Any
-        default = ... if item.default is inspect.Parameter.empty else item.default
-        fields[name] = (hints.get(name, known), default)
+        fields[name] = (item.type, Field(item.default, description=item.sentence or None))
         try:
             create_model("Setting", __base__=PluginSection, **{name: fields[name]})
         except PydanticUserError as error:
-            shown = getattr(fields[name][0], "__name__", fields[name][0])
+            shown = getattr(item.type, "__name__", item.type)
             raise PluginError(
                 f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
                 "can hold; take numbers, texts, true or false, lists or mappings"
@@ -141,5 +275,7 @@ def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> ty
     bases = (PluginSection,) if base is Section else (PluginSection, base)
     made: Any = create_model(cls.__name__, __base__=bases, **fields)
     made.plugin_class = cls
-    made.lacks = getattr(cls, "lacks", {})
+    made.own_settings = tuple(found.settings)
+    for name, value in found.notes.items():
+        setattr(made, name, value)
     return made

@@ -10,7 +10,6 @@ entry, which its checksum reveals, is built again with a warning.
 """
 
 import hashlib
-import json
 import logging
 import shutil
 import uuid
@@ -22,9 +21,9 @@ import pyarrow as pa
 from datasets import Dataset, DatasetInfo, Features
 from datasets.table import InMemoryTable
 
-from mttl.io.errors import TaskError
+from mttl.io.errors import MttlError
 from mttl.io.files import new_folder
-from mttl.io.reading import read_json
+from mttl.io.record import Record
 
 _log = logging.getLogger(__name__)
 _ROWS, _ABOUT = "rows.arrow", "about.json"
@@ -33,6 +32,13 @@ _ROWS, _ABOUT = "rows.arrow", "about.json"
 Write = Callable[[Mapping[str, Sequence[Any]]], None]
 # Writes all rows, and returns what is to be known about them.
 Build = Callable[[Write], str]
+
+
+class _About(Record):
+    """The checksum of an entry's rows, and what is to be known about them."""
+
+    sha256: str
+    description: str
 
 
 def in_memory(build: Build, features: Features) -> Dataset:
@@ -75,12 +81,12 @@ def _load(place: Path, features: Features) -> Dataset | None:
     """Return the rows at ``place``, or None if they are not there whole."""
     rows = place / _ROWS
     try:
-        about = read_json(place / _ABOUT, TaskError, dict)
-        if about["sha256"] != _checksum(rows):
+        about = _About.read(place / _ABOUT)
+        if about.sha256 != _checksum(rows):
             return None
-        info = DatasetInfo(features=features, description=about["description"])
+        info = DatasetInfo(features=features, description=about.description)
         return Dataset.from_file(str(rows), info=info)
-    except (OSError, KeyError, TaskError) as error:
+    except (OSError, MttlError) as error:
         _log.debug("cannot load '%s': %s", place, error)
         return None
 
@@ -92,8 +98,7 @@ def _keep(build: Build, features: Features, place: Path) -> None:
             rows = building / _ROWS
             with pa.ipc.new_stream(str(rows), schema) as stream:
                 about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
-            text = json.dumps({"sha256": _checksum(rows), "description": about}, indent=1)
-            (building / _ABOUT).write_text(text, encoding="utf-8")
+            _About(sha256=_checksum(rows), description=about).write(building / _ABOUT)
     except OSError:
         # Where another process was first, its rows are this one's equal.
         if not place.exists():

@@ -8,11 +8,12 @@ from mttl.config.data_schema import Data
 from mttl.config.load import resolve_folder, resolve_path
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.files import locked
+from mttl.io.record import check
 from mttl.io.shipped_files import shipped_folder
 from mttl.tasks.building.build_gym import build_task
 from mttl.tasks.building.task_table import update_task_table
 from mttl.tasks.folder import Gym
-from mttl.tasks.partition import SIDES, Partition, load_partition, parse_partition
+from mttl.tasks.partition import SIDES, Partition
 from mttl.tasks.task_file import load_tasks
 
 _log = logging.getLogger(__name__)
@@ -73,11 +74,11 @@ def partition_of(data: Data, gym: Gym) -> Partition:
         TaskError: If it names a task twice, or trains none.
     """
     if isinstance(data.partition, dict):
-        return parse_partition(data.partition, "data.partition")
+        return check(Partition, data.partition, "data.partition", TaskError)
     if data.partition != AUTO:
-        return load_partition(resolve_path(data.partition, "data.partition"))
+        return Partition.read(resolve_path(data.partition, "data.partition"))
     if data.tasks is None:
-        return Partition(train=tuple(gym.tasks()))
+        return check(Partition, {"train": gym.tasks()}, f"'{gym.directory}'", TaskError)
     tasks = load_tasks(resolve_path(data.tasks, "data.tasks")).values()
     sides = {side: [task.name for task in tasks if task.side == side] for side in SIDES}
     if not sides["train"]:
@@ -85,4 +86,4 @@ def partition_of(data: Data, gym: Gym) -> Partition:
             f"data.tasks ('{data.tasks}') trains no task: every one is of another `side`. Leave "
             "`side` out of those to train, or name a partition with data.partition"
         )
-    return parse_partition(sides, data.tasks)
+    return check(Partition, sides, data.tasks, TaskError)

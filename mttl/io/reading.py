@@ -204,8 +204,20 @@ def check_name(name: Any, place: str, error: type[MttlError]) -> str:
     Raises:
         MttlError: Of the given class, if it is not a text, empty, or not printable.
     """
+    try:
+        return printable(name)
+    except ValueError as cause:
+        raise error(f"{place} is {shown(name)}; it {cause}") from cause
+
+
+def printable(name: Any) -> str:
+    """Return a name that can be used in tables and file names.
+
+    Raises:
+        ValueError: If it is not a text, empty, or not printable.
+    """
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise error(f"{place} is {shown(name)}; it must be a name of characters that are printed")
+        raise ValueError("must be a name of characters that are printed")
     return name
 
 

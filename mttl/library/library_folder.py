@@ -12,18 +12,18 @@ Writers wait for each other at ``.lock``; readers need not.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mttl.checkpoints.inventory_files import read_tensors
 from mttl.io.errors import CheckpointError, ConfigError, nearest, some
-from mttl.io.files import locked, new_folder, write_text
-from mttl.io.reading import file_sha256, read_bytes, read_json, shown
+from mttl.io.files import locked, new_folder
+from mttl.io.reading import file_sha256, read_bytes
+from mttl.io.record import Record
 from mttl.io.safetensors_file import write_tensors
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import (
@@ -35,7 +35,6 @@ from mttl.library.member_card import (
     parse_card,
 )
 
-FORMAT_VERSION = 1
 CARD, WEIGHTS = "card.json", "weights.safetensors"
 LOCK = ".lock"
 DOWN, UP = ".down", ".up"
@@ -53,13 +52,22 @@ class Member:
         given = {"name": name and name.replace("*", self.card.name)}
         given |= {"licence": licence, "data": data}
         words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
-        return replace(self, card=replace(self.card, **words))
+        return replace(self, card=self.card.model_copy(update=words))
 
     def trimmed(self) -> "Member":
         """Return the same member without what fills ranks and layers up with zeros."""
         kept = {path: part.trimmed() if part.rank else part for path, part in self.changes.items()}
         filled = [path for path, part in kept.items() if not part.rank and self.changes[path].rank]
         return Member(self.card, {path: kept[path] for path in sorted({*kept} - {*filled})})
+
+
+class _LibraryFile(Record):
+    """The content of ``library.json``."""
+
+    format_version: Literal[1] = 1
+    version: int
+    members: dict[str, str]
+    base: BaseModel
 
 
 @dataclass(frozen=True)
@@ -145,20 +153,10 @@ def open_library(folder: str | Path) -> Library:
         CheckpointError: If the folder is not a library, or one of another format.
     """
     path = check_library(folder)
-    facts = read_json(path, CheckpointError, dict)
-    written = facts.get("format_version")
-    if written != FORMAT_VERSION:
-        raise CheckpointError(
-            f"'{path}' has format version {shown(written)}; this mttl reads {FORMAT_VERSION}"
-        )
-    try:
-        for name in facts["members"]:
-            check_member_name(name, f"'{path}'")  # it is part of a path
-        layers = {name: (n_in, n_out) for name, (n_in, n_out) in facts["base"]["layers"].items()}
-        base = BaseModel(**{**facts["base"], "layers": layers})
-        return Library(Path(folder), base, facts["version"], dict(sorted(facts["members"].items())))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"'{path}' is damaged ({error}). Copy it again") from error
+    facts = _LibraryFile.read(path)
+    for name in facts.members:
+        check_member_name(name, f"'{path}'")  # it is part of a path
+    return Library(Path(folder), facts.base, facts.version, dict(sorted(facts.members.items())))
 
 
 def is_library(folder: str | Path) -> bool:
@@ -290,27 +288,22 @@ def _write_member(folder: Path, base: BaseModel, member: Member) -> str:
         tensors |= {f"{path}{DOWN}": part.down.float(), f"{path}{UP}": part.up.float()}
     with new_folder(folder / "members" / member.card.name) as new:
         write_tensors(new / WEIGHTS, tensors, {"format": "pt"})
-        card = replace(
-            member.card,
-            base={"name": base.name, "fingerprint": base.fingerprint},
-            targets={path: part.rank for path, part in member.changes.items()},
-            weights={
+        filled = {
+            "base": {"name": base.name, "fingerprint": base.fingerprint},
+            "targets": {path: part.rank for path, part in member.changes.items()},
+            "weights": {
                 "sha256": file_sha256(new / WEIGHTS, CheckpointError),
                 "parameters": sum(tensor.numel() for tensor in tensors.values()),
             },
-        )
-        write_text(new / CARD, card.text())
+        }
+        member.card.model_copy(update=filled).write(new / CARD)
         return _sha256((new / CARD).read_bytes())
 
 
 def _write_library(library: Library) -> None:
-    facts: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "version": library.version,
-        "members": dict(library.hashes),
-        "base": asdict(library.base),
-    }
-    write_text(library.folder / LIBRARY, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    members = dict(library.hashes)
+    facts = _LibraryFile(version=library.version, members=members, base=library.base)
+    facts.write(library.folder / LIBRARY)
 
 
 def _sha256(data: bytes) -> str:

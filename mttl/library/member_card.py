@@ -1,15 +1,14 @@
 """The card of a member: what a skill is, where it comes from, and the hash of its weights."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from mttl.io.errors import CheckpointError
-from mttl.io.reading import check_name, parse_json, shown
+from mttl.io.reading import check_name, shown
+from mttl.io.record import Record
 
-CARD_VERSION = 1
 LIBRARY = "library.json"  # which members count
 _FORBIDDEN = frozenset("*?[]/\\:")
 
@@ -28,8 +27,7 @@ def check_library(folder: str | Path) -> Path:
     return path
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaseModel:
+class BaseModel(Record):
     """The language model below all members of a library.
 
     Attributes:
@@ -44,11 +42,10 @@ class BaseModel:
     fingerprint: str
     task_type: str
     transposed: bool
-    layers: Mapping[str, tuple[int, int]] = field(repr=False)
+    layers: dict[str, tuple[int, int]] = Field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberCard:
+class MemberCard(Record):
     """What is known of a member.
 
     Attributes:
@@ -64,26 +61,22 @@ class MemberCard:
         scores: Rows with ``split``, ``metric``, ``score`` and ``n``.
     """
 
+    format_version: Literal[1] = 1
     name: str
     task: str
     source: str
-    base: Mapping[str, str] = field(default_factory=dict)
-    targets: Mapping[str, int] = field(default_factory=dict)
-    weights: Mapping[str, Any] = field(default_factory=dict)
+    base: dict[str, Any] = Field(default_factory=dict)
+    targets: dict[str, int] = Field(default_factory=dict)
+    weights: dict[str, Any] = Field(default_factory=dict)
     data: str | None = None
     licence: str | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
-    scores: Sequence[Mapping[str, str]] = ()
+    training: dict[str, Any] = Field(default_factory=dict)
+    scores: list[dict[str, str]] = Field(default_factory=list)
 
     @property
     def rank(self) -> int:
         """The largest rank of a layer."""
         return max(self.targets.values())
-
-    def text(self) -> str:
-        """Return the card as JSON."""
-        facts = {"format_version": CARD_VERSION, **asdict(self), "rank": self.rank}
-        return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
 
 
 def parse_card(text: str | bytes, place: str) -> MemberCard:
@@ -92,17 +85,7 @@ def parse_card(text: str | bytes, place: str) -> MemberCard:
     Raises:
         CheckpointError: If it is not a card, or one of another format.
     """
-    facts = parse_json(text, place, CheckpointError, dict)
-    version = facts.pop("format_version", None)
-    if version != CARD_VERSION:
-        raise CheckpointError(
-            f"{place} has format version {shown(version)}; this mttl reads {CARD_VERSION}"
-        )
-    facts.pop("rank", None)
-    try:
-        card = MemberCard(**facts)
-    except TypeError as error:
-        raise CheckpointError(f"{place} is damaged ({error}). Copy it again") from error
+    card = MemberCard.parse(text, place)
     check_member_name(card.name, place)
     return card
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import read_json
-from mttl.merging.tensor_file import Entry
 from mttl.merging.weights_folder import Weights
 
 # Settings that say how a model was made, trained or is used, and not what its weights mean.
@@ -34,7 +34,7 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
         "unexpected": [
             name
             for name in other
-            if name not in base and not (loaded.is_buffer(name) and not other.read(name).any())
+            if name not in base and not (loaded.is_buffer(name) and not other[name].any())
         ],
         "of another shape": _other_shapes(pairs),
         "of another type": [
@@ -49,7 +49,7 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
             name
             for name in common
             if not base.entry(name).dtype.is_floating_point
-            and not torch.equal(base.read(name), other.read(name))
+            and not torch.equal(base[name], other[name])
         ]
     return grouped(causes)
 
@@ -95,9 +95,9 @@ def setting_differences(base: Path, other: Path) -> list[str]:
     )
 
 
-def _other_shapes(pairs: Mapping[str, tuple[Entry, Entry]]) -> list[str]:
+def _other_shapes(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
     return [
-        f"{name} {found.shape} instead of {wanted.shape}"
+        f"{name} {tuple(found.shape)} instead of {tuple(wanted.shape)}"
         for name, (found, wanted) in pairs.items()
         if found.shape != wanted.shape
     ]

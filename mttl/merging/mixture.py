@@ -31,7 +31,7 @@ from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
 class MixtureChange:
-    """What the skills of a run change for one task; it is a `Change`.
+    """What the skills of a run change for one task; as `DenseChange` is.
 
     Raises:
         CheckpointError: If the run or the base cannot be read, the run knows no such task, was
@@ -74,29 +74,26 @@ class MixtureChange:
         except (ValueError, NotImplementedError) as error:
             raise CheckpointError(f"'{run}': {error}") from error
         self._base = base
-        self._trained = saved.folder / "backbone.safetensors" if saved.backbone else None
+        trained = saved.folder / "backbone.safetensors"
+        self._trained = Weights(trained) if saved.backbone else None
         self._owners = {
             f"{path}.{part}": path
             for path in self._layers
             for part in ("weight", "bias")
             if f"{path}.{part}" in parameters
         }
-        self._latest: tuple[str, Tensor] | None = None
 
     def touches(self, tensor: str) -> bool:
         """Return whether the tensor may have changed at all."""
         return tensor in self._owners or self._trained is not None
 
-    def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Return the range's change, in the precision of ``base``."""
-        stop = start + len(base)
+    def read(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the change of a tensor, in the precision of ``base``."""
         change = torch.zeros_like(base)
         if tensor in self._owners:
-            if self._latest is None or self._latest[0] != tensor:
-                self._latest = (tensor, self._change(tensor).flatten())
-            change += self._latest[1][start:stop].to(base.dtype)
-        if self._trained is not None and tensor in (trained := Weights(self._trained)):
-            change += trained.read(tensor, start, stop).to(base.dtype) - base
+            change += self._change(tensor).to(base.dtype)
+        if self._trained is not None and tensor in self._trained:
+            change += self._trained[tensor].to(base.dtype) - base
         return change
 
     @torch.no_grad()
@@ -123,9 +120,7 @@ class MixtureChange:
 
     def _value(self, tensor: str) -> Tensor:
         """Return what the skills stand on: the run's own backbone, if it was trained."""
-        source = self._base if self._trained is None else Weights(self._trained)
-        value = source[tensor]
-        return value.to(torch.promote_types(value.dtype, torch.float32))
+        return (self._base if self._trained is None else self._trained).wide(tensor)
 
 
 def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) -> None:
@@ -134,9 +129,9 @@ def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) 
         {
             "missing": [name for name in parameters if name not in base],
             "of another shape": [
-                f"{name} {base.entry(name).shape} instead of {tuple(value.shape)}"
+                f"{name} {tuple(base.entry(name).shape)} instead of {tuple(value.shape)}"
                 for name, value in parameters.items()
-                if name in base and base.entry(name).shape != tuple(value.shape)
+                if name in base and base.entry(name).shape != value.shape
             ],
         }
     )

@@ -1,10 +1,9 @@
-"""How the ranges of all models become one: a function per kind of recipe."""
+"""How the tensors of all models become one: a function per kind of recipe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,8 +11,8 @@ from mttl.aggregation.arithmetic import add_task_vectors
 from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.magnitude import Trimmer, kept_count
-from mttl.aggregation.ties import merge_agreeing
-from mttl.merging.changes import Change, Ranges
+from mttl.aggregation.ties import merge_agreeing, trim
+from mttl.merging.changes import Change
 from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights
 
@@ -30,43 +29,41 @@ class Parts:
     fishers: tuple[Weights, ...] = ()
     contrast_fisher: Weights | None = None
 
-    def vectors(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> list[Tensor]:
-        """Return the range of every task vector, turned around for anti-experts."""
+    def vectors(self, tensor: str, base: Float[Tensor, "*shape"]) -> list[Tensor]:
+        """Return the tensor's part of every task vector, negated for anti-experts."""
         return [
-            change.read(tensor, start, base).mul_(sign)
+            change.read(tensor, base).mul_(sign)
             for change, sign in zip(self.changes, self.signs, strict=True)
         ]
 
 
-# Takes the name of a tensor, the first entry of a range, and the base's values in it.
-Rule = Callable[[str, int, Float[Tensor, "N"]], Float[Tensor, "N"]]
+# Takes the name of a tensor and the base's values.
+Rule = Callable[[str, Float[Tensor, "*shape"]], Float[Tensor, "*shape"]]
 
 
 def make_rule(recipe: Recipe, parts: Parts) -> Rule:
-    """Return the function that merges ranges; it is to be called for all of them in order."""
+    """Return the function that merges tensors; call it for all of them, in order."""
     method = recipe.method
     if method.kind in _RULES:
         return _RULES[method.kind](method, parts)
     n_models = len(parts.weights)
     weights = (method.weight,) * n_models if isinstance(method, CaPE) else parts.weights
-    return lambda tensor, start, base: add_task_vectors(
-        base, parts.vectors(tensor, start, base), weights
-    )
+    return lambda tensor, base: add_task_vectors(base, parts.vectors(tensor, base), weights)
 
 
 def _elastic(method: Elastic, parts: Parts) -> Rule:
-    def rule(tensor: str, start: int, base: Tensor) -> Tensor:
+    def rule(tensor: str, base: Tensor) -> Tensor:
         # A model that leaves a tensor alone has no vector there, and so no part in Z either.
         having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
         fishers = [parts.base_fisher, *(parts.fishers[i] for i in having)]
         if not having or not _measured(tensor, fishers):
             return base
-        vectors = parts.vectors(tensor, start, base)
+        vectors = parts.vectors(tensor, base)
         return elastic_removal(
             base,
-            _range(fishers[0], tensor, start, base),
+            _measure(fishers[0], tensor, base),
             [vectors[i] for i in having],
-            [_range(fisher, tensor, start, base) for fisher in fishers[1:]],
+            [_measure(fisher, tensor, base) for fisher in fishers[1:]],
             [parts.weights[i] for i in having],
             base_weight=method.base_weight,
             floor=method.floor,
@@ -77,18 +74,18 @@ def _elastic(method: Elastic, parts: Parts) -> Rule:
 
 
 def _elastic_cape(method: ElasticCaPE, parts: Parts) -> Rule:
-    def rule(tensor: str, start: int, base: Tensor) -> Tensor:
+    def rule(tensor: str, base: Tensor) -> Tensor:
         fishers = [parts.base_fisher, parts.contrast_fisher]
         if not _measured(tensor, fishers):
             return base
         # Turned around already: their sum is expert − anti-expert.
-        first, second = parts.vectors(tensor, start, base)
+        first, second = parts.vectors(tensor, base)
         return elastic_contrast(
             base,
-            _range(fishers[0], tensor, start, base),
+            _measure(fishers[0], tensor, base),
             first,
             -second,
-            _range(fishers[1], tensor, start, base),
+            _measure(fishers[1], tensor, base),
             method.weight,
             floor=method.floor,
             ceiling=method.ceiling,
@@ -98,13 +95,13 @@ def _elastic_cape(method: ElasticCaPE, parts: Parts) -> Rule:
 
 
 def _fisher_average(method: FisherAverage, parts: Parts) -> Rule:
-    def rule(tensor: str, start: int, base: Tensor) -> Tensor:
+    def rule(tensor: str, base: Tensor) -> Tensor:
         if not _measured(tensor, parts.fishers):
             return base
         return fisher_average(
             base,
-            parts.vectors(tensor, start, base),
-            [_range(fisher, tensor, start, base) for fisher in parts.fishers],
+            parts.vectors(tensor, base),
+            [_measure(fisher, tensor, base) for fisher in parts.fishers],
             parts.weights,
             floor=method.floor,
         )
@@ -113,23 +110,20 @@ def _fisher_average(method: FisherAverage, parts: Parts) -> Rule:
 
 
 def _ties(method: Ties, parts: Parts) -> Rule:
-    names = tuple(name for name in parts.base if parts.base.entry(name).dtype.is_floating_point)
-
-    def trimmers(tensors: tuple[str, ...]) -> list[Trimmer]:
-        kept = kept_count(sum(parts.base.entry(name).size for name in tensors), method.density)
+    trimmers: list[Trimmer] = []
+    if method.scope == "model":
+        names = [name for name in parts.base if parts.base.entry(name).is_floating_point()]
+        kept = kept_count(sum(parts.base.entry(name).numel() for name in names), method.density)
         # A sign has no part in a magnitude.
-        return [Trimmer.of(Ranges(parts.base, change, tensors), kept) for change in parts.changes]
+        trimmers = [Trimmer.of(_Vectors(parts.base, one, names), kept) for one in parts.changes]
 
-    current = trimmers(names) if method.scope == "model" else []
-
-    def rule(tensor: str, start: int, base: Tensor) -> Tensor:
-        nonlocal current
-        if method.scope == "tensor" and start == 0:
-            current = trimmers((tensor,))
-        vectors = [
-            trimmer(vector)
-            for trimmer, vector in zip(current, parts.vectors(tensor, start, base), strict=True)
-        ]
+    def rule(tensor: str, base: Tensor) -> Tensor:
+        vectors = parts.vectors(tensor, base)
+        if method.scope == "model":
+            pairs = zip(trimmers, vectors, strict=True)
+            vectors = [trimmer(vector.flatten()).view_as(vector) for trimmer, vector in pairs]
+        else:
+            vectors = [trim(vector, method.density) for vector in vectors]
         return merge_agreeing(
             base, vectors, parts.weights, election=method.election, scale=method.scale
         )
@@ -138,19 +132,10 @@ def _ties(method: Ties, parts: Parts) -> Rule:
 
 
 def _dare(method: Dare, parts: Parts) -> Rule:
-    generators: list[torch.Generator] = []
-
-    def rule(tensor: str, start: int, base: Tensor) -> Tensor:
-        nonlocal generators
-        if start == 0:
-            generators = [
-                mask_generator(method.seed, place, tensor) for place in range(len(parts.changes))
-            ]
+    def rule(tensor: str, base: Tensor) -> Tensor:
         vectors = [
-            drop_and_rescale(vector, method.density, generator)
-            for vector, generator in zip(
-                parts.vectors(tensor, start, base), generators, strict=True
-            )
+            drop_and_rescale(vector, method.density, mask_generator(method.seed, place, tensor))
+            for place, vector in enumerate(parts.vectors(tensor, base))
         ]
         if method.then == "ties":
             return merge_agreeing(base, vectors, parts.weights, election=method.election)
@@ -159,14 +144,26 @@ def _dare(method: Dare, parts: Parts) -> Rule:
     return rule
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """A task vector, tensor by tensor, as often as it is iterated over."""
+
+    base: Weights
+    change: Change
+    names: Sequence[str]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.change.read(name, self.base.wide(name)) for name in self.names)
+
+
 def _measured(tensor: str, fishers: Sequence[Weights | None]) -> bool:
     """Return whether all Fisher information is there; if not, no model changed the tensor."""
     return all(fisher is not None and tensor in fisher for fisher in fishers)
 
 
-def _range(fisher: Weights | None, tensor: str, start: int, base: Tensor) -> Tensor:
+def _measure(fisher: Weights | None, tensor: str, base: Tensor) -> Tensor:
     assert fisher is not None  # a recipe without it does not validate
-    return fisher.read(tensor, start, start + len(base)).to(base.dtype)
+    return fisher[tensor].to(base.dtype)
 
 
 _RULES: dict[str, Callable[[Any, Parts], Rule]] = {

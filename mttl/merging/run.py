@@ -1,20 +1,21 @@
-"""Merge models by a recipe, shard by shard and range by range, into a new folder.
+"""Merge models by a recipe, shard by shard and tensor by tensor, into a new folder.
 
 ::
 
-    base shard 1 ─┐ ranges of 1 M entries      ┌─> out/shard 1 (same names, types and order)
+    base shard 1 ─┐ one tensor                 ┌─> out/shard 1 (same names, types and order)
     model A ──────┼─> τ_A, τ_B, f … ─> rule ───┤
     model B ──────┘                            └─> …
 
-A few ranges are in memory at a time, whatever the size of models and tensors. The other files of
+One tensor of each model is in memory at a time, whatever the size of the models. The other files of
 the base (configuration, tokenizer, index of shards) are copied: the result is a model like it.
 """
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +27,13 @@ from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import read_bytes
-from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
+from mttl.merging.changes import Change, DenseChange
 from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
 from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.mixture import MixtureChange
 from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
 from mttl.merging.rules import Parts, Rule, make_rule
-from mttl.merging.tensor_file import Entry, TensorFile, write_like
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
@@ -48,7 +48,7 @@ def merge_models(
     recipe: Recipe,
     out: str | Path,
     *,
-    on_range: Callable[[int, int], object] = lambda done, total: None,
+    on_tensor: Callable[[int, int], object] = lambda done, total: None,
     probe: bool = False,
 ) -> None:
     """Merge models and write the result, whole or not at all.
@@ -59,7 +59,7 @@ def merge_models(
         recipe: What to merge, and how.
         out: The folder to make. Beside the model it gets ``merge.yaml``, the recipe, and where it
             adds tasks of runs, how they are asked.
-        on_range: Called with the number of entries written so far, and that of all.
+        on_tensor: Called with the number of tensors written so far, and that of all.
         probe: Load the result and compare its answers; this takes memory for two models.
 
     Raises:
@@ -72,31 +72,28 @@ def merge_models(
         raise ConfigError(f"'{out}' exists already; choose another folder, or delete it")
     parts = open_parts(recipe)
     _check_space(out, parts.base)
-    total = sum(entry.size for file in parts.base.files for entry in file.entries.values())
+    total = sum(len(file.keys()) for file in parts.base.files.values())
     done = 0
-    kept: dict[str, list[Tensor]] = {}
+    kept: dict[str, Tensor] = {}
     rule: Rule
 
-    def ranges(file: TensorFile, stored: str, entry: Entry) -> Iterator[Tensor]:
+    def merged(file: Any, stored: str) -> Tensor:
         nonlocal done
-        tensor = parts.base.names.get(stored)
-        for start, stop in entry.ranges():
-            if tensor is not None and entry.dtype.is_floating_point:
-                with torch.no_grad():
-                    wide = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
-                merged = wide.to(entry.dtype)
-                if not merged.isfinite().all():
-                    kind = str(entry.dtype).removeprefix("torch.")
-                    raise ValueError(
-                        f"'{tensor}' would hold values that are NaN, or too large for {kind}"
-                    )
-            else:
-                merged = file.read(stored, start, stop)
-            if probe:
-                kept.setdefault(stored, []).append(merged)
-            yield merged
-            done += stop - start
-            on_range(done, total)
+        value, tensor = file.get_tensor(stored), parts.base.names.get(stored)
+        if tensor is not None and value.is_floating_point():
+            with torch.no_grad():
+                wide = value.to(torch.promote_types(value.dtype, torch.float32))
+                value = rule(tensor, wide).to(value.dtype)
+            if not value.isfinite().all():
+                kind = str(value.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"'{tensor}' would hold values that are NaN, or too large for {kind}"
+                )
+        if probe:
+            kept[stored] = value
+        done += 1
+        on_tensor(done, total)
+        return value
 
     paths = [path for pattern in COPIED for path in sorted(parts.base.path.glob(pattern))]
     beside = {path.name: read_bytes(path, CheckpointError) for path in paths}
@@ -104,8 +101,8 @@ def merge_models(
     with new_folder(out) as folder:
         try:
             rule = make_rule(recipe, parts)
-            for file in parts.base.files:
-                write_like(file, folder / file.path.name, partial(ranges, file))
+            for path, file in parts.base.files.items():
+                _write_like(path, folder / path.name, file, partial(merged, file))
         except ValueError as error:
             raise CheckpointError(
                 f"a model or its Fisher information is damaged: {error}"
@@ -121,10 +118,18 @@ def merge_models(
         _check(folder, parts.base, kept)
 
 
-def _check(folder: Path, base: Weights, kept: dict[str, list[Tensor]]) -> None:
+def _write_like(template: Path, out: Path, file: Any, merged: Callable[[str], Tensor]) -> None:
+    """Write a file with the names, types and shapes of another, tensor by tensor."""
+    with template.open("rb") as source, out.open("wb") as written:
+        length = source.read(8)
+        written.write(length + source.read(int.from_bytes(length, "little")))
+        for name in file.offset_keys():
+            values = merged(name).detach().contiguous().flatten()
+            written.write(values.view(torch.uint8).numpy().data)
+
+
+def _check(folder: Path, base: Weights, tensors: dict[str, Tensor]) -> None:
     """See that transformers reads a merge as what was computed, where it reads the base."""
-    entries = {name: entry for file in base.files for name, entry in file.entries.items()}
-    tensors = {name: torch.cat(own).view(entries[name].shape) for name, own in kept.items()}
     try:
         meant, _ = read_model(base.path, meta=not tensors, tensors=tensors)
         answers = {"merge": logits(meant)} if tensors else {}
@@ -231,13 +236,11 @@ def _changed(base: Weights, changes: Sequence[Change], measured: Sequence[Weight
     """
     found = []
     for name in base:
-        if not base.entry(name).dtype.is_floating_point:
+        if not base.entry(name).is_floating_point():
             continue
         lacking = any(name not in fisher for fisher in measured if _readable(fisher))
         for change in changes if lacking else ():
-            if change.touches(name) and any(
-                bool(part.any()) for part in Ranges(base, change, (name,))
-            ):
+            if change.touches(name) and change.read(name, base.wide(name)).any():
                 found.append(name)
                 break
     return found
@@ -252,7 +255,7 @@ def _readable(weights: Weights) -> bool:
 
 def _check_space(out: Path, base: Weights) -> None:
     folder = next(parent for parent in out.absolute().parents if parent.exists())
-    needed = sum(file.path.stat().st_size for file in base.files)
+    needed = sum(file.stat().st_size for file in base.files)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(

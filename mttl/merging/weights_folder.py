@@ -4,40 +4,117 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mttl.io.errors import CheckpointError
-from mttl.io.reading import check_name, read_json, reason
+from mttl.io.reading import check_name, read_json, reason, require_file
 from mttl.merging.loaded_names import LoadedNames
-from mttl.merging.tensor_file import Entry, TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AS_STORED = LoadedNames()
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 @dataclass(frozen=True)
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name, read when they are asked for."""
+    """Tensors by name, each read when it is asked for."""
 
     path: Path
     loaded: LoadedNames = AS_STORED
 
     @cached_property
-    def files(self) -> tuple[TensorFile, ...]:
-        """The shards, in the order of their names.
+    def files(self) -> dict[Path, Any]:
+        """The opened shards by path, in the order of their names.
 
         Raises:
-            CheckpointError: If there are none, or the index is damaged or names a missing one.
+            CheckpointError: If there are none, the index or a shard is damaged, a shard is missing,
+                or a tensor has a type that cannot be merged.
         """
+        return {path: _open(path) for path in self._paths()}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names of tensors by those in the files; equal copies of a tied tensor have one.
+
+        Raises:
+            CheckpointError: If a tensor is in two shards.
+        """
+        stored: dict[str, Path] = {}
+        for path, file in self.files.items():
+            for name in file.offset_keys():
+                if name in stored:
+                    raise CheckpointError(
+                        f"'{name}' stands in '{stored[name]}' and in '{path}': keep one"
+                    )
+                stored[name] = path
+        found, tied = self.loaded.rename(stored), self.loaded.tied()
+        copies: dict[str, list[str]] = {}
+        for name, new in found.items():
+            copies.setdefault(tied.get(new, new), []).append(name)
+        for new, (first, *others) in copies.items():
+            if others:
+                value = self.files[stored[first]].get_tensor(first)
+                tensors = (self.files[stored[other]].get_tensor(other) for other in others)
+                if all(one.dtype == value.dtype and torch.equal(one, value) for one in tensors):
+                    found |= dict.fromkeys((first, *others), new)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, tuple[Any, str]]:
+        """The opened shard of every tensor, and its name there; in the order of the bytes."""
+        found: dict[str, tuple[Any, str]] = {}
+        for file in self.files.values():
+            for name in file.offset_keys():
+                if name in self.names:
+                    found.setdefault(self.names[name], (file, name))
+        return found
+
+    def entry(self, name: str) -> Tensor:
+        """Return a tensor's type and shape, without its values (on the device ``meta``)."""
+        file, stored = self.places[name]
+        found = file.get_slice(stored)
+        return torch.empty(found.get_shape(), dtype=DTYPES[found.get_dtype()], device="meta")
+
+    def wide(self, name: str) -> Tensor:
+        """Read a tensor in single precision at least, to compute with."""
+        value = self[name]
+        return value.to(torch.promote_types(value.dtype, torch.float32))
+
+    def __getitem__(self, name: str) -> Tensor:
+        file, stored = self.places[name]
+        return file.get_tensor(stored)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places  # a mapping would read the tensor to find out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def _paths(self) -> list[Path]:
         if self.path.is_file():
-            return (TensorFile(self.path),)
+            return [self.path]
         if not self.path.is_dir():
             raise CheckpointError(f"'{self.path}' does not exist")
         if (self.path / SINGLE).is_file():
-            return (TensorFile(self.path / SINGLE),)
+            return [self.path / SINGLE]
         if not (self.path / INDEX).is_file():
             pickled = sorted(self.path.glob("*.bin"))
             raise CheckpointError(
@@ -64,67 +141,20 @@ class Weights(Mapping[str, Tensor]):
         missing = [name for name in names if not (self.path / name).is_file()]
         if missing:
             raise CheckpointError(f"'{self.path}' lacks shards: {', '.join(missing)}")
-        return tuple(TensorFile(self.path / name) for name in names)
-
-    @cached_property
-    def names(self) -> dict[str, str]:
-        """The names of tensors by those in the files; equal copies of a tied tensor have one.
-
-        Raises:
-            CheckpointError: If a tensor stands in two shards.
-        """
-        stored: dict[str, TensorFile] = {}
-        for file in self.files:
-            for name in file.entries:
-                if name in stored:
-                    raise CheckpointError(
-                        f"'{name}' stands in '{stored[name].path}' and in '{file.path}': keep one"
-                    )
-                stored[name] = file
-        found, tied = self.loaded.rename(stored), self.loaded.tied()
-        copies: dict[str, list[str]] = {}
-        for name, new in found.items():
-            copies.setdefault(tied.get(new, new), []).append(name)
-        for new, (first, *others) in copies.items():
-            if all(_equal(stored[first], first, stored[other], other) for other in others):
-                found |= dict.fromkeys((first, *others), new)
-        return found
-
-    @cached_property
-    def places(self) -> dict[str, tuple[TensorFile, str]]:
-        """The shard of every tensor, and its name there."""
-        found: dict[str, tuple[TensorFile, str]] = {}
-        for file in self.files:
-            for name in file.entries:
-                if name in self.names:
-                    found.setdefault(self.names[name], (file, name))
-        return found
-
-    def entry(self, name: str) -> Entry:
-        """Return type and shape of a tensor."""
-        file, stored = self.places[name]
-        return file.entries[stored]
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Shaped[Tensor, "N"]:
-        """Read a range of a tensor's entries; see `TensorFile.read`."""
-        file, stored = self.places[name]
-        return file.read(stored, start, stop)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.read(name).view(self.entry(name).shape)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places  # a mapping would read the tensor to find out
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+        return [self.path / name for name in names]
 
 
-def _equal(file: TensorFile, name: str, other: TensorFile, copy: str) -> bool:
-    one, two = file.entries[name], other.entries[copy]
-    return (one.dtype, one.shape) == (two.dtype, two.shape) and all(
-        torch.equal(file.read(name, *part), other.read(copy, *part)) for part in one.ranges()
-    )
+def _open(path: Path) -> Any:
+    require_file(path, CheckpointError)
+    try:
+        file = safe_open(path, framework="pt")
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is not valid safetensors: {error}") from error
+    for name, kind in kinds.items():
+        if kind not in DTYPES:
+            raise CheckpointError(
+                f"'{path}': '{name}' has the type {kind}; only {', '.join(DTYPES)} can be read. "
+                "Load the model in one of these and save it"
+            )
+    return file

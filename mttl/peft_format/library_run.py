@@ -1,11 +1,10 @@
 """Members of a library as the skills, or the experts, of a run."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor
 
 from mttl.assembly.build_imported import Imported, build_imported, imported_skills, save_imported
@@ -16,12 +15,31 @@ from mttl.config.load import dump_config
 from mttl.config.moe_schema import LoRAExperts, MoE
 from mttl.config.schema import Config
 from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.record import Record
 from mttl.library.library_folder import Library, Member
 from mttl.library.stacking import stack_members, without_general
 
 # Task routers that need no training: what they do is known, or what they begin with.
 ROUTERS = ("private", "polytropon", "average", "expert", "retrieval")
 MEMBERS = "members.json"
+
+
+class ListedMember(Record):
+    """A member of a library in a run; see `mttl.library.member_card.MemberCard`."""
+
+    name: str
+    task: str
+    licence: str | None
+    weights: dict[str, Any]
+
+
+class MemberList(Record):
+    """The content of ``members.json``: which members of which library a run is made of."""
+
+    library: str
+    version: int
+    members: list[ListedMember]
+    general: list[str] = Field(default_factory=list)
 
 
 def make_run(
@@ -74,17 +92,16 @@ def make_run(
                 "model that its members were trained on (-k backbone.name=...)"
             )
     prepare(config, imported)
-    facts: dict[str, Any] = {
-        "library": str(library.folder.resolve()),
-        "version": library.version,
-        "members": [
-            {name: getattr(member.card, name) for name in ("name", "task", "licence", "weights")}
+    facts = MemberList(
+        library=str(library.folder.resolve()),
+        version=library.version,
+        members=[
+            ListedMember(**member.card.model_dump(include={*ListedMember.model_fields}))
             for member in members
         ],
-    }
-    if general:
-        facts["general"] = list(general)
-    files = {"config.yaml": dump_config(config), MEMBERS: json.dumps(facts, indent=2) + "\n"}
+        general=list(general),
+    )
+    files = {"config.yaml": dump_config(config), MEMBERS: facts.text()}
     save_imported(out, imported, backbone, inventory_settings(config, descriptions), files)
     return config, imported
 

@@ -14,12 +14,11 @@ from lightning_fabric.utilities import move_data_to_device
 from mttl.assembly.build_backbone import build_tokenizer
 from mttl.assembly.build_imported import Imported
 from mttl.checkpoints.checkpoint_file import not_finite
-from mttl.config.moe_schema import Phatgoose
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.data_module import TextToTextDataModule
 from mttl.models.backbone import is_decoder_only
-from mttl.routing.task.fixed import private_router
+from mttl.routing.task.fixed import PrivateRouter
 from mttl.routing.task.retrieval import RetrievalRouter
 from mttl.routing.token.phatgoose import PhatgooseRouter
 from mttl.runtime.gpus import device_of
@@ -38,7 +37,7 @@ def prepare_members(config: Config, imported: Imported) -> None:
         TaskError: If the gym lacks a task of a member.
     """
     model, gates = imported.model, None if config.moe is None else config.moe.router
-    if not model.router.seen and not isinstance(gates, Phatgoose):
+    if not model.router.seen and "gate_steps" not in getattr(gates, "own_settings", ()):
         return
     gym = open_gym(config.data)
     tokenizer = build_tokenizer(config.backbone)
@@ -52,7 +51,7 @@ def prepare_members(config: Config, imported: Imported) -> None:
     embed_tasks(model, data)
     if isinstance(model.router, RetrievalRouter):
         model.router.remember(model.router.get_buffer("shown_examples"))
-    if isinstance(gates, Phatgoose):
+    if "gate_steps" in getattr(gates, "own_settings", ()):
         module = TextToTextModule(model, tokenizer, metrics).to(device_of())
         train_gates(module, data.train_dataloader(), n_steps=gates.gate_steps, lr=gates.gate_lr)
         module.cpu()
@@ -101,7 +100,7 @@ def own_members(model: SkilledModel) -> Iterator[None]:
     device = next(model.parameters()).device
     priors = [(layer.prior, layer.group) for layer in layers]
     try:
-        model.router = private_router(1, router.n_tasks).to(device)
+        model.router = PrivateRouter(1, router.n_tasks).to(device)
         for layer in layers:
             assert isinstance(layer.router, PhatgooseRouter)
             layer.prior, layer.group, layer.router.learning = "mask", 0, True

@@ -2,7 +2,7 @@
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +165,18 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     card = MemberCard(name=name, task=name, source=f"'{path}'")
     if (path / CARD).exists():  # a member that went out, and comes back
         own = parse_card(read_bytes(path / CARD, CheckpointError), f"'{path / CARD}'")
-        card = replace(own, name=name, source=card.source)
+        card = own.model_copy(update={"name": name, "source": card.source})
     else:
         told = _front_matter(path / "README.md")
-        card = replace(
-            card,
+        card = MemberCard(
+            name=name,
+            task=name,
+            source=card.source,
             data=_told(told.get("datasets")),
             licence=_told(told.get("license")),
             training=_training(folder),
         )
-    return Member(replace(card, base={"name": _base_name(folder)}), changes)
+    return Member(card.model_copy(update={"base": {"name": _base_name(folder)}}), changes)
 
 
 def _base_name(folder: PeftFolder) -> str:
@@ -241,7 +243,7 @@ def _of_run(path: Path, wanted: MemberOptions, found: Found) -> None:
         found.members.append(Member(card, changes))
 
 
-def _base_of(built: Built) -> dict[str, str]:
+def _base_of(built: Built) -> dict[str, Any]:
     return {"name": built.base, "fingerprint": built.meta["backbone"]["fingerprint"]}
 
 

@@ -101,9 +101,9 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     Raises:
         CheckpointError: If its rows are not positive weights that sum to 1.
     """
-    if isinstance(router, PolytroponRouter) and router.normalisation == "sum":
+    if isinstance(router, PolytroponRouter) and router.normalise == "sum":
         logits = router.task_logits().detach()
-        if router.hard:
+        if router.straight_through:
             logits = torch.where(logits.sigmoid() > 0.5, CERTAIN, -CERTAIN).to(logits)
         if isinstance(router, CPolyRouter):
             logits = logits.masked_fill(router.allowed.unsqueeze(1) == 0, -CERTAIN)

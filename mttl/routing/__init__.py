@@ -5,16 +5,16 @@ from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import (
+    AverageRouter,
     FixedRouter,
-    average_router,
+    PrivateRouter,
+    SharedRouter,
     expert_router,
-    private_router,
-    shared_router,
 )
 from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.routing.task.priors import RoutingPrior, negative_log_ibp
+from mttl.routing.task.priors import IBP, RoutingPrior, negative_log_ibp
 from mttl.routing.task.random_member import RandomRouter
 from mttl.routing.task.retrieval import RetrievalRouter
 from mttl.routing.task.score_function import ScoreFunctionRouter
@@ -37,8 +37,10 @@ from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import TopKRouter
 
 __all__ = [
+    "IBP",
     "ArrowRouter",
     "Assignment",
+    "AverageRouter",
     "Balance",
     "BaseRouter",
     "BiasBalance",
@@ -55,12 +57,14 @@ __all__ = [
     "NoisyTopKRouter",
     "PhatgooseRouter",
     "PolytroponRouter",
+    "PrivateRouter",
     "RandomRouter",
     "RetrievalRouter",
     "Routing",
     "RoutingPrior",
     "RoutingSlot",
     "ScoreFunctionRouter",
+    "SharedRouter",
     "SmearRouter",
     "SpectralRouter",
     "TaskMoERouter",
@@ -68,10 +72,7 @@ __all__ = [
     "TokenRouter",
     "Tokens",
     "TopKRouter",
-    "average_router",
     "check_task_ids",
     "expert_router",
     "negative_log_ibp",
-    "private_router",
-    "shared_router",
 ]

@@ -1,4 +1,8 @@
-"""A progress bar with counts."""
+"""A progress bar with counts; in a log file, lines with the time left."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +20,7 @@ SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_LOSSES = 0.2
 
 
-def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
+def counting_bar(console: Console, *more: ProgressColumn, live: bool = True) -> Progress:
     """Return a bar with a description, the count and the remaining time.
 
     It is removed at its end, and hidden if the console is a file.
@@ -24,6 +28,7 @@ def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
     Args:
         console: Console that shows it.
         *more: Further columns.
+        live: Whether it is shown at all; the work may have a bar of its own.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -33,5 +38,63 @@ def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
         *more,
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (live and console.is_terminal),
     )
+
+
+class Count:
+    """The count of a work; in a log file it prints a line with the time left now and then.
+
+    Args:
+        console: Console that shows it.
+        bar: The bar.
+        name: What is done.
+        total: How much there is to do.
+        done: How much was done before.
+    """
+
+    def __init__(self, console: Console, bar: Progress, name: str, total: int, done: int) -> None:
+        self.done, self.total, self.name = done, total, name
+        self._console, self._bar, self._begun_at = console, bar, done
+        self._task = bar.add_task(name, total=total, completed=done)
+        self._started = self._last_line = time.monotonic()
+
+    def advance(self, n: int = 1) -> None:
+        """Count what was done since."""
+        self.set(self.done + n)
+
+    def set(self, done: int) -> None:
+        """Give the count."""
+        self.done = done
+        self._bar.update(self._task, completed=done)
+        now = time.monotonic()
+        if self._console.is_terminal or now - self._last_line < SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        self._console.print(f"{self.name}: {done} of {self.total}{self.left}", highlight=False)
+
+    @property
+    def left(self) -> str:
+        """The end of a line that says how long the rest will take."""
+        remaining, seconds = self.total - self.done, time.monotonic() - self._started
+        return time_left(self.done - self._begun_at, remaining, seconds) if remaining else ""
+
+
+@contextmanager
+def counting(
+    console: Console, name: str, total: int, done: int = 0, *, live: bool = True
+) -> Iterator[Count]:
+    """Show a `Count` inside a ``with`` block; without ``live``, its lines alone."""
+    with counting_bar(console, live=live) as bar:
+        yield Count(console, bar, name, total, done)
+
+
+def time_left(done: float, remaining: float, seconds: float) -> str:
+    """Return the end of a line that says how long it will take; nothing before the first step.
+
+    Args:
+        done: Steps since the start.
+        remaining: Steps to go.
+        seconds: Time since the start, validations included.
+    """
+    return f", about {remaining * seconds / done:.0f} s left" if done else ""

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,16 @@ from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 
 Merged = tuple[Tensor, ...]
+# What kinds lack that do more than change a weight.
+NO_WEIGHTS: Mapping[str, str] = dict.fromkeys(
+    ("merges", "averages"),
+    "it does more than change a weight; answer with the run itself (mttl predict, mttl serve)",
+)
+# What kinds lack packing for that put something before the text.
+ONE_TEXT = (
+    "it stands in front of one text, and packing puts several behind one another; leave "
+    "data.packed_length out, or take skills that change layers (lora, ia3, adapter …)"
+)
 USES = {
     "task": "mixed by task",
     "token": "chosen by token",

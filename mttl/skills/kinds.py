@@ -1,5 +1,6 @@
-"""The kinds of skills by name: the registry of all uses."""
+"""The kinds of skills by name."""
 
+from mttl.plugins.parts import PARTS, import_part
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
 from mttl.skills.blocks.krona_block import KronABlockInventory
@@ -44,24 +45,7 @@ __all__ = [
 ]
 
 KINDS: dict[str, type[Inventory]] = {
-    "lora": LoRAInventory,
-    "ia3": IA3Inventory,
-    "adapter": AdapterInventory,
-    "dense": DenseInventory,
-    "sparse": SparseInventory,
-    "supermask": SupermaskInventory,
-    "bitfit": BitFitInventory,
-    "norm": NormInventory,
-    "krona": KronAInventory,
-    "krona_block": KronABlockInventory,
-    "head_mask": HeadMaskInventory,
-    "prefix": PrefixInventory,
-    "prompt": PromptInventory,
-    "compacter": CompacterInventory,
-    "sparse_adapter": SparseAdapterInventory,
-    "ladder": LadderInventory,
-    "intrinsic": IntrinsicInventory,
-    "diff_pruning": DiffPruningInventory,
+    kind: import_part(place) for kind, place in PARTS["skills"].items()
 }
 
 

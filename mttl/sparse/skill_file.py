@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -26,12 +26,28 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mttl.io.errors import CheckpointError
-from mttl.io.reading import parse_json, require_file
+from mttl.io.reading import require_file
+from mttl.io.record import Record, as_row
 from mttl.io.safetensors_file import write_tensors
 
-FORMAT_VERSION = 1
 METADATA = "mttl_sparse_skill"
 GAP_DTYPES = (torch.uint8, torch.uint16, torch.int32, torch.int64)
+
+
+class _TensorFacts(Record):
+    """Of one tensor: its shape, and the digest of the weights that were there."""
+
+    shape: tuple[int, ...]
+    base: str
+
+
+class _Facts(Record):
+    """The metadata of a file."""
+
+    format_version: Literal[1] = 1
+    tensors: dict[str, _TensorFacts]
+    about: dict[str, Any]
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +115,7 @@ class SparseSkill:
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {}
+        facts: dict[str, _TensorFacts] = {}
         for name, change in self.changes.items():
             before = change.indices.new_full((1,), -1)
             gaps = torch.diff(change.indices, prepend=before).cpu()
@@ -107,10 +123,10 @@ class SparseSkill:
             dtype = next(kind for kind in GAP_DTYPES if largest <= torch.iinfo(kind).max)
             tensors[f"gaps/{name}"] = gaps.to(dtype)
             tensors[f"values/{name}"] = change.values.detach().cpu().contiguous()
-            facts[name] = {"shape": list(change.shape), "base": change.base}
-        content = {"format_version": FORMAT_VERSION, "tensors": facts, "about": self.about}
-        content["sha256"] = _checksum(tensors, content)
-        metadata = {METADATA: json.dumps(content)}
+            facts[name] = _TensorFacts(shape=change.shape, base=change.base)
+        content = _Facts(tensors=facts, about=self.about)
+        content = content.model_copy(update={"sha256": _checksum(tensors, as_row(content))})
+        metadata = {METADATA: json.dumps(as_row(content))}
         write_tensors(path, tensors, metadata)
 
     @classmethod
@@ -130,29 +146,24 @@ class SparseSkill:
             raise CheckpointError(f"'{path}' is damaged or no safetensors file: {error}") from error
         if METADATA not in metadata:
             raise CheckpointError(f"'{path}' holds no sparse skill; mttl sparse writes such files")
-        facts = parse_json(metadata[METADATA], f"'{path}', its metadata", CheckpointError, dict)
-        if facts.get("format_version") != FORMAT_VERSION:
-            raise CheckpointError(
-                f"'{path}' has format version {facts.get('format_version')}; this mttl reads "
-                f"{FORMAT_VERSION}"
-            )
-        noted = facts.pop("sha256", None)
-        if noted != _checksum(tensors, facts):
+        facts = _Facts.parse(metadata[METADATA], f"'{path}', its metadata")
+        if facts.sha256 != _checksum(tensors, as_row(facts)):
             raise CheckpointError(
                 f"'{path}' is damaged: its checksum is not the one noted. Copy it again"
             )
         changes = {}
-        for name, fact in facts["tensors"].items():
+        for name, fact in facts.tensors.items():
             gaps, values = tensors[f"gaps/{name}"], tensors[f"values/{name}"]
             indices = gaps.to(torch.int64).cumsum(0) - 1
             if not values.isfinite().all():
                 raise CheckpointError(f"'{path}' holds values of '{name}' that are not finite")
-            changes[name] = SparseChange(tuple(fact["shape"]), indices, values, fact["base"])
-        return cls(changes, facts["about"])
+            changes[name] = SparseChange(fact.shape, indices, values, fact.base)
+        return cls(changes, facts.about)
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    content = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    noted = {name: value for name, value in facts.items() if name != "sha256"}
+    content = hashlib.sha256(json.dumps(noted, sort_keys=True).encode())
     for name in sorted(tensors):
         content.update(f"{name} {digest(tensors[name])}".encode())
     return content.hexdigest()

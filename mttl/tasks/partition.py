@@ -5,69 +5,36 @@ task stands in one list only: a test task that was trained on would make the sco
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from mttl.io.errors import TaskError, nearest, some
-from mttl.io.reading import check_name, read_json, shown
+from mttl.io.record import Printable, Record
 from mttl.tasks.folder import Gym
 
 SIDES = ("train", "dev", "test")
 MEAN = "mean"  # what tables call the mean over tasks
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Record):
     """The names of the tasks on each side, in the order of the file."""
 
-    train: tuple[str, ...]
-    dev: tuple[str, ...] = ()
-    test: tuple[str, ...] = ()
+    error = TaskError
+    advice = ""
+    train: Annotated[tuple[Printable, ...], Field(min_length=1)]
+    dev: tuple[Printable, ...] = ()
+    test: tuple[Printable, ...] = ()
 
-
-def load_partition(path: str | Path) -> Partition:
-    """Read and check a partition file.
-
-    Raises:
-        TaskError: If the file is missing or not JSON, has another key, names a task twice, or
-            trains no task.
-    """
-    return parse_partition(read_json(path, TaskError), str(path))
-
-
-def parse_partition(sides: Any, path: str) -> Partition:
-    """Check a partition.
-
-    Raises:
-        TaskError: As for `load_partition`.
-    """
-    if not isinstance(sides, dict):
-        raise TaskError(
-            f"'{path}' holds {shown(sides)}; a partition is an object with the lists "
-            f"{', '.join(SIDES)}."
-        )
-    for side in sides:
-        if side not in SIDES:
-            raise TaskError(
-                f"'{path}': unknown key '{side}'; a partition has {', '.join(SIDES)}."
-                f"{nearest(side, SIDES)}"
-            )
-    first_place: dict[str, str] = {}
-    for side, names in sides.items():
-        if not isinstance(names, list):
-            raise TaskError(f"'{path}': '{side}' is {shown(names)}; it must be a list of tasks.")
-        for i, name in enumerate(names):
-            place = f"{side}[{i}]"
-            check_name(name, f"'{path}': {place}", TaskError)
-            if name in first_place:
-                raise TaskError(
-                    f"'{path}' names the task '{name}' twice: {first_place[name]} and {place}."
-                )
-            first_place[name] = place
-    if not sides.get("train"):
-        raise TaskError(f"'{path}' trains no task: its list 'train' is empty or absent.")
-    return Partition(**{side: tuple(names) for side, names in sides.items()})
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        first_place: dict[str, str] = {}
+        for side in SIDES:
+            for i, name in enumerate(getattr(self, side)):
+                if name in first_place:
+                    raise ValueError(f"names '{name}' twice: {first_place[name]} and {side}[{i}]")
+                first_place[name] = f"{side}[{i}]"
+        return self
 
 
 def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -> list[str]:

@@ -1,22 +1,55 @@
 """What a task is: where its records are, how one becomes a line, and how an answer is scored."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Collection
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, PlainValidator
+from pydantic.dataclasses import dataclass
+
+from mttl.io.errors import nearest
+from mttl.io.record import STRICT
 from mttl.metrics.metric_names import MetricName
+from mttl.tasks.filters import TEXT_FILTERS
+from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.rows import JSON_LINES, TSV
 
 Kind = Literal["classification", "text-to-text"]
 References = Literal["one", "all", "distinct"]
-Bound = int | float
+ALL = "all"  # in place of a number of lines
+Text = Annotated[str, Field(min_length=1)]
 Side = Literal["train", "dev", "test"]
 
 # What files of records may be: a table, or a line of JSON for each record; also packed.
 FILE_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 
-@dataclass(frozen=True)
+def _bound(value: Any) -> int | float:
+    if type(value) not in (int, float) or value < 0 or (type(value) is float and value > 1):
+        raise ValueError("must be a number of lines, or a share from 0.0 to 1.0")
+    return value
+
+
+Bound = Annotated[int | float, PlainValidator(_bound)]
+
+
+def _count(value: Any) -> int | None:
+    if value not in (ALL, None) and (type(value) is not int or value < 1):
+        raise ValueError(f"must be a whole number from 1 on, or '{ALL}'")
+    return None if value == ALL else value
+
+
+def _one_of(choices: Collection[str]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}.{nearest(value, choices)}")
+        return value
+
+    return check
+
+
+@dataclass(frozen=True, config=STRICT)
 class Holdout:
     """How one split is cut where a task has no test split of its own.
 
@@ -35,7 +68,7 @@ class Holdout:
     test_end: Bound | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Source:
     """Where the records of a task are: a data set of the hub, or files.
 
@@ -55,17 +88,17 @@ class Source:
         unavailable: Why the hub cannot give it, and where to get it by hand; None where it can.
     """
 
-    path: str | None
-    train: str
-    config: str | None = None
-    revision: str | None = None
-    test: str | None = None
+    path: Text | None
+    train: Text
+    config: Text | None = None
+    revision: Text | None = None
+    test: Text | None = None
     holdout: Holdout | None = None
-    test_share: float | None = None
+    test_share: Annotated[float, Field(gt=0, le=1)] | None = None
     columns: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()
-    unavailable: str | None = None
-    dev: str | None = field(default=None, repr=False)  # fingerprints of gyms are of the others
+    unavailable: Text | None = None
+    dev: Text | None = field(default=None, repr=False)  # fingerprints of gyms are of the others
 
     @property
     def splits(self) -> list[str]:
@@ -73,7 +106,7 @@ class Source:
         return [split for split in (self.train, self.dev, self.test) if split is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Task:
     """A task; see `docs/tasks.md` for the language of the templates.
 
@@ -100,18 +133,18 @@ class Task:
 
     name: str
     source: Source
-    k: int | None
+    k: Annotated[int | None, PlainValidator(_count)]
     kind: Kind
-    input: str
-    output: str
+    input: Text
+    output: Text
     metric: MetricName
     category: str
     description: str
     labels: tuple[str, ...] = ()
     references: References = "one"
-    rows: str | None = None
-    cleaning: str | None = None
-    prepare: str | None = None
+    rows: Text | None = None
+    cleaning: Annotated[str, AfterValidator(_one_of(TEXT_FILTERS))] | None = None
+    prepare: Annotated[str, AfterValidator(_one_of(FUNCTIONS))] | None = None
     side: Side = field(default="train", repr=False)
 
     @property

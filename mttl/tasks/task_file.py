@@ -21,24 +21,14 @@ from typing import Any
 
 from mttl.io import yaml12
 from mttl.io.errors import TaskError
-from mttl.io.reading import read_text
+from mttl.io.reading import read_text, shown
+from mttl.io.record import check
 from mttl.tasks.md5_sums import published_sums
-from mttl.tasks.task import FILE_ENDINGS, Holdout, Source, Task
-from mttl.tasks.task_keys import (
-    ALL,
-    HOLDOUT_KEYS,
-    MAPPING,
-    SOURCE_KEYS,
-    TASK_KEYS,
-    check,
-    check_keys,
-)
+from mttl.tasks.task import ALL, FILE_ENDINGS, Task
 from mttl.tasks.template import compile_condition, compile_template
 
 _SHOTS = {"classification": 16, "text-to-text": 32}
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-_REQUIRED = ("source", "kind", "input", "output", "metric")
 
 
 def load_tasks(path: str | Path) -> Mapping[str, Task]:
@@ -74,7 +64,6 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
     if not isinstance(tree, dict) or not isinstance(tree.get("tasks"), dict) or not tree["tasks"]:
         raise TaskError(f"{place}: there must be a key 'tasks' with the tasks by name")
     shared = {key: value for key, value in tree.items() if key != "tasks"}
-    check_keys(shared, {**TASK_KEYS, "tasks": MAPPING}, place)
     tasks = {}
     for name, own in tree["tasks"].items():
         if type(name) is int and re.search(rf"(?m)\b{name}\s*:", text):  # as it is written
@@ -85,8 +74,8 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
                 f"{where}: a name must be letters, digits, '_', '-' and '.', as it names files; "
                 "quote it if it looks like a number or a boolean"
             )
-        check(own, MAPPING, where)
-        keys = {**shared, **own}
+        if not isinstance(own, dict) or "name" in (keys := {**shared, **own}):
+            raise TaskError(f"{where}: {shown(own)} must be a mapping of settings without a 'name'")
         if isinstance(own.get("source"), dict) and isinstance(shared.get("source"), dict):
             keys["source"] = {**shared["source"], **own["source"]}
         tasks[name] = _task(name, keys, where, folder or Path())
@@ -94,37 +83,34 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
 
 
 def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
-    check_keys(keys, TASK_KEYS, where)
-    missing = [key for key in _REQUIRED if key not in keys]
-    if missing:
-        raise TaskError(f"{where}: the key {' and '.join(map(repr, missing))} is missing")
-    task = Task(
-        **{
-            "k": _SHOTS[keys["kind"]],
-            "category": "other/other",
-            "description": "",
-            **keys,
-            "name": name,
-            "labels": tuple(map(str.strip, keys.get("labels", ()))),
-            "source": _source(keys["source"], f"{where}, source", folder),
-            **({"k": None} if keys.get("k") == ALL else {}),
-        }
-    )
-    if task.k is None and task.source.dev is None:
-        raise TaskError(
-            f"{where}: k is '{ALL}', and no line of train would be left for dev: name a file or a "
-            "split of its own in source, with 'dev', or make k a number"
-        )
-    if len(set(task.labels)) != len(task.labels):
-        raise TaskError(f"{where}: labels names a label twice: {', '.join(task.labels)}")
-    if task.category.count("/") != 1:
-        raise TaskError(f"{where}: category is '{task.category}'; it must read 'one/two'")
-    if (task.references == "distinct") is not bool(re.search(r"\|set\b", task.output)):
-        raise TaskError(
-            f"{where}: 'references: distinct' goes with the filter 'set' in the output, and only "
-            f"with it; they are '{task.references}' and '{task.output}'"
-        )
+    keys = {"category": "other/other", "description": "", **keys, "name": name}
+    k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
+    if k is None:
+        raise TaskError(f"{where}: k: null must be a whole number from 1 on, or '{ALL}'")
+    if isinstance(labels := keys.get("labels"), list):
+        keys["labels"] = [one.strip() if isinstance(one, str) else one for one in labels]
+    if isinstance(source := keys.get("source"), dict):
+        keys["source"] = _with_defaults(source, f"{where}: source", folder)
+    task = check(Task, keys, where, TaskError)
+    rules = {
+        f"k: '{ALL}' leaves no line of train for dev: name a file or a split of its own in source, "
+        "with 'dev', or make k a number": task.k is None and task.source.dev is None,
+        f"labels: names a label twice: {', '.join(task.labels)}": len(set(task.labels))
+        != len(task.labels),
+        f"category: '{task.category}' must read 'one/two'": task.category.count("/") != 1,
+        "'references: distinct' goes with the filter 'set' in the output, and only with it; they "
+        f"are '{task.references}' and '{task.output}'": (task.references == "distinct")
+        is not bool(re.search(r"\|set\b", task.output)),
+        "source.test_share: is a share of 'test', which is missing": task.source.test is None
+        and task.source.test_share is not None,
+        "source: 'holdout' cuts train where there is no 'test'; leave one out": task.source.test
+        is not None
+        and task.source.holdout is not None,
+    }
     try:
+        for mistake, made in rules.items():
+            if made:
+                raise TaskError(mistake)
         compile_template(task.input, task.labels)
         compile_template(task.output, task.labels)
         if task.rows is not None:
@@ -134,45 +120,21 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     return task
 
 
-def _source(keys: dict[str, Any], where: str, folder: Path) -> Source:
-    check_keys(keys, SOURCE_KEYS, where)
-    if "test" in keys and "holdout" in keys:
-        raise TaskError(f"{where}: 'holdout' cuts train where there is no 'test'; leave one out")
-    share = keys.get("test_share")
-    if share is not None and ("test" not in keys or not 0 < share <= 1):
-        raise TaskError(
-            f"{where}: test_share is {share}; it must be a share of 'test', above 0 up to 1"
-        )
+def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
     if "path" not in keys:
         if "train" not in keys:
             raise TaskError(f"{where}: name a data set of the hub (path), or a file (train)")
-        sides = [key for key in ("train", "dev", "test") if key in keys]
-        keys = {**keys, **{key: _file(keys[key], key, where, folder) for key in sides}}
-    cut = keys.get("holdout")
-    if cut is not None:
-        check_keys(cut, HOLDOUT_KEYS, f"{where}, holdout")
-        for key, bound in cut.items():
-            if bound < 0 or (isinstance(bound, float) and bound > 1):
-                raise TaskError(
-                    f"{where}, holdout: {key} is {bound}; it must be a number of lines, or a share "
-                    "from 0.0 to 1.0"
-                )
-    elif "test" not in keys:
-        cut = {}
-    return Source(
-        **{
-            "path": None,
-            "train": "train",
-            **keys,
-            "holdout": None if cut is None else Holdout(**cut),
-            "columns": tuple(keys.get("columns", ())),
-            "mirrors": tuple(keys.get("mirrors", ())),
+        keys = keys | {
+            side: _file(keys[side], f"{where}.{side}", folder)
+            for side in ("train", "dev", "test")
+            if isinstance(keys.get(side), str)
         }
-    )
+    held_out = {} if "test" in keys else {"holdout": {}}
+    return {"path": None, "train": "train", **held_out, **keys}
 
 
-def _file(name: str, key: str, where: str, folder: Path) -> str:
+def _file(name: str, where: str, folder: Path) -> str:
     if not name.endswith(FILE_ENDINGS):
         allowed = ", ".join(FILE_ENDINGS)
-        raise TaskError(f"{where}: {key} is '{name}'; without 'path' it must be a file ({allowed})")
+        raise TaskError(f"{where}: '{name}' must be a file ({allowed}) where there is no 'path'")
     return str(folder / name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from mttl.analysis.answer_row import AnswerRow
 from mttl.io.files import write_table, write_text
 from mttl.metrics.crossfit import score_answers
 from mttl.runtime.processes import gathered
@@ -88,13 +89,7 @@ def write_predictions(
     for task_id, group in by_task.items():
         lines = [
             json.dumps(
-                {
-                    "sample": row.sample,
-                    "input": row.input,
-                    "references": row.references,
-                    "prediction": row.prediction,
-                },
-                ensure_ascii=False,
+                {name: getattr(row, name) for name in AnswerRow.model_fields}, ensure_ascii=False
             )
             for row in group
         ]

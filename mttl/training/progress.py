@@ -17,7 +17,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES
+from mttl.runtime.progress_bar import (
+    SECONDS_BETWEEN_LINES,
+    SECONDS_BETWEEN_LOSSES,
+    time_left,
+)
 
 
 class TrainingProgress(ProgressBar):
@@ -165,17 +169,6 @@ class TrainingProgress(ProgressBar):
     def _shown(self, trainer: pl.Trainer) -> str:
         loss = trainer.progress_bar_metrics.get("train/loss")
         return "" if loss is None else f" loss {float(loss):.3f}"  # type: ignore[arg-type]
-
-
-def time_left(done: int, remaining: float, seconds: float) -> str:
-    """Return the end of a line that says how long it will take; nothing before the first step.
-
-    Args:
-        done: Steps since the start.
-        remaining: Steps to go.
-        seconds: Time since the start, validations included.
-    """
-    return f", about {remaining * seconds / done:.0f} s left" if done else ""
 
 
 def _total(batches: list[int | float] | int | float) -> int | None:

@@ -14,6 +14,7 @@ from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.job import run_job, seeded
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
+from mttl.io.record import as_row
 from mttl.models.backbone import build_random, load_tokenizer
 from mttl.tasks.folder import Gym
 
@@ -39,7 +40,7 @@ def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path
     blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False)
     assert torch.equal(torch.get_rng_state(), state)
     assert math.isnan(blind.test)
-    assert blind.row()["test"] is None
+    assert as_row(blind)["test"] is None
     assert (whole.n_answers, blind.n_answers) == (3, 5)  # rows of test, rows of dev
     assert (blind.dev, blind.step, blind.n_trained) == (whole.dev, whole.step, whole.n_trained)
 

@@ -16,10 +16,11 @@ from mttl.adaptation.nearest_task import best_task
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, MttlError
+from mttl.io.record import as_row, check
 from mttl.models.backbone import build_random, load_tokenizer
 from mttl.routing.task.c_poly import CPolyRouter
-from mttl.routing.task.fixed import average_router, private_router, shared_router
+from mttl.routing.task.fixed import AverageRouter, PrivateRouter, SharedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.smear import SmearRouter
 from mttl.tasks.folder import Gym
@@ -115,7 +116,7 @@ def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> N
     known = model.router.matrix()[:, [int(best)]]
     assert whole.task == "copy"
     assert whole.begun_as == ("red", "green", "blue")[int(best)]
-    assert type(whole).from_row(whole.row()) == whole
+    assert check(type(whole), as_row(whole), "", MttlError) == whole
     assert (whole.n_trained == 0) == (mode == "zero_shot")
     torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
     with adapted(model, "zero_shot", init="nearest_task", rows=best):
@@ -133,9 +134,9 @@ def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> N
         ("auto", {"mode": "from_scratch"}, None, "mean"),
         ("auto", {"mode": "average"}, None, "mean"),
         ("auto", {"examples": 0}, None, "mean"),
-        ("auto", {}, shared_router(3, 3), "mean"),  # tasks have equal routing weights
-        ("auto", {}, average_router(3, 3, 3), "mean"),
-        ("auto", {}, private_router(3, 3), "nearest_task"),
+        ("auto", {}, SharedRouter(3, 3), "mean"),  # tasks have equal routing weights
+        ("auto", {}, AverageRouter(3, 3, 1, 3), "mean"),
+        ("auto", {}, PrivateRouter(3, 3), "nearest_task"),
         ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows
         ("auto", {}, CPolyRouter(3, 3, 1, 5), "mean"),
         ("best_coefficients", {"mode": "router_only"}, None, "best_coefficients"),
@@ -145,7 +146,7 @@ def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> N
             CPolyRouter(3, 3, 1, 5),
             "best_coefficients",
         ),
-        ("best_coefficients", {"mode": "router_only"}, shared_router(3, 3), "coefficients"),
+        ("best_coefficients", {"mode": "router_only"}, SharedRouter(3, 3), "coefficients"),
     ],
 )
 def test_a_start_is_decided_by_what_there_is(asked, given, router, start) -> None:

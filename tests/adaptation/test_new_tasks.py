@@ -22,6 +22,7 @@ from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_prefix import task_code
 from mttl.io.errors import CheckpointError, ConfigError, TaskError
+from mttl.io.record import as_row
 from mttl.models.backbone import build_random
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
@@ -47,7 +48,7 @@ def test_the_call_and_the_command_agree(run: Path, tmp_path: Path) -> None:
     assert adapt.main([*command, "--tasks", "first"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     called = mttl.adapt(run, tasks=["first"], **STEPS)
-    assert [result.row() for result in called] == rows
+    assert [as_row(result) for result in called] == rows
     assert len(rows) == 2
     # And so they do for a part of the jobs, with the files named.
     assert mttl.adapt(run, tasks="first", samples=[100], config=config, **STEPS) == called[1:]

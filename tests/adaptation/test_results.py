@@ -11,7 +11,7 @@ import torch
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.results import Results, check_folder, check_rows
+from mttl.adaptation.results import Results, check_folder
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import save_inventory
@@ -53,17 +53,6 @@ def test_parts_see_what_the_others_finished_and_leave_their_files_alone(tmp_path
     results.add(result("b", 0.5))
     assert {job.task for job in results.finished} == {"a", "b"}
     assert theirs.read_text().endswith("{half")
-
-
-def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    row = result("a", 0.5).row()
-    del row["n_answers"], row["begun_as"], row["rows"]
-    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
-    (found,) = Results(tmp_path).finished.values()
-    assert found.n_answers is None
-    assert found.begun_as is None
-    assert found.rows is None
-    check_rows(tmp_path, [found.job], lambda task, sample: "anything")
 
 
 def test_one_process_writes_a_file(tmp_path: Path) -> None:

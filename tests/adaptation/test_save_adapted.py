@@ -83,7 +83,7 @@ def test_a_learned_row_of_a_plain_router_is_kept_as_such(tmp_path: Path) -> None
     before = adapted(run, "router_only", init="learned")
     before.save(tmp_path / "kept")
     after = mttl.load(tmp_path / "kept")
-    assert not after.model.router.hard
+    assert not after.model.router.straight_through
     assert torch.equal(after.model.router.matrix(), before.model.router.matrix())
     with pytest.raises(
         CheckpointError, match=r"its router\.straight_through is False, the run's T"

@@ -13,7 +13,7 @@ from mttl.assembly.build_router import build_router
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import load_config
-from mttl.config.router_schema import Retrieval, Router, Smear
+from mttl.config.router_schema import Router, router_section
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import CategoricalRouter, PolytroponRouter, ScoreFunctionRouter, TaskMoERouter
@@ -104,7 +104,7 @@ def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
     assert sum(len(group["params"]) for group in backbone) == len(chosen)
 
 
-@pytest.mark.parametrize("section", [Smear(kind="smear"), Retrieval(kind="retrieval")])
+@pytest.mark.parametrize("section", [router_section("smear"), router_section("retrieval")])
 def test_routers_that_read_are_for_text(section: Router) -> None:
     message = f"router.kind '{section.kind}' sees examples and prompts, which only text has"
     with pytest.raises(ConfigError, match=message):
@@ -127,15 +127,15 @@ def test_the_settings_of_polytropon_arrive() -> None:
         *("router.prior.orthogonality=0.3", "router.prior.ibp={alpha: 3.0, weight: 0.4}"),
     ).model.router
     assert isinstance(router, PolytroponRouter)
-    assert (router.relaxed, router.hard, router.shared_skill) == (False, True, True)
+    assert (router.relaxed, router.straight_through, router.shared_skill) == (False, True, True)
     assert (router.init_scale, router.logit_dropout) == (0.5, 0.25)
-    assert router.normalisation == "average_correction"
+    assert router.normalise == "average_correction"
     assert router.n_groups == 1
     drawn = build("", "router.temperature=2.0").model.router
     assert isinstance(drawn, PolytroponRouter)
     assert (drawn.relaxed, drawn.temperature) == (True, 2.0)
     prior = router.prior
-    assert (prior.ibp_alpha, prior.ibp_weight, prior.sparsity) == (3.0, 0.4, 0.1)
+    assert (prior.ibp.alpha, prior.ibp.weight, prior.sparsity) == (3.0, 0.4, 0.1)
     assert (prior.mutual_information, prior.orthogonality) == (0.2, 0.3)
 
 
@@ -272,29 +272,33 @@ def test_rows_are_normalised_in_the_router(tmp_path: Path) -> None:
     assert torch.equal(router.matrix()[0, :, 0], expected)
 
 
-HEADER = "the first line must be `task` and the names of skills"
-WEIGHTS = "the weights of 'b' must be finite and at least 0"
+HEADER = "must have the columns task, and none twice"
+WEIGHTS = "the weights of 'b' must be at least 0, and one of them above"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", HEADER),
+        ("name,x\na,1\n", HEADER),
+        ("task\na\nb\n", "the weights of 'a' must be at least 0"),
         ("task,x\na,1\n".encode("utf-16"), "must be UTF-8 text; byte 1"),
-        ("task,x,y\na,1,0\nb,1\n", "line 3 has 2 cells; the header has 3"),
-        ("task,x,y\na,1,0\nb,1,much\n", "line 3: could not convert string to float: 'much'"),
-        ("task,x\na,1\na,2\n", "line 3 is a second row of 'a'"),
+        ("task,x,y\na,1,0\nb,1\n", "line 3: 2 cells; the header has 3"),
+        ("task,x,y\na,1,0\nb,1,0,0\n", "line 3: 4 cells; the header has 3"),
+        ("task,x,y\na,1,0\nb,1,much\n", "a weight of 'b' is \"much\"; it must be a number"),
+        ("task,x\na,1\na,2\n", "has two rows of 'a'"),
         ("task,x\na,1\nbb,1\n", "has no row for the task 'b'. Did you mean 'bb'?"),
         ("task,x,y\na,1,0\nb,1,-1\n", WEIGHTS),
         ("task,x,y\na,1,0\nb,nan,1\n", WEIGHTS),
-        ("task,x,y\na,1,0\nb,0,0\n", "gives the task 'b' no skill; its weights are all 0"),
+        ("task,x,y\na,1,0\nb,inf,1\n", "a weight of 'b' is \"inf\"; it must be a number"),
+        ("task,x,y\na,1,0\nb,0,0\n", WEIGHTS),
     ],
 )
 def test_mistakes_in_a_matrix(content: str | bytes, message: str, tmp_path: Path) -> None:
     path = matrix(tmp_path, content)
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         read_expert_matrix(path, ("a", "b"), 2)
-    assert f"'{path}'" in str(caught.value)
+    assert path in str(caught.value)
 
 
 def test_a_pattern_that_matches_no_parameter_is_refused() -> None:

@@ -1,7 +1,10 @@
 """Evaluation episodes of policies: fixed, and scored per level."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
@@ -9,14 +12,15 @@ from envs.episodes import Episodes
 from envs.vocabulary import N_TOKENS
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.policy import Policy
-from mttl.routing.task.fixed import shared_router
+from mttl.routing.task.fixed import SharedRouter
+from mttl.runtime import progress_bar
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 
 
 def policies() -> ComposedModel:
     base = Policy(N_TOKENS, n_channels=8, memory_size=8, instruction_size=8, word_size=8)
-    return ComposedModel(base, ModuleInventory(base, 1, kind="dense"), shared_router(1, 2))
+    return ComposedModel(base, ModuleInventory(base, 1, kind="dense"), SharedRouter(1, 2))
 
 
 def test_the_same_seed_is_the_same_game() -> None:
@@ -28,6 +32,13 @@ def test_the_same_seed_is_the_same_game() -> None:
     assert first.steps.shape == (2, 3)
     assert not np.array_equal(first.steps, other.steps)
     assert model.training
+
+
+def test_a_log_file_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
+    to = Console(file=io.StringIO(), width=200)
+    play_levels(policies(), ["GoToObjS4", "GoToObjS6"], to, n_episodes=2, seed=1, choose="greedy")
+    assert "playing, greedy: 3 of 4, about " in to.file.getvalue()
 
 
 def test_results_are_means_per_level_and_over_levels() -> None:

@@ -19,7 +19,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         given.append(command)
         assert command[:2] == ["-m", "mttl"]
         assert main(command[2:]) == 0
-        stages.Cost(1.0, 100.0, ended=True).write(cost)
+        stages.Cost(cpu_minutes=1.0, peak_mib=100.0, ended=True).write(cost)
 
     monkeypatch.setattr(stages.Processes, "run", run)
     return given

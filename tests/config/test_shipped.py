@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 
 from helpers.command import ROOT
-from mttl.assembly.build_moe import TOKEN_ROUTERS
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import configs_dir, dump_config, load_any_config, load_config, resolve_path
 from mttl.config.moe_schema import TokenExperts
 from mttl.io.errors import ConfigError
+from mttl.plugins.parts import PARTS
 from mttl.skills import KINDS
 from mttl.tasks.table import crossfit
 
@@ -80,7 +80,7 @@ def test_every_kind_of_token_routing_has_a_fragment() -> None:
             moe = load_config(f"crossfit.yaml+router/token_top2.yaml+{name}").moe
             assert moe is not None
             experts.add(moe.experts.kind)
-    assert routers == set(TOKEN_ROUTERS)
+    assert routers == set(PARTS["token_routers"])
     sections = get_args(get_args(TokenExperts)[0])
     assert experts == {get_args(one.model_fields["kind"].annotation)[0] for one in sections}
 

@@ -65,17 +65,19 @@ def test_the_gym_lies_beside_the_file_and_is_built_once(tasks: Path) -> None:
 def test_partitions(tasks: Path) -> None:
     data = Data(tasks=str(tasks))
     gym = open_gym(data)
-    assert partition_of(data, gym) == Partition(("first", "second"), (), ("unseen",))
+    assert partition_of(data, gym) == Partition(train=("first", "second"), test=("unseen",))
     alone = Data(dir=str(gym.directory))
-    assert partition_of(alone, gym) == Partition(("first", "second", "unseen"))
+    assert partition_of(alone, gym) == Partition(train=("first", "second", "unseen"))
     tasks.with_name("none.yaml").write_text(TASKS.replace("kind:", "side: test\nkind:", 1))
     with pytest.raises(TaskError, match=r"none\.yaml'\) trains no task: .* another `side`"):
         partition_of(Data(tasks=str(tasks.with_name("none.yaml"))), gym)
     lists = Data(tasks=str(tasks), partition={"train": ["second"], "dev": ["first"]})
-    assert partition_of(lists, gym) == Partition(("second",), ("first",))
+    assert partition_of(lists, gym) == Partition(train=("second",), dev=("first",))
     file = tasks.with_name("partition.json")
     file.write_text(json.dumps({"train": ["first"]}))
-    assert partition_of(Data(tasks=str(tasks), partition=str(file)), gym) == Partition(("first",))
+    assert partition_of(Data(tasks=str(tasks), partition=str(file)), gym) == Partition(
+        train=("first",)
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_partitions(tasks: Path) -> None:
         ("{answer}", "{reply}", "row 1: the field 'reply' is missing; the record has text"),
         ("dev: dev.jsonl", "dev: none.jsonl", "mine.yaml'): task 'first': the file"),
         ("  first:", "  boolq:", "defines 'boolq', which is a task of CrossFit's"),
-        ("k: all", "k: none", "k is 'none'; it must be a whole number from 1 on, or 'all'"),
+        ("k: all", "k: none", "k: \"none\" must be a whole number from 1 on, or 'all'"),
     ],
 )
 def test_a_task_that_cannot_be_built_is_named(
@@ -113,7 +115,7 @@ def test_mistakes_in_the_section(tasks: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.partition"):
         load_config([str(config)], ["data.partition=3"])
     data = Data(tasks=str(tasks), partition={"train": ["first"], "tset": []})
-    with pytest.raises(TaskError, match=r"'data\.partition': unknown key 'tset'"):
+    with pytest.raises(TaskError, match=r"data\.partition: unknown key 'tset'"):
         partition_of(data, open_gym(data))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from helpers.backbones import fill
 from mttl.moe.attach_experts import Place, Selection, attach_experts
 from mttl.moe.upcycle import upcycle
-from mttl.routing import RoutingSlot, TaskRouter, shared_router
+from mttl.routing import RoutingSlot, SharedRouter, TaskRouter
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import TopKRouter
@@ -70,7 +70,7 @@ def token_model(
         replace=experts == "copies",
         **settings,
     )
-    task_router = task_router or shared_router(0, n_tasks)
+    task_router = task_router or SharedRouter(0, n_tasks)
     model = SkilledModel(backbone, task_router, slot)
     if filled:
         for seed, layer in enumerate(model.token_layers().values()):

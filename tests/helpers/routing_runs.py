@@ -78,7 +78,7 @@ def write_run() -> Callable[..., Path]:
                 "router": {
                     "kind": kind,
                     "shared_skill": router.shared_skill,
-                    "straight_through": router.hard,
+                    "straight_through": router.straight_through,
                 }
             },
         }

@@ -32,12 +32,12 @@ from mttl.checkpoints.whole_tensors import (
 from mttl.models.backbone import load_pretrained
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
-from mttl.routing.task.priors import RoutingPrior
+from mttl.routing.task.priors import IBP, RoutingPrior
 from mttl.skills import KINDS, SkilledModel, attach_skills
 from mttl.training.distributed.shard_model import shard_model
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
-PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
+PRIOR = RoutingPrior(ibp=IBP(2.0, 0.1))
 FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
 # A vector of the whole model cannot be sharded.
 TASK_KINDS = [kind for kind in {**INVENTORIES, **OTHERS, **PLACED} if kind != "intrinsic"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from helpers.backbones import fill
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import (
+    AverageRouter,
     CategoricalRouter,
     CoefficientRouter,
     CPolyRouter,
@@ -21,7 +22,6 @@ from mttl.routing import (
     ScoreFunctionRouter,
     TaskMoERouter,
     TaskRouter,
-    average_router,
     expert_router,
 )
 from mttl.skills import (
@@ -175,9 +175,9 @@ def _c_poly(g: int, t: int, h: int, k: int) -> CPolyRouter:
 ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "polytropon": PolytroponRouter,
     "polytropon-plain": lambda g, t, h, k: PolytroponRouter(g, t, h, k, relaxed=False),
-    "polytropon-hard": lambda g, t, h, k: PolytroponRouter(g, t, h, k, hard=True),
+    "polytropon-hard": lambda g, t, h, k: PolytroponRouter(g, t, h, k, straight_through=True),
     "polytropon-hard-plain": lambda g, t, h, k: PolytroponRouter(
-        g, t, h, k, hard=True, relaxed=False
+        g, t, h, k, straight_through=True, relaxed=False
     ),
     "polytropon-shared": lambda g, t, h, k: PolytroponRouter(g, t, h, k, shared_skill=True),
     "task_moe": lambda g, t, h, k: TaskMoERouter(g, t, h, k, top_k=2),
@@ -186,13 +186,13 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "score_function": ScoreFunctionRouter,
     # Every task has two of the factors, or one of them twice.
     "metadata": lambda g, t, h, k: MetadataRouter(
-        torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]], g, h, k
+        g, t, h, k, factors=torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]]
     ),
     "c_poly": _c_poly,
     "random": RandomRouter,
     "coefficients": CoefficientRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
-    "average": lambda g, t, h, k: average_router(g, t, k, h),
+    "average": lambda g, t, h, k: AverageRouter(g, t, h, k),
     "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
 }
 UNLEARNED = ("average", "expert", "score_function", "random")

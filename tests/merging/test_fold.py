@@ -11,7 +11,7 @@ from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, filled, skilled, spread
 from mttl.adaptation.modes import apply_mode
 from mttl.merging.fold import average_mixing, fold, task_mixing, unfold
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
 from mttl.skills.weights.supermask import SupermaskInventory
 
@@ -148,7 +148,7 @@ def on(backbone, target):
         targets=[target],
         slot=slot,
     )
-    return SkilledModel(backbone, average_router(1, 1, 2), slot)
+    return SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
 
 
 def test_a_layer_at_two_paths_is_replaced_at_both():

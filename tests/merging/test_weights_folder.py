@@ -29,29 +29,32 @@ def test_a_file_will_do(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not exist"):
-        len(Weights(tmp_path / "none"))
-    with pytest.raises(CheckpointError, match="give the folder of a model"):
-        len(Weights(tmp_path))
+    def refuses(message: str, place: Path = tmp_path) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            len(Weights(place))
+
+    refuses("does not exist", tmp_path / "none")
+    refuses("give the folder of a model")
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(CheckpointError, match=r"but pytorch_model.bin: load the model"):
-        len(Weights(tmp_path))
+    refuses(r"but pytorch_model.bin: load the model")
     (tmp_path / INDEX).write_text("{}")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        len(Weights(tmp_path))
+    refuses("is damaged")
     index = {"weight_map": {"w": "1.safetensors", "v": "2.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"lacks shards: 1.safetensors, 2.safetensors"):
-        len(Weights(tmp_path))
+    refuses(r"lacks shards: 1.safetensors, 2.safetensors")
     for number in (1, 2):
         save_file({"w": torch.ones(2)}, tmp_path / f"{number}.safetensors")
-    with pytest.raises(CheckpointError, match="'w' stands in"):
-        len(Weights(tmp_path))
+    refuses("'w' stands in")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((tmp_path / "1.safetensors").read_bytes()[:-3])
+    refuses("is not valid safetensors", cut)
+    save_file({"w": torch.zeros(2).to(torch.float8_e4m3fn)}, cut)
+    refuses(r"'w' has the type F8_E4M3; only F64", cut)
 
 
 def test_asking_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "f.safetensors")
-    monkeypatch.setattr(Weights, "read", lambda *given: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(Weights, "__getitem__", lambda *given: pytest.fail("a tensor was read"))
     weights = Weights(tmp_path / "f.safetensors")
     assert "w" in weights
     assert "v" not in weights

@@ -7,7 +7,7 @@ from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
 from mttl.moe.attach_experts import Selection, attach_experts
-from mttl.routing import RoutingSlot, expert_router, shared_router
+from mttl.routing import RoutingSlot, SharedRouter, expert_router
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -59,13 +59,13 @@ def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
 def test_a_model_checks_its_token_layers():
     model = token_model(tiny_t5())
     with pytest.raises(ValueError, match="reads another routing slot than the model's"):
-        SkilledModel(model.backbone, shared_router(0, 3), RoutingSlot())
+        SkilledModel(model.backbone, SharedRouter(0, 3), RoutingSlot())
     with pytest.raises(ValueError, match="reads group 1, but the router has 1 groups"):
         token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 4), 1))
     with pytest.raises(ValueError, match="has 4 experts; a task router that is their prior must"):
         token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 5), 8))
     with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):
-        SkilledModel(tiny_t5(), shared_router(0, 3), RoutingSlot())
+        SkilledModel(tiny_t5(), SharedRouter(0, 3), RoutingSlot())
 
 
 # Padding.

@@ -8,7 +8,7 @@ from helpers.backbones import BACKBONES
 from helpers.experts import N_EXPERTS, padded_batch, token_model
 from mttl.io.errors import DivergedError
 from mttl.peft_format.member_gates import own_members, train_gates
-from mttl.routing import PhatgooseRouter, RoutingSlot, private_router
+from mttl.routing import PhatgooseRouter, PrivateRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.gated import GatedInventory
 from mttl.training.text_to_text import TextToTextModule
@@ -38,7 +38,7 @@ def test_a_member_acts_behind_its_sigmoid_on_its_own_task(name: str) -> None:
         slot=slot,
         granularity="linear",
     )
-    gated = SkilledModel(peer, private_router(len(attachment.groups), N_EXPERTS), slot).eval()
+    gated = SkilledModel(peer, PrivateRouter(len(attachment.groups), N_EXPERTS), slot).eval()
     with torch.no_grad():
         for path, layer in model.token_layers().items():
             torch.nn.init.normal_(layer.router.gates)

@@ -14,7 +14,7 @@ from mttl.merging.low_rank_factors import relative_error as svd_error
 from mttl.peft_format.lora_export import common_scaling, lora_adapter, mixture_adapter, skill_mixing
 from mttl.peft_format.lora_import import common_settings, read_lora
 from mttl.peft_format.peft_folder import read_peft, write_peft
-from mttl.routing import RoutingSlot, average_router, private_router
+from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
 peft = pytest.importorskip("peft")
@@ -74,8 +74,8 @@ def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
     model = skilled(tiny_t5(), inventory="lora-deltas")
     slot_model = model.router
     for name, mixing, ids in (
-        ("mean", average_mixing(slot_model), average_router(slot_model.n_groups, 1, 3)),
-        ("one", skill_mixing(model, 1), private_router(slot_model.n_groups, 3)),
+        ("mean", average_mixing(slot_model), AverageRouter(slot_model.n_groups, 1, 1, 3)),
+        ("one", skill_mixing(model, 1), PrivateRouter(slot_model.n_groups, 3)),
     ):
         adapter = export(model, mixing, tmp_path / name, "t5")
         assert {part.rank for part in adapter.values()} == {6 if name == "mean" else 2}
@@ -117,7 +117,7 @@ def test_scales_and_a_layer_at_two_paths_are_refused():
     attach_skills(
         backbone, lambda i, o: filled(LoRAInventory(i, o, 2)), targets=["first"], slot=slot
     )
-    twice = SkilledModel(backbone, average_router(1, 1, 2), slot)
+    twice = SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
     with pytest.raises(CheckpointError, match="'second' stands at another path too"):
         mixture_adapter(twice, average_mixing(twice.router))
 
@@ -166,7 +166,7 @@ def test_adapters_become_skills(family, tmp_path):
         targets=list(layers),
         slot=slot,
     )
-    model = SkilledModel(backbone, private_router(len(attachment.groups), 3), slot).eval()
+    model = SkilledModel(backbone, PrivateRouter(len(attachment.groups), 3), slot).eval()
     with torch.no_grad():
         for path, layer in model.skilled_layers().items():
             layer.inventory.down.copy_(layers[path][0])
@@ -203,7 +203,7 @@ def with_options(n_skills=1, **settings):
         targets=TARGETS["t5"],
         slot=slot,
     )
-    router = average_router(len(attachment.groups), 1, n_skills)
+    router = AverageRouter(len(attachment.groups), 1, 1, n_skills)
     return SkilledModel(backbone, router, slot).eval()
 
 

@@ -123,7 +123,7 @@ def test_an_installed_package_offers_short_names(
         (
             "mine_f:Half",
             "from mttl.routing import TaskRouter\nclass Half(TaskRouter): pass\n",
-            "'mine_f:Half' must define for_new_tasks, forward, as every TaskRouter does",
+            "'mine_f:Half' must define forward, as every TaskRouter does",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from helpers.compare import relative_error
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
 from mttl.merging.fold import average_mixing, fold
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import AttendedInventory
 from mttl.training.optim import build_optimizer, parameter_roles
@@ -163,7 +163,7 @@ def model_of(family="t5", *, adapters=False, **settings):
     attachment = attach_skills(
         backbone, make, targets=["attention"], slot=slot, attachment_point=attachment_point
     )
-    model = SkilledModel(backbone, average_router(len(attachment.groups), 2, 3), slot).eval()
+    model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 2, 1, 3), slot).eval()
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)
     return model

@@ -6,7 +6,7 @@ from torch import nn
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from mttl.routing import RoutingSlot, private_router, shared_router
+from mttl.routing import PrivateRouter, RoutingSlot, SharedRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
 peft = pytest.importorskip("peft")
@@ -69,7 +69,7 @@ def largest_errors(skilled, layers, skill):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_skill_equals_lora(family):
     make, targets, kind = FAMILIES[family]
-    model = ours(make(), targets, shared_router, 3)
+    model = ours(make(), targets, SharedRouter, 3)
     skilled = model.skilled_layers()
     reference, layers = theirs(make(), targets, kind, skilled, 0)
     inputs = batch(5)
@@ -87,7 +87,7 @@ def test_a_shared_skill_equals_lora(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_private_skills_equal_loras_that_run_apart(family):
     make, targets, kind = FAMILIES[family]
-    model = ours(make(), targets, private_router, 3)
+    model = ours(make(), targets, PrivateRouter, 3)
     skilled = model.skilled_layers()
     inputs = batch(5)
     found = model(TASK_IDS, **inputs)
@@ -102,11 +102,11 @@ def test_private_skills_equal_loras_that_run_apart(family):
 
 
 def test_private_skills_equal_models_with_one_skill():
-    model = ours(tiny_t5(), ["attention", "mlp"], private_router, 3)
+    model = ours(tiny_t5(), ["attention", "mlp"], PrivateRouter, 3)
     inputs = batch(5)
     found = model(TASK_IDS, **inputs).logits
     for task in range(3):
-        single = ours(tiny_t5(), ["attention", "mlp"], shared_router, 1)
+        single = ours(tiny_t5(), ["attention", "mlp"], SharedRouter, 1)
         for path, layer in single.skilled_layers().items():
             trained = model.skilled_layers()[path].inventory
             layer.inventory.down = nn.Parameter(trained.down[task : task + 1])

@@ -83,5 +83,5 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="holds no sparse skill"):
         SparseSkill.load(path)
     write(path, {}, {}, version=2)
-    with pytest.raises(CheckpointError, match="has format version 2; this mttl reads 1"):
+    with pytest.raises(CheckpointError, match="format_version: 2 must be 1"):
         SparseSkill.load(path)

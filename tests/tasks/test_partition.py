@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mttl.io.errors import TaskError
-from mttl.tasks.partition import load_partition, select_tasks
+from mttl.tasks.partition import Partition, select_tasks
 
 
 @pytest.fixture
@@ -16,30 +16,48 @@ def write(tmp_path):
     return write
 
 
+def test_order_is_kept(write):
+    path = write({"test": ["c"], "train": ["b", "a"], "dev": []})
+    assert Partition.read(path) == Partition(train=("b", "a"), dev=(), test=("c",))
+
+
+def test_dev_and_test_may_be_left_out(write):
+    assert Partition.read(write({"train": ["a"]})) == Partition(train=("a",))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"train": ["a"],}', "partition.json, line 1, column .*not valid JSON"),
-        ('["a"]', r"holds \[\"a\"\]; a partition is an object with the lists train, dev, test"),
+        ('{"train": ["a"],}', "partition.json', line 1, column .*not valid JSON"),
+        ('["a"]', r"it: \[\"a\"\] must be a mapping of settings"),
+        ('{"train": ["a"], "train": ["b"]}', 'the key "train" is repeated'),
         ({"train": ["a"], "tset": []}, "unknown key 'tset'.* Did you mean 'test'"),
-        ({"train": "a"}, "'train' is \"a\"; it must be a list of tasks"),
-        ({"train": ["a", 3]}, r"train\[1\] is 3; it must be a name"),
-        ({"train": ["a", "b", "a"]}, r"names the task 'a' twice: train\[0\] and train\[2\]"),
+        ({"train": "a"}, 'train: "a" must be a list'),
+        ({"train": ["a", 3]}, r"train.1: 3 must be text"),
+        ({"train": ["a", " "]}, r"train.1: \" \" must be a name"),
+        ({"train": [["a" * 99]]}, r"train.0: \[\"a+\.\.\. must be text"),
+        ({"train": ["a", "b", "a"]}, r"names 'a' twice: train\[0\] and train\[2\]"),
         ({"train": ["a"], "test": ["b", "a"]}, r"'a' twice: train\[0\] and test\[1\]"),
-        ({"train": [], "dev": ["a"]}, "trains no task: its list 'train' is empty or absent"),
+        ({"train": [], "dev": ["a"]}, r"train: \[\] must have at least 1 item"),
+        ({"dev": ["a"]}, "the key 'train' is missing"),
     ],
 )
 def test_mistakes(write, content, message):
     with pytest.raises(TaskError, match=message):
-        load_partition(write(content))
+        Partition.read(write(content))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(TaskError, match=r"'.*none.json' does not exist"):
+        Partition.read(tmp_path / "none.json")
 
 
 def test_an_unreadable_file(tmp_path):
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TaskError, match="must be UTF-8 text"):
-        load_partition(tmp_path / "bad.json")
+        Partition.read(tmp_path / "bad.json")
     with pytest.raises(TaskError, match="is a folder; it must be a file"):
-        load_partition(tmp_path)
+        Partition.read(tmp_path)
 
 
 def test_select_keeps_the_order_of_the_partition(make_gym):

@@ -8,7 +8,7 @@ from helpers.fact_templates import facts, labels_of
 from mttl.io.errors import TaskError
 from mttl.metrics.crossfit import METRICS
 from mttl.metrics.metric_names import METRIC_NAMES
-from mttl.tasks.partition import load_partition
+from mttl.tasks.partition import Partition
 from mttl.tasks.table import crossfit, metric_of
 from mttl.tasks.task import Holdout
 
@@ -76,7 +76,7 @@ def in_words(holdout, test_share):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_partitions(name):
-    sides = load_partition(PARTITIONS / f"{name}.json")
+    sides = Partition.read(PARTITIONS / f"{name}.json")
     assert (len(sides.train), len(sides.dev), len(sides.test)) == SIZES[name]
     listed = [*sides.train, *sides.dev, *sides.test]
     assert set(listed) <= set(crossfit())

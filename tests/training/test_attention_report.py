@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from helpers.backbones import BACKBONES, fill
 from mttl.models.backbone import load_tokenizer
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import AttendedInventory
 from mttl.training.attention_report import attention_by_task, has_attention
@@ -30,7 +30,7 @@ def module_of(family: str, granularity: str = "linear", *, fused: bool = True) -
     attachment = attach_skills(
         backbone, make, targets=["attention"], slot=slot, granularity=granularity
     )
-    model = SkilledModel(backbone, average_router(len(attachment.groups), 2, 3), slot)
+    model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 2, 1, 3), slot)
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)
     # In float64: a softmax of large scores turns their rounding into a relative error of a weight.

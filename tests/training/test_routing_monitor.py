@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.skills import ROUTERS, spread
-from mttl.routing import PolytroponRouter, TaskRouter, private_router
+from mttl.routing import PolytroponRouter, PrivateRouter, TaskRouter
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.routing_monitor import RoutingMonitor, routing_statistics, routing_weights
 
@@ -101,7 +101,7 @@ def test_history_has_the_start_every_validation_and_the_end_each_once(tmp_path: 
 
 
 def test_a_fixed_router_is_fully_discrete(tmp_path: Path) -> None:
-    run = Watched(tmp_path, private_router(2, 2))
+    run = Watched(tmp_path, PrivateRouter(2, 2))
     run.at(0, "on_train_start")
     assert run.metrics.rows[0]["routing/discreteness"] == 1
     assert run.metrics.rows[0]["routing/usage"] == 1

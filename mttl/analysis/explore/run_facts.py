@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from mttl.analysis.answer_row import AnswerRow
 from mttl.analysis.routing_record import read_adaptation_history, read_arrays
 from mttl.io.errors import CheckpointError
-from mttl.io.reading import parse_json, read_table, to_number
+from mttl.io.reading import read_table, to_number
 
 # What would make the page large is thinned out.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
@@ -156,12 +157,12 @@ def read_answers(folder: Path, task: str) -> ShownAnswers | None:
     shown: list[tuple[str, str, list[str], bool]] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            row = parse_json(line, f"'{path}', line {number}", CheckpointError, dict)
-            right = row["prediction"] in row["references"]
+            row = AnswerRow.parse(line, f"'{path}', line {number}")
+            right = row.prediction in row.references
             counts[right] += 1
             if counts[right] <= MOST_ANSWERS:
-                accepted = [_short(text) for text in row["references"][:3]]
-                shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
+                accepted = [_short(text) for text in row.references[:3]]
+                shown.append((_short(row.input), _short(row.prediction), accepted, right))
     return ShownAnswers(split, counts[True], sum(counts.values()), shown)
 
 

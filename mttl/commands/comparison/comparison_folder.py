@@ -5,13 +5,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
-from mttl.adaptation.results import Results, check_rows, keep_settings
+from mttl.adaptation.results import Results, check_rows
+from mttl.adaptation.resumable_jobs import keep_settings
 from mttl.commands.comparison.folds import partitions, split_folds
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
@@ -24,7 +25,7 @@ from mttl.io.errors import ConfigError
 from mttl.io.files import locked, write_text
 from mttl.io.reading import read_text
 from mttl.runtime.command import make_console
-from mttl.runtime.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import SIDES, Partition, select_tasks
 
@@ -91,7 +92,7 @@ class MethodComparison:
 
     def cost(self, item: Plan, stage: str) -> Cost:
         """Return the cost of a stage so far."""
-        return Cost.read(self.cost_file(item, stage))
+        return Cost.so_far(self.cost_file(item, stage))
 
     def partition_file(self, fold: int) -> Path:
         """Return where the partition of a fold is written."""
@@ -221,7 +222,6 @@ class MethodComparison:
             self.out / "comparison.yaml",
             yaml12.dump(self.shared_settings()),
             f"the comparison in '{self.out}' was made with other settings",
-            "Use those, or another folder with --out",
         )
         # As written: the meaning of `auto` depends on the method.
         keep_settings(
@@ -239,7 +239,7 @@ class MethodComparison:
                     "Change its file back, or give it another name",
                 )
         for number, partition in enumerate(self.partitions if self.n_folds else (), 1):
-            text = json.dumps(asdict(partition), indent=1) + "\n"
+            text = partition.text()
             path = self.partition_file(number)
             if path.exists() and read_text(path, ConfigError) != text:
                 raise ConfigError(
@@ -330,17 +330,16 @@ def run_all(
     status = make_console(stderr=True)
     processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
     with (
-        counting_bar(status) as progress,
+        counting(status, "comparing", len(todo)) as count,
         ThreadPoolExecutor(n_workers) as pool,
         processes.stopping(),
     ):
-        bar = progress.add_task("comparing", total=len(todo))
         futures = {pool.submit(run, item, processes): item for item in todo}
         try:
             for future in as_completed(futures):
                 future.result()
-                progress.advance(bar)
-                status.print(f"{futures[future]}: ended")
+                count.advance()
+                status.print(f"{futures[future]}: ended{count.left}")
                 ended()
         finally:
             # Items that have not begun leave no files when the others are stopped.

@@ -28,9 +28,8 @@ def partitions(folds: Sequence[Sequence[str]]) -> list[Partition]:
     """Return a partition per fold: its tasks are unseen, those of the others are trained."""
     return [
         Partition(
-            tuple(task for other in folds if other is not unseen for task in other),
-            (),
-            tuple(unseen),
+            train=tuple(task for other in folds if other is not unseen for task in other),
+            test=tuple(unseen),
         )
         for unseen in folds
     ]

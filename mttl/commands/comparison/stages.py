@@ -1,6 +1,5 @@
 """Long commands, each run once; their cost is recorded when they end."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,21 +8,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
 from mttl.io.errors import MttlError
-from mttl.io.files import write_text
-from mttl.io.reading import read_json
+from mttl.io.record import Record
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.gpus import gpu_environment
 
 POLL = 0.2  # seconds between two looks at a command
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     """The cost of a command, summed over its attempts.
 
     Attributes:
@@ -37,13 +33,9 @@ class Cost:
     ended: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> "Cost":
+    def so_far(cls, path: Path) -> "Cost":
         """Return the recorded cost, or a cost of nothing."""
-        return cls(**read_json(path, MttlError, dict)) if path.exists() else cls()
-
-    def write(self, path: Path) -> None:
-        """Record the cost."""
-        write_text(path, json.dumps(asdict(self)))
+        return cls.read(path) if path.exists() else cls()
 
 
 class Processes:
@@ -97,13 +89,13 @@ class Processes:
             process.returncode = os.waitstatus_to_exitcode(status)
             with self._lock:
                 self._running.pop(process, None)
-        before = Cost.read(cost)
+        before = Cost.so_far(cost)
         unit = 2**20 if sys.platform == "darwin" else 2**10
         # Its peak counts this process too, from which the command was forked: only a fallback.
         peak = peak or usage.ru_maxrss / unit
         Cost(
-            before.cpu_minutes + (usage.ru_utime + usage.ru_stime) / 60,
-            max(before.peak_mib, peak),
+            cpu_minutes=before.cpu_minutes + (usage.ru_utime + usage.ru_stime) / 60,
+            peak_mib=max(before.peak_mib, peak),
             ended=process.returncode == 0,
         ).write(cost)
         if process.returncode and not self._stopped:

@@ -24,8 +24,8 @@ from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.data.chosen_tasks import gym_folder
 from mttl.io.errors import CheckpointError, TaskError
-from mttl.io.reading import read_json, read_table
-from mttl.peft_format.library_run import MEMBERS
+from mttl.io.reading import read_table
+from mttl.peft_format.library_run import MEMBERS, MemberList
 from mttl.tasks.table import crossfit
 from mttl.training.routing_monitor import as_rows, routing_weights
 
@@ -75,7 +75,7 @@ def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
     path = folder / MEMBERS
     if not path.is_file():
         return ()
-    names = tuple(row["name"] for row in read_json(path, CheckpointError, dict)["members"])
+    names = tuple(member.name for member in MemberList.read(path).members)
     return names if len(set(names)) == record.weights.shape[2] else ()
 
 

@@ -6,18 +6,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mttl.plugins.part_settings import NonNegativeInt
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRows, initial_rows
 
 
 class CPolyRouter(PolytroponRouter):
-    r"""Polytropon's router under a mask M of the skills that a task may use.
+    r"""Polytropon's rows over skills that all tasks share, and some of each task (C-Poly).
 
-    A task mixes A skills that are common to all tasks and B that are its own, so that of T tasks
-    there are :math:`K = A + B T` skills. Its choices are drawn as Polytropon's are, and
-    :math:`w_k = M_{tk} \hat z_k / \sum_j M_{tj} \hat z_j`. Without skills of their own (B = 0)
-    tasks have Polytropon's rows, bit for bit. The prior is of the common skills: of those of a
-    single task there is no sharing to say anything about.
+    A mask M has the skills that a task may use. A task mixes A skills that are common to all tasks
+    and B that are its own, so that of T tasks there are :math:`K = A + B T` skills. Its choices are
+    drawn as Polytropon's are, and :math:`w_k = M_{tk} \hat z_k / \sum_j M_{tj} \hat z_j`. Without
+    skills of their own (B = 0) tasks have Polytropon's rows, bit for bit. The prior is of the
+    common skills: of those of a single task there is no sharing to say anything about.
 
     Of the paper, its abstract and its public reviews were read: a soft combination of both sorts of
     skills by weights of the task, binary in intent, relaxed by the Gumbel-sigmoid, learned jointly,
@@ -29,7 +30,7 @@ class CPolyRouter(PolytroponRouter):
         n_tasks: Tasks T.
         n_heads: Heads H.
         n_skills: Skills K: the common ones, and behind them B of each task, task by task.
-        n_private: Skills that each task has for itself, B.
+        n_private: Skills that each task has for itself, besides; 0 is Polytropon.
         **settings: Those of `PolytroponRouter`, but for a shared skill, and rows divided by sums.
 
     Attributes:
@@ -43,6 +44,18 @@ class CPolyRouter(PolytroponRouter):
         Modules for Multi-Task Learning*, ICLR 2024, arXiv:2312.03248.
     """
 
+    lacks: ClassVar = {
+        "weighs_experts": "it gives tasks skills of their own, and experts are of no task; use "
+        "polytropon"
+    }
+    refuses: ClassVar = {
+        f"{condition}": f"{name} ({{{name}}}) must be {needed} for the c_poly router, where it "
+        "would count skills of other tasks; it is a setting of polytropon"
+        for condition, name, needed in (
+            ("shared_skill", "shared_skill", False),
+            ("normalise != sum", "normalise", "sum"),
+        )
+    }
     task_rows: ClassVar = {**PolytroponRouter.task_rows, "allowed": TaskRows(axis=0, unused=0.0)}
     allowed: Tensor
 
@@ -53,15 +66,16 @@ class CPolyRouter(PolytroponRouter):
         n_heads: int,
         n_skills: int,
         *,
-        n_private: int = 1,
+        n_private: NonNegativeInt = 1,
         **settings: Any,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills, **settings)
-        if self.shared_skill or self.normalisation != "sum":
+        if self.shared_skill or self.normalise != "sum":
             raise ValueError(
-                f"shared_skill ({self.shared_skill}) must be false and normalisation "
-                f"('{self.normalisation}') 'sum': the others count skills that a task may not use"
+                f"shared_skill ({self.shared_skill}) must be false and normalise "
+                f"('{self.normalise}') 'sum': the others count skills that a task may not use"
             )
+        self.n_private = n_private
         self.n_common = n_skills - n_tasks * n_private
         if n_private < 0 or self.n_common < 1:
             raise ValueError(
@@ -119,9 +133,8 @@ class CPolyRouter(PolytroponRouter):
                 )
             fresh = initial_rows(self.logits, n_tasks, "fresh", self.init_scale)
             rows = torch.where(common, rows, fresh)
-        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills
-        router = CPolyRouter(*sizes, n_private=0, **self._settings())
-        router.to(self.logits.device, self.logits.dtype)
+        router = self.rebuilt(n_tasks=n_tasks, n_private=0)
+        assert isinstance(router, CPolyRouter)
         router.n_common = self.n_common
         router.allowed.copy_(allowed)
         with torch.no_grad():

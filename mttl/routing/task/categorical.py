@@ -1,6 +1,6 @@
 """Hard choice: each task draws one skill, by the Gumbel-softmax."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mttl.io.errors import require_positive
-from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+from mttl.plugins.part_settings import NonNegative, Positive
+from mttl.routing.task.task_router import TaskRouter, TaskRows
 
 
 class CategoricalRouter(TaskRouter):
@@ -24,8 +25,9 @@ class CategoricalRouter(TaskRouter):
         n_tasks: Tasks T.
         n_heads: Heads H.
         n_skills: Skills K.
-        temperature: Of the draws. It is a buffer, so that it can be annealed.
-        straight_through: Use one skill in the forward pass; otherwise a mixture.
+        straight_through: One skill in the forward pass; else a mixture by the drawn weights.
+        temperature: Temperature of the Gumbel-softmax. It is a buffer, so that it can be annealed.
+        final_temperature: Anneal the temperature to this value over training.
         init_scale: Logits start in U(-init_scale, init_scale).
 
     Raises:
@@ -36,6 +38,12 @@ class CategoricalRouter(TaskRouter):
         arXiv:1611.01144.
     """
 
+    lacks: ClassVar = {
+        "weighs_experts": (
+            "straight_through",
+            "it chooses one expert for a task; use a router that mixes",
+        )
+    }
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
     temperature: Tensor
 
@@ -46,13 +54,15 @@ class CategoricalRouter(TaskRouter):
         n_heads: int,
         n_skills: int,
         *,
-        temperature: float = 1.0,
         straight_through: bool = True,
-        init_scale: float = 1e-3,
+        temperature: Positive = 1.0,
+        final_temperature: Positive | None = None,
+        init_scale: NonNegative = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         require_positive(temperature=temperature)
         self.straight_through = straight_through
+        self.final_temperature = final_temperature
         self.init_scale = init_scale
         self.logits = nn.Parameter(
             torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)
@@ -74,21 +84,6 @@ class CategoricalRouter(TaskRouter):
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return how likely each task is to draw each skill."""
         return self.logits.softmax(-1)
-
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "CategoricalRouter":
-        """Return a router with the same settings and rows for new tasks."""
-        sizes = (self.n_groups, n_tasks, self.n_heads, self.n_skills)
-        router = type(self)(*sizes, **self._settings()).to(self.logits.device, self.logits.dtype)
-        with torch.no_grad():
-            router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
-        return router
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "temperature": float(self.temperature),
-            "straight_through": self.straight_through,
-            "init_scale": self.init_scale,
-        }
 
     def _evaluated(self, logits: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
         return self._rounded(logits.softmax(-1))

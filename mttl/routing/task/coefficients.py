@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+from mttl.routing.task.task_router import SignedRouter, TaskRows
 
 
-class CoefficientRouter(TaskRouter):
+class CoefficientRouter(SignedRouter):
     """Mixes by learned rows without bounds or normalisation; they start at 1 / K.
 
     Over skills that stay as they are these are the coefficients of LoRA soups (CAT): one per skill
@@ -40,12 +40,3 @@ class CoefficientRouter(TaskRouter):
     def matrix(self) -> Float[Tensor, "G T H K"]:
         """Return all rows."""
         return self.rows
-
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "CoefficientRouter":
-        """Return a router whose rows start at the mean of the known ones, or at 1 / K."""
-        router = CoefficientRouter(self.n_groups, n_tasks, self.n_heads, self.n_skills)
-        router.to(self.rows.device, self.rows.dtype)
-        rows = initial_rows(self.rows, n_tasks, init, 0.0)
-        if init == "mean":
-            router.rows.data.copy_(rows)
-        return router

@@ -1,12 +1,18 @@
 """Routers that learn nothing: the baselines, and the average of an inventory."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.plugins.part_settings import ReadFrom
 from mttl.routing.task.task_router import TaskRouter, TaskRows
+
+BLIND = {
+    "tells_tasks_apart": "all tasks have the same weights",
+    "weighs_experts": "it does not tell tasks apart; use a router that does, as polytropon",
+}
 
 
 class FixedRouter(TaskRouter):
@@ -53,19 +59,66 @@ class FixedRouter(TaskRouter):
         return rows[None, :, None, :].expand(shape)
 
 
-def shared_router(n_groups: int, n_tasks: int, n_heads: int = 1) -> FixedRouter:
-    """Return the Shared baseline: one skill that every task uses."""
-    return FixedRouter(torch.ones(n_tasks, 1), n_groups, n_heads)
+class SharedRouter(FixedRouter):
+    """One skill for all tasks; needs `skills.n_skills: 1`."""
+
+    lacks: ClassVar = BLIND
+
+    def __init__(self, n_groups: int, n_tasks: int, n_heads: int = 1, n_skills: int = 1) -> None:
+        super().__init__(torch.ones(n_tasks, 1), n_groups, n_heads)
 
 
-def private_router(n_groups: int, n_tasks: int, n_heads: int = 1) -> FixedRouter:
-    """Return the Private baseline: as many skills as tasks, one each."""
-    return FixedRouter(torch.eye(n_tasks), n_groups, n_heads)
+class NoRouter(SharedRouter):
+    """No routing by task; needs `skills.kind: none`."""
+
+    lacks: ClassVar = {
+        "policies": "it gives skills no weights; use shared with n_skills: 1",
+    }
 
 
-def average_router(n_groups: int, n_tasks: int, n_skills: int, n_heads: int = 1) -> FixedRouter:
-    """Return uniform mixing over all skills (MHR-μ when applied to a trained inventory)."""
-    return FixedRouter(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
+class PrivateRouter(FixedRouter):
+    """One skill per task; needs `skills.n_skills: per_task`."""
+
+    def __init__(
+        self, n_groups: int, n_tasks: int, n_heads: int = 1, n_skills: int | None = None
+    ) -> None:
+        super().__init__(torch.eye(n_tasks), n_groups, n_heads)
+
+
+class AverageRouter(FixedRouter):
+    """All skills with equal weights; of a trained inventory this is MHR-μ."""
+
+    lacks: ClassVar = BLIND
+
+    def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
+        super().__init__(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
+
+
+class ExpertRouter(FixedRouter):
+    """A given matrix of tasks by skills.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        matrix: CSV file: a header `task,<skills>` and a row of weights per task; by default
+            `data.expert_matrix`.
+
+    Raises:
+        ValueError: If a weight is negative, or not finite, or a task has no skill.
+    """
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        matrix: Annotated[Tensor, ReadFrom(str)],
+    ) -> None:
+        super().__init__(_shares(matrix), n_groups, n_heads)
 
 
 def expert_router(assignment: Float[Tensor, "T K"], n_groups: int, n_heads: int = 1) -> FixedRouter:
@@ -79,10 +132,14 @@ def expert_router(assignment: Float[Tensor, "T K"], n_groups: int, n_heads: int 
     Raises:
         ValueError: If a weight is negative or not finite, or a task has no skill.
     """
+    return FixedRouter(_shares(assignment), n_groups, n_heads)
+
+
+def _shares(assignment: Float[Tensor, "T K"]) -> Float[Tensor, "T K"]:
     if not bool(torch.isfinite(assignment).all()) or bool((assignment < 0).any()):
         raise ValueError("the expert matrix must hold finite weights of at least 0")
     sums = assignment.sum(dim=1, keepdim=True)
     empty = (sums.squeeze(1) == 0).nonzero().flatten().tolist()
     if empty:
         raise ValueError(f"the expert matrix gives no skill to the tasks with ids {empty}")
-    return FixedRouter(assignment / sums, n_groups, n_heads)
+    return assignment / sums

@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+from mttl.plugins.part_settings import PositiveInt
+from mttl.routing.task.task_router import SignedRouter, TaskRows
 
 
-class HyperFormerRouter(TaskRouter):
-    r"""Generates the weights of a task's module from a learned embedding of the task.
+class HyperFormerRouter(SignedRouter):
+    r"""Generates mixing weights from a learned embedding of the task.
 
     A hyper-network whose last layer is linear without bias, :math:`\phi_t = W_2 h_t`, is a mixture
     of the columns of :math:`W_2`: those columns are the skills of the inventory, and the router
@@ -23,7 +24,7 @@ class HyperFormerRouter(TaskRouter):
         n_tasks: Tasks T.
         n_heads: Heads; only 1, since one vector generates the whole module.
         n_skills: Skills K, the size of the generated vector.
-        embedding_size: Size of the task embedding; K by default.
+        embedding_size: Size of the embedding; the number of skills by default.
 
     Raises:
         ValueError: If ``n_heads`` is not 1, or the embedding has no size.
@@ -34,6 +35,7 @@ class HyperFormerRouter(TaskRouter):
         low-rank modules, as in the comparison of Ponti et al., arXiv:2202.13914.
     """
 
+    lacks: ClassVar = {"has_heads": "it generates whole rows; set skills.n_heads: 1"}
     draws = False
     task_rows: ClassVar = {"embeddings": TaskRows(axis=1)}
 
@@ -44,7 +46,7 @@ class HyperFormerRouter(TaskRouter):
         n_heads: int,
         n_skills: int,
         *,
-        embedding_size: int | None = None,
+        embedding_size: PositiveInt | None = None,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         if n_heads != 1:
@@ -63,18 +65,6 @@ class HyperFormerRouter(TaskRouter):
     def matrix(self) -> Float[Tensor, "G T H K"]:
         """Return the generated weights of every task."""
         return self._generate(self.embeddings)
-
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "HyperFormerRouter":
-        """Return a router with the trained networks, unless it is fresh, and new embeddings."""
-        router = HyperFormerRouter(
-            self.n_groups, n_tasks, 1, self.n_skills, embedding_size=self.embedding_size
-        ).to(self.embeddings.device, self.embeddings.dtype)
-        if init != "fresh":
-            router.hidden.load_state_dict(self.hidden.state_dict())
-            router.output.load_state_dict(self.output.state_dict())
-            with torch.no_grad():
-                router.embeddings.copy_(initial_rows(self.embeddings, n_tasks, init, 1.0))
-        return router
 
     def _generate(self, embeddings: Float[Tensor, "G N E"]) -> Float[Tensor, "G N 1 K"]:
         return self.output(self.hidden(embeddings).relu()).unsqueeze(2)

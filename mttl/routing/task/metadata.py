@@ -1,27 +1,31 @@
 """Routing by metadata: the row of a task is composed of what the task is known to be made of."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.plugins.part_settings import Names, ReadFrom
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRows
 
 
 class MetadataRouter(PolytroponRouter):
-    r"""Learns logits per factor, such as a language or an operation; a task has the sum of its own.
+    r"""Composes a task's row of what it is known to be made of: the sum of its factors' logits.
 
-    With the factors :math:`F_t` of task t, :math:`z_t = \sum_{f \in F_t} \lambda_f`; from these
-    logits on it is Polytropon's router: a factor raises or lowers the odds of each skill, whatever
-    the others do. So a task that recombines known factors has a row before anything is trained.
+    Factors are such as a language or an operation. With the factors :math:`F_t` of task t,
+    :math:`z_t = \sum_{f \in F_t} \lambda_f`; from these logits on it is Polytropon's router: a
+    factor raises or lowers the odds of each skill, whatever the others do. So a task that
+    recombines known factors has a row before anything is trained.
 
     Args:
-        factors: Which task has which factors: 1 or 0, shape (T, F).
         n_groups: Routed groups G.
+        n_tasks: Tasks T.
         n_heads: Heads H.
         n_skills: Skills K.
+        factors: Factors of each task, such as `{de_date_long: [language=de, operation=date_long]}`;
+            by default the column `factors` of the gym's TASKS.csv. Here 1 or 0, shape (T, F).
         **settings: Those of `PolytroponRouter`.
 
     References:
@@ -36,14 +40,16 @@ class MetadataRouter(PolytroponRouter):
 
     def __init__(
         self,
-        factors: Float[Tensor, "T F"],
         n_groups: int,
+        n_tasks: int,
         n_heads: int,
         n_skills: int,
+        *,
+        factors: Annotated[Float[Tensor, "T F"], ReadFrom(dict[str, Names], {})],
         **settings: Any,
     ) -> None:
         super().__init__(n_groups, factors.shape[1], n_heads, n_skills, **settings)
-        self.n_tasks = len(factors)
+        self.n_tasks = n_tasks
         self.register_buffer("factors", factors.clone())
 
     def task_logits(self, task_ids: Int[Tensor, "N"] | None = None) -> Float[Tensor, "G N H Q"]:

@@ -1,14 +1,15 @@
 """Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_positive
-from mttl.routing.task.priors import RoutingPrior
+from mttl.io.errors import require_one_of, require_positive
+from mttl.plugins.part_settings import Fraction, NonNegative, OneOf, Positive
+from mttl.routing.task.priors import NO_PRIOR, RoutingPrior
 from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
@@ -17,29 +18,30 @@ SMALLEST_SUM = 1e-12
 
 
 class PolytroponRouter(TaskRouter):
-    r"""Learns a matrix Z of tasks by skills, each cell a Bernoulli variable, and mixes by it.
+    r"""Learns a soft partition of tasks over skills; with several heads, multi-head routing.
 
-    While training each example draws :math:`\hat z` from the relaxed Bernoulli with the logits of
-    its task; in evaluation :math:`\hat z = \sigma(z)`. A hard router rounds :math:`\hat z` to 0 or
-    1 in both. The mixing weights are the row, normalised: :math:`w_k = \hat z_k / \sum_j \hat z_j`;
-    a task that uses no skill has the weights 0. With one head this is Polytropon; with H heads
-    every block of features has a row of its own (multi-head routing).
+    Each cell of a matrix Z of tasks by skills is a Bernoulli variable. While training each example
+    draws :math:`\hat z` from the relaxed Bernoulli with the logits of its task; in evaluation
+    :math:`\hat z = \sigma(z)`. With ``straight_through`` it rounds :math:`\hat z` to 0 or 1 in
+    both. The mixing weights are the row, normalised: :math:`w_k = \hat z_k / \sum_j \hat z_j`; a
+    task that uses no skill has the weights 0. With one head this is Polytropon; with H heads every
+    block of features has a row of its own (multi-head routing).
 
     Args:
         n_groups: Routed groups G.
         n_tasks: Tasks T.
         n_heads: Heads H.
         n_skills: Skills K.
-        relaxed: Draw from the relaxed Bernoulli while training; otherwise use the probabilities.
-        hard: Round draws and probabilities to 0 or 1, both in training and in evaluation;
-            gradients pass straight through.
-        temperature: Of the relaxed Bernoulli. It is a buffer, so that it can be annealed.
+        relaxed: Draw from the relaxed Bernoulli while training; else use the probabilities.
+        straight_through: Round draws and probabilities to 0 or 1, in training and in evaluation.
+        temperature: Temperature of the relaxed Bernoulli. It is a buffer, so that it can be
+            annealed.
+        final_temperature: Anneal the temperature to this value over training.
         init_scale: Logits start in U(-init_scale, init_scale): all probabilities near one half.
-        normalisation: ``"sum"`` divides by the row's sum. ``"average_correction"`` multiplies by
-            the square root of H / K instead.
-        shared_skill: The last skill is always on, for every task.
-        logit_dropout: Probability of dropping a logit to 0 (probability one half) while training.
-        prior: What `prior_loss` adds to the objective; nothing by default.
+        normalise: Divide by the row's sum, or multiply by sqrt(heads / skills).
+        shared_skill: The last skill is on for every task.
+        logit_dropout: Probability of dropping a logit to 0 while training.
+        prior: What the loss says about the matrix.
 
     Raises:
         ValueError: If the temperature is not positive, a probability lies outside [0, 1), or a
@@ -52,6 +54,17 @@ class PolytroponRouter(TaskRouter):
         arXiv:2211.03831.
     """
 
+    lacks: ClassVar = {
+        "weighs_experts": (
+            "straight_through and not shared_skill",
+            "it may leave a task no expert; set it to false, or router.shared_skill: true",
+        )
+    }
+    refuses: ClassVar = {
+        f"{name} and {name} != 1.0 and not relaxed": f"{name} ({{{name}:g}}) needs relaxed: true; "
+        "otherwise nothing is drawn. Leave it out"
+        for name in ("temperature", "final_temperature")
+    }
     # The probability of -30 is 1e-13: less than what single precision tells from 0 in a sum.
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
     temperature: Tensor
@@ -64,31 +77,30 @@ class PolytroponRouter(TaskRouter):
         n_skills: int,
         *,
         relaxed: bool = True,
-        hard: bool = False,
-        temperature: float = 1.0,
-        init_scale: float = 1e-3,
-        normalisation: str = "sum",
+        straight_through: bool = False,
+        temperature: Positive = 1.0,
+        final_temperature: Positive | None = None,
+        init_scale: NonNegative = 1e-3,
+        normalise: Annotated[str, OneOf("sum", "average_correction")] = "sum",
         shared_skill: bool = False,
-        logit_dropout: float = 0.0,
-        prior: RoutingPrior | None = None,
+        logit_dropout: Fraction = 0.0,
+        prior: RoutingPrior = NO_PRIOR,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         require_positive(temperature=temperature)
         if not 0 <= logit_dropout < 1:
             raise ValueError(f"logit_dropout ({logit_dropout}) must lie in [0, 1)")
-        if normalisation not in ("sum", "average_correction"):
-            raise ValueError(
-                f"normalisation ('{normalisation}') must be 'sum' or 'average_correction'"
-            )
+        require_one_of(("sum", "average_correction"), normalise=normalise)
         if shared_skill and n_skills < 2:
             raise ValueError(f"shared_skill needs n_skills ({n_skills}) to be at least 2")
         self.relaxed = relaxed
-        self.hard = hard
+        self.straight_through = straight_through
+        self.final_temperature = final_temperature
         self.init_scale = init_scale
-        self.normalisation = normalisation
+        self.normalise = normalise
         self.shared_skill = shared_skill
         self.logit_dropout = logit_dropout
-        self.prior = prior or RoutingPrior()
+        self.prior = prior
         # A skill that is always on has no logit: a parameter without a gradient would break DDP.
         n_routed = n_skills - 1 if shared_skill else n_skills
         self.logits = nn.Parameter(
@@ -119,7 +131,7 @@ class PolytroponRouter(TaskRouter):
         return self._normalise(self.probabilities())
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return how likely each task is to use each skill; 0 or 1 if the router is hard."""
+        """Return how likely each task is to use each skill; 0 or 1 if they are rounded."""
         return self._use(self.task_logits().sigmoid())
 
     def prior_loss(self) -> Float[Tensor, ""]:
@@ -132,35 +144,23 @@ class PolytroponRouter(TaskRouter):
 
     def with_rows(self, rows: Float[Tensor, "G N H Q"]) -> "PolytroponRouter":
         """Return a router with the same settings whose tasks have given logits, a row each."""
-        sizes = self.n_groups, rows.shape[1], self.n_heads, self.n_skills
-        router = PolytroponRouter(*sizes, **self._settings())
+        own = self._arguments(PolytroponRouter)
+        router = PolytroponRouter(**own | {"n_tasks": rows.shape[1]})
         router.to(self.logits.device, self.logits.dtype)
         with torch.no_grad():
             router.logits.copy_(rows)
         return router
 
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "relaxed": self.relaxed,
-            "hard": self.hard,
-            "temperature": float(self.temperature),
-            "init_scale": self.init_scale,
-            "normalisation": self.normalisation,
-            "shared_skill": self.shared_skill,
-            "logit_dropout": self.logit_dropout,
-            "prior": self.prior,
-        }
-
     def _use(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:
-        """Round, if the router is hard, and put the skill that is always on behind the others."""
-        if self.hard:
+        """Round, if so set, and put the skill that is always on behind the others."""
+        if self.straight_through:
             active = straight_through(active)
         if not self.shared_skill:
             return active
         return torch.cat([active, torch.ones_like(active[..., :1])], dim=-1)
 
     def _normalise(self, active: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
-        if self.normalisation == "average_correction":
+        if self.normalise == "average_correction":
             return active * math.sqrt(self.n_heads / self.n_skills)
         total = active.sum(dim=-1, keepdim=True)
         # A row that draws no skill stays zero; dividing it by next to nothing would only blow up

@@ -6,47 +6,58 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mttl.plugins.part_settings import NonNegative, Positive
 from mttl.routing.task.relaxations import straight_through
 
 SMALLEST_PROBABILITY = 1e-12
 
 
 @dataclass(frozen=True)
-class RoutingPrior:
-    """A weighted sum of priors; a weight of 0 leaves a term out.
+class IBP:
+    """The Indian Buffet Process prior on the matrix of tasks by skills.
 
     Args:
-        ibp_alpha: Concentration of the Indian Buffet Process; the larger, the more skills a task
-            is expected to use.
-        ibp_weight: Weight of its negative log-probability.
-        sparsity: Weight of the mean probability: fewer skills per task.
-        mutual_information: Weight of minus the information a task gives about its skills.
-        orthogonality: Weight of the mean squared cosine between skills' columns.
+        alpha: Concentration: the larger, the more skills a task is expected to use.
+        weight: Weight of the negative log-probability in the loss, summed over groups.
     """
 
-    ibp_alpha: float = 5.0
-    ibp_weight: float = 0.0
-    sparsity: float = 0.0
-    mutual_information: float = 0.0
-    orthogonality: float = 0.0
+    alpha: Positive = 5.0
+    weight: Positive = 1.0
 
     def __post_init__(self) -> None:
         """Refuse a concentration without a logarithm.
 
         Raises:
-            ValueError: If ``ibp_alpha`` is not positive.
+            ValueError: If ``alpha`` is not positive.
         """
-        if self.ibp_alpha <= 0:
-            raise ValueError(f"ibp_alpha ({self.ibp_alpha}) must be positive")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha ({self.alpha}) must be positive")
+
+
+@dataclass(frozen=True)
+class RoutingPrior:
+    """What the loss says about the routing matrix; all off by default.
+
+    Args:
+        ibp: The Indian Buffet Process.
+        sparsity: Weight of the mean probability: fewer skills per task.
+        mutual_information: Weight of minus the information between tasks and skills.
+        orthogonality: Weight of the mean squared cosine between the skills' columns.
+    """
+
+    ibp: IBP | None = None
+    sparsity: NonNegative = 0.0
+    mutual_information: NonNegative = 0.0
+    orthogonality: NonNegative = 0.0
 
     def __call__(self, probabilities: Float[Tensor, "G T H K"]) -> Float[Tensor, ""]:
         """Return the loss, summed over groups and heads for the process, averaged for the rest."""
         # Each group and head has a matrix of tasks by skills of its own.
         matrices = probabilities.transpose(1, 2).flatten(0, 1)  # (G H, T, K)
         loss = probabilities.new_zeros(())
-        if self.ibp_weight:
-            terms = [negative_log_ibp(matrix, self.ibp_alpha) for matrix in matrices]
-            loss = loss + self.ibp_weight * torch.stack(terms).sum()
+        if self.ibp is not None:
+            terms = [negative_log_ibp(matrix, self.ibp.alpha) for matrix in matrices]
+            loss = loss + self.ibp.weight * torch.stack(terms).sum()
         if self.sparsity:
             loss = loss + self.sparsity * matrices.mean()
         if self.mutual_information:
@@ -54,6 +65,9 @@ class RoutingPrior:
         if self.orthogonality:
             loss = loss + self.orthogonality * column_similarity(matrices).mean()
         return loss
+
+
+NO_PRIOR = RoutingPrior()
 
 
 def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float[Tensor, ""]:

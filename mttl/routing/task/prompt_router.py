@@ -1,6 +1,7 @@
 """Routers that read prompts: they need no task's id to answer."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,6 +16,17 @@ class PromptRouter(TaskRouter):
     prompts. Vectors are means of the backbone's input embeddings over tokens.
     """
 
+    lacks: ClassVar = {
+        "tells_tasks_apart": "it reads prompts",
+        "policies": "it reads prompts, which only text has; use a router by task, as polytropon",
+        "packs": "it reads whole prompts, and packed rows are one sequence; take another router",
+        **dict.fromkeys(
+            ("merges", "exports_lora"),
+            "it mixes skills by the prompt of every example, and no weights of a task stand for "
+            "that; answer with the run itself, or take the average (--average)",
+        ),
+        "exports_inventory": "it mixes skills by prompt, and Poly by task",
+    }
     draws = False
 
     def __init__(

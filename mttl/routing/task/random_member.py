@@ -8,16 +8,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from mttl.io.errors import require_at_least
-from mttl.routing.task.fixed import FixedRouter
+from mttl.plugins.part_settings import NonNegative
+from mttl.routing.task.fixed import BLIND, FixedRouter
 
 
 class RandomRouter(FixedRouter):
-    r"""Draws one skill per routed group and training step, for the whole batch.
+    r"""Draws one skill per training step for all tasks, and averages them afterwards (AdaMix).
 
-    In evaluation the K skills have equal weights: with a mixing of parameters (``"factors"``) this
-    is the averaged member that AdaMix keeps. Members learn to agree by the loss of `consistency`,
-    half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` of the answers p and q of two passes
-    with draws of their own; the first one alone learns from the labels.
+    Each routed group has a draw for the whole batch. In evaluation the K skills have equal weights:
+    with a mixing of parameters (``"factors"``) this is the averaged member that AdaMix keeps.
+    Members learn to agree by the loss of `consistency`, half of :math:`\mathrm{KL}(p \| q) +
+    \mathrm{KL}(q \| p)` of the answers p and q of two passes with draws of their own; the first one
+    alone learns from the labels.
 
     AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
     begin as copies of one, without which their average is no member: set ``skills.identical_init``.
@@ -27,13 +29,19 @@ class RandomRouter(FixedRouter):
         n_tasks: Tasks T; all share the skills.
         n_heads: Heads H; all have the same draw.
         n_skills: Skills K.
-        consistency: Weight of that loss; 0 computes one pass.
+        consistency: Weight in the loss of how far two passes with other draws differ; 0 computes
+            one pass.
 
     References:
         Wang, Agarwal, Mukherjee, Liu, Gao, Awadallah and Gao, *AdaMix: Mixture-of-Adaptations for
         Parameter-efficient Model Tuning*, EMNLP 2022, arXiv:2205.12410.
     """
 
+    lacks: ClassVar = {
+        "policies": ("consistency", "it compares two answers, which only text has; set it to 0"),
+        "shards": ("consistency", "two passes go before the backward one; set it to 0, or use ddp"),
+        **BLIND,
+    }
     draws: ClassVar[bool] = True
 
     def __init__(
@@ -43,7 +51,7 @@ class RandomRouter(FixedRouter):
         n_heads: int,
         n_skills: int,
         *,
-        consistency: float = 0.0,
+        consistency: NonNegative = 1.0,
     ) -> None:
         super().__init__(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
         require_at_least(0, consistency=consistency)
@@ -62,7 +70,7 @@ class RandomRouter(FixedRouter):
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RandomRouter":
         """Return a router whose new tasks draw as the known ones do."""
         row = super().for_new_tasks(1, init=init).weights
-        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills
-        router = RandomRouter(*sizes, consistency=self.consistency)
+        router = self.rebuilt(n_tasks=n_tasks)
+        assert isinstance(router, RandomRouter)
         router.weights = row.repeat(n_tasks, 1)
         return router

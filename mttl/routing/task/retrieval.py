@@ -1,20 +1,24 @@
 """Retrieval: an input uses the members of a library whose own examples are nearest to it."""
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from mttl.io.errors import require_one_of, require_positive
+from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.task.prompt_router import PromptRouter
 
 
 class RetrievalRouter(PromptRouter):
-    r"""Mixes the ``top_k`` members that are most similar, by the softmax of their similarities.
+    r"""Mixes members of a library whose examples are nearest to the prompt; nothing is trained.
 
-    A member is known by a vector of a few examples of its task, and an input by its prompt, or by
-    those of its own task. Similarity is the cosine after the mean of all members is taken from
-    both: means of input embeddings have most of their length in common. Nothing is trained.
+    The ``top_k`` most similar members are mixed by the softmax of their similarities. A member is
+    known by a vector of a few examples of its task, and an input by its prompt, or by those of its
+    own task. Similarity is the cosine after the mean of all members is taken from both: means of
+    input embeddings have most of their length in common. Nothing is trained.
 
     LoraRetriever and LORAUTER embed texts with a model made for that; here it is the backbone's
     own input embeddings. The former averages what is retrieved, which a high temperature does.
@@ -26,8 +30,9 @@ class RetrievalRouter(PromptRouter):
         n_skills: Members K.
         n_features: Size D of the backbone's embeddings.
         top_k: Members that an input uses.
-        temperature: Of the softmax; large ones make the weights equal.
-        by: ``"prompts"``: of each example. ``"examples"``: of its task, known by some rows.
+        temperature: Temperature of the softmax over similarities; at large ones all members weigh
+            the same.
+        by: What is compared: each prompt, or some rows of its task.
 
     Raises:
         ValueError: If ``top_k`` is not between 1 and K, the temperature is not positive, or ``by``
@@ -49,9 +54,9 @@ class RetrievalRouter(PromptRouter):
         n_skills: int,
         n_features: int,
         *,
-        top_k: int = 3,
-        temperature: float = 0.1,
-        by: str = "prompts",
+        top_k: PositiveInt = 3,
+        temperature: Positive = 0.1,
+        by: Annotated[str, OneOf("prompts", "examples")] = "prompts",
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills, n_features)
         if not 1 <= top_k <= n_skills:
@@ -85,11 +90,3 @@ class RetrievalRouter(PromptRouter):
         gates = torch.softmax(best / self.temperature, dim=-1)
         rows = torch.zeros_like(near).scatter(-1, chosen, gates)
         return rows[None, :, None].expand(self.n_groups, -1, self.n_heads, -1)
-
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RetrievalRouter":
-        """Return a router of the same members: nothing of it was trained on any task."""
-        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills, self.n_features
-        settings = {"top_k": self.top_k, "temperature": self.temperature, "by": self.by}
-        router = RetrievalRouter(*sizes, **settings).to(self.members.device)
-        router.remember(self.members)
-        return router

@@ -1,12 +1,13 @@
 """Hard choice by trial and error: routing decisions as actions, learned from the loss."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from mttl.plugins.part_settings import NonNegative
 from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.task_router import TaskRows
 
@@ -33,8 +34,8 @@ class ScoreFunctionRouter(CategoricalRouter):
         n_tasks: Tasks T.
         n_heads: Heads H.
         n_skills: Skills K.
-        entropy: Weight of minus the entropy of the choices, averaged over groups and heads: keeps
-            all skills tried.
+        entropy: Weight of minus the entropy of the choices in the loss, averaged over groups and
+            heads: keeps all skills tried.
         init_scale: Logits start in U(-init_scale, init_scale).
 
     References:
@@ -46,6 +47,12 @@ class ScoreFunctionRouter(CategoricalRouter):
         Functions for Multi-Task Learning*, ICLR 2018, arXiv:1711.01239.
     """
 
+    lacks: ClassVar = {
+        "policies": "it learns from the losses of examples, which only text has; use categorical",
+        "packs": "it learns from the loss of each example; leave data.packed_length out",
+        "shards": "it learns from the loss of each example; use trainer.strategy ddp",
+        "weighs_experts": "it chooses one expert for a task; use a router that mixes",
+    }
     task_rows: ClassVar = {
         **CategoricalRouter.task_rows,
         "mean_losses": TaskRows(axis=0),
@@ -61,8 +68,8 @@ class ScoreFunctionRouter(CategoricalRouter):
         n_heads: int,
         n_skills: int,
         *,
-        entropy: float = 0.0,
-        init_scale: float = 1e-3,
+        entropy: NonNegative = 0.0,
+        init_scale: NonNegative = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills, init_scale=init_scale)
         self.entropy = entropy
@@ -110,6 +117,3 @@ class ScoreFunctionRouter(CategoricalRouter):
         rate = (counts / self.n_seen.clamp_min(1)).maximum(counts / WINDOW).clamp_max(1)
         self.mean_losses += rate * (sums / counts.clamp_min(1) - self.mean_losses)
         return expected
-
-    def _settings(self) -> dict[str, Any]:
-        return {"entropy": self.entropy, "init_scale": self.init_scale}

@@ -5,19 +5,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from mttl.io.errors import require_one_of
 from mttl.routing.task.prompt_router import PromptRouter
 
 
 class SmearRouter(PromptRouter):
-    r"""Mixes by :math:`\mathrm{softmax}(W\,\mathrm{LN}(\bar x))` of the prompt's vector.
+    r"""Reads mixing weights from each prompt by a linear map; it needs no task ids (SMEAR).
 
-    With the mixing ``"factors"`` skills' parameters are averaged by these weights, as in SMEAR, so
-    that an example costs what one skill costs and gradients reach the router without estimates.
-    SMEAR reads what enters each layer, averaged over the sequence; here all layers read the mean
-    of the input embeddings, each group with a map of its own, so that a causal decoder answers by
-    its prompt alone, and the routing is computed once. SMEAR drops experts in training; here there
-    is none of that.
+    They are :math:`\mathrm{softmax}(W\,\mathrm{LN}(\bar x))` of the prompt's vector. With the
+    mixing ``"factors"`` skills' parameters are averaged by these weights, as in SMEAR, so that an
+    example costs what one skill costs and gradients reach the router without estimates. SMEAR reads
+    what enters each layer, averaged over the sequence; here all layers read the mean of the input
+    embeddings, each group with a map of its own, so that a causal decoder answers by its prompt
+    alone, and the routing is computed once. SMEAR drops experts in training; here there is none of
+    that.
 
     Args:
         n_groups: Routed groups G.
@@ -42,12 +42,3 @@ class SmearRouter(PromptRouter):
         """Return the softmax over skills of a linear map."""
         read = layer_norm(vectors.to(self.maps.dtype), (self.n_features,))
         return torch.einsum("bd,gdhk->gbhk", read, self.maps).softmax(-1)
-
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "SmearRouter":
-        """Return a router that reads as this one does; an untrained one for ``"fresh"``."""
-        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills, self.n_features
-        router = SmearRouter(*sizes).to(self.maps.device, self.maps.dtype)
-        require_one_of(("mean", "fresh"), init=init)
-        if init == "mean":
-            router.maps.data.copy_(self.maps.data)
-        return router

@@ -1,16 +1,17 @@
 """Task-level mixture of experts: each task keeps its few best skills."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+from mttl.routing.task.task_router import TaskRouter, TaskRows
 
 
 class TaskMoERouter(TaskRouter):
-    r"""Mixes the ``top_k`` most probable skills of each task.
+    r"""Mixes the most probable skills of each task.
 
     With :math:`p = \mathrm{softmax}(z_t + \epsilon)` and S the ``top_k`` largest entries of p,
     :math:`w_k = p_k / \sum_{j \in S} p_j` inside S and 0 outside: renormalised over the skills, so
@@ -21,8 +22,8 @@ class TaskMoERouter(TaskRouter):
         n_tasks: Tasks T.
         n_heads: Heads H.
         n_skills: Skills K.
-        top_k: Skills a task keeps.
-        noise: Add Gaussian noise of standard deviation 1 / K to the logits while training.
+        top_k: Skills that a task keeps.
+        noise: Add noise of standard deviation 1 / K to the logits while training.
         init_scale: Logits start in U(-init_scale, init_scale).
 
     Raises:
@@ -33,6 +34,7 @@ class TaskMoERouter(TaskRouter):
         Mixture-of-Experts for Efficient Inference*, Findings of EMNLP 2021, arXiv:2110.03742.
     """
 
+    internal = ("init_scale",)
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
 
     def __init__(
@@ -42,7 +44,7 @@ class TaskMoERouter(TaskRouter):
         n_heads: int,
         n_skills: int,
         *,
-        top_k: int = 2,
+        top_k: Annotated[int, Ge(2)] = 2,
         noise: bool = True,
         init_scale: float = 1e-3,
     ) -> None:
@@ -70,21 +72,6 @@ class TaskMoERouter(TaskRouter):
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return 1 for the skills that a task has chosen, else 0."""
         return (self.matrix() > 0).to(self.logits.dtype)
-
-    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskMoERouter":
-        """Return a router with the same settings and rows for new tasks."""
-        router = TaskMoERouter(
-            self.n_groups,
-            n_tasks,
-            self.n_heads,
-            self.n_skills,
-            top_k=self.top_k,
-            noise=self.noise,
-            init_scale=self.init_scale,
-        ).to(self.logits.device, self.logits.dtype)
-        with torch.no_grad():
-            router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
-        return router
 
     def _top(self, logits: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
         chosen = logits.topk(self.top_k, dim=-1).indices

@@ -5,18 +5,20 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least
+from mttl.plugins.describe import arguments
 
 # What `forward` may ask for besides the task ids: a vector per example, of the prompt itself, of
 # the task's description, or of a few of its training rows. It is the mean of the backbone's input
 # embeddings over their tokens.
 SEEN = ("prompts", "descriptions", "examples")
+SIZES = ("n_groups", "n_tasks", "n_heads", "n_skills")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class TaskRouter(nn.Module, ABC):
 
     One stacked parameter serves every layer, so the routing costs a handful of operations per
     forward pass, however deep the model is.
+
+    A router keeps each argument of its constructor as an attribute of the same name: `rebuilt` and
+    `extra_repr` read them there. See `mttl.plugins.parts` for how a kind describes itself.
 
     Args:
         n_groups: Routed groups G: layers of a group share a row. None where only tokens are routed.
@@ -145,15 +150,57 @@ class TaskRouter(nn.Module, ABC):
         """
         return None
 
-    @abstractmethod
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskRouter":
         """Return a new router of this kind for tasks it has never seen.
+
+        What it has learned beside rows of tasks is copied, unless it is fresh.
 
         Args:
             n_tasks: How many tasks the new router serves.
             init: ``"mean"`` starts every row at the mean of the known rows, ``"fresh"`` as an
                 untrained router starts.
+
+        Raises:
+            ValueError: If ``init`` is neither, or a tensor with rows of tasks is not named.
         """
+        if init not in ("mean", "fresh"):
+            raise ValueError(f"init ('{init}') must be 'mean' or 'fresh'")
+        router = self.rebuilt(n_tasks=n_tasks)
+        new = router.state_dict()
+        learned = dict(self.named_parameters())
+        with torch.no_grad():
+            for name, value in self.state_dict().items():
+                if name in self.task_rows and name in learned:
+                    scale = getattr(self, "init_scale", None)
+                    if init == "mean" or scale is not None:
+                        new[name].copy_(initial_rows(value, n_tasks, init, scale or 0.0))
+                elif name in new and name not in self.task_rows:
+                    if new[name].shape != value.shape:
+                        raise ValueError(
+                            f"'{name}' of {type(self).__name__} has rows of tasks: name it in "
+                            "task_rows, or define for_new_tasks"
+                        )
+                    if init == "mean" or name not in learned:
+                        new[name].copy_(value)
+        return router
+
+    def rebuilt(self, **changed: Any) -> "TaskRouter":
+        """Return an untrained router of this kind with the same arguments, where this one is.
+
+        Args:
+            **changed: Other arguments.
+        """
+        router = type(self)(**self._arguments() | changed)
+        like = next(iter(self.state_dict().values()), None)
+        return router if like is None else router.to(like.device, like.dtype)
+
+    def _arguments(self, kind: type["TaskRouter"] | None = None) -> dict[str, Any]:
+        """Return the arguments of this kind, or of a base of it, as the router has them now."""
+        named = (item.name for _, item in arguments(kind or type(self)))
+        found = {name: getattr(self, name) for name in named}
+        return {
+            k: v.item() if isinstance(v, Tensor) and not v.ndim else v for k, v in found.items()
+        }
 
     def of_tasks(self, task_ids: Int[Tensor, "N"]) -> "TaskRouter":
         """Return a copy that knows some of the tasks only.
@@ -176,11 +223,25 @@ class TaskRouter(nn.Module, ABC):
         return router
 
     def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return (
-            f"n_groups={self.n_groups}, n_tasks={self.n_tasks}, "
-            f"n_heads={self.n_heads}, n_skills={self.n_skills}"
-        )
+        """Name sizes and settings in the module's printed form."""
+        sizes = {name: getattr(self, name) for name in SIZES}
+        plain = (bool, int, float, str)
+        settings = {
+            item.name: value
+            for _, item in arguments(type(self))
+            if isinstance(value := getattr(self, item.name, None), plain)
+        }
+        return ", ".join(f"{name}={value}" for name, value in {**sizes, **settings}.items())
+
+
+class SignedRouter(TaskRouter):
+    """A task router whose weights may be negative."""
+
+    asks: ClassVar = {"takes_signed_weights": "kind"}
+    lacks: ClassVar = {
+        "exports_inventory": "its weights may be negative, and those of Poly sum to 1; export "
+        "tasks one by one (--task)"
+    }
 
 
 def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:

@@ -4,12 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mttl.plugins.part_settings import Positive, PositiveInt
 from mttl.routing.token.members import MemberRouter, right_factors
 
 
 class ArrowRouter(MemberRouter):
-    r"""Scores a token by :math:`|x^\top v_e|`, with :math:`v_e` the first right singular vector.
+    r"""Chooses members of a library by the direction that each stretches most; without training.
 
+    A token is scored by :math:`|x^\top v_e|`, with :math:`v_e` the first right singular vector.
     :math:`v_e` is the direction of the input that the change :math:`B_e A_e^\top` of a member
     stretches most. Its sign means nothing, hence the absolute value.
 
@@ -20,8 +22,8 @@ class ArrowRouter(MemberRouter):
     Args:
         in_features: Features I of a token.
         n_experts: Members E.
-        top_k: Members per token; 3 as in PEFT.
-        temperature: Of the softmax over the kept ones.
+        top_k: Members per token.
+        temperature: Temperature of the softmax over the kept ones.
 
     References:
         Ostapenko et al., *Towards Modular LLMs by Building and Reusing a Library of LoRAs*, ICML
@@ -31,7 +33,12 @@ class ArrowRouter(MemberRouter):
     prototypes: Tensor
 
     def __init__(
-        self, in_features: int, n_experts: int, *, top_k: int = 3, temperature: float = 1.0
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: PositiveInt = 3,
+        temperature: Positive = 1.0,
     ) -> None:
         super().__init__(in_features, n_experts, top_k=top_k, temperature=temperature)
         self.register_buffer("prototypes", torch.zeros(n_experts, in_features))

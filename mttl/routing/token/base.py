@@ -11,7 +11,7 @@ from mttl.routing.token.tokens import Tokens
 
 
 class BaseRouter(TokenRouter):
-    r"""Sends each token to one expert: by balanced assignment in training, else to its favourite.
+    r"""Sends each token to one expert: by balanced assignment in training, else to its best.
 
     With affinities :math:`s = W x`, training maximises :math:`\sum_n s_{n, a(n)}` under equal loads
     (without a gradient), evaluation takes :math:`a(n) = \arg\max_e s_{n,e}`. The gate is
@@ -29,6 +29,8 @@ class BaseRouter(TokenRouter):
         Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
         Large, Sparse Models*, ICML 2021, arXiv:2103.16716.
     """
+
+    internal = ("method",)
 
     def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
         super().__init__(in_features, n_experts)

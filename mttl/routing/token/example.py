@@ -10,7 +10,7 @@ from mttl.routing.token.top_k import TopKRouter
 
 
 class ExampleRouter(TopKRouter):
-    r"""Routes the mean of an example's tokens, :math:`\bar x`, to its ``top_k`` best experts.
+    r"""Routes all tokens of an example to the same experts, by their mean; not for causal decoders.
 
     Otherwise a `TopKRouter`, whose arguments it takes. The mean is of all tokens, later ones among
     them, so this cannot route a causal decoder. Losses weigh an example by its tokens.
@@ -21,6 +21,7 @@ class ExampleRouter(TopKRouter):
     """
 
     causal = False
+    internal = ("jitter",)
 
     def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the most probable experts of each example.

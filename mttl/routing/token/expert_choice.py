@@ -2,6 +2,7 @@
 
 import torch
 
+from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.dispatch import capacity_of
@@ -10,7 +11,9 @@ from mttl.routing.token.tokens import Tokens
 
 
 class ExpertChoiceRouter(LinearRouter):
-    r"""Lets each expert take the :math:`n = \lceil c N / E \rceil` tokens it is most probable for.
+    r"""Lets experts choose tokens; not for causal decoders.
+
+    Each expert takes the :math:`n = \lceil c N / E \rceil` tokens it is most probable for.
 
     With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the n tokens of largest
     :math:`p_e`, with that as the gate. All experts have the same load without a loss; a token may
@@ -20,7 +23,7 @@ class ExpertChoiceRouter(LinearRouter):
     Args:
         in_features: Features I of a token.
         n_experts: Experts E.
-        capacity: Experts per token on average, c; at most E.
+        capacity: Experts per token, on average.
         init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`; the load needs none, the z-loss may still be wanted.
 
@@ -34,12 +37,14 @@ class ExpertChoiceRouter(LinearRouter):
 
     causal = False
 
+    internal = ("init_scale",)
+
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
-        capacity: float = 2.0,
+        capacity: Positive = 2.0,
         init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:

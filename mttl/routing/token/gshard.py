@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from mttl.io.errors import require_at_least
+from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.linear_router import LinearRouter
@@ -22,7 +23,7 @@ class GShardRouter(LinearRouter):
     Args:
         in_features: Features I of a token.
         n_experts: Experts E, at least 2.
-        threshold: The gate :math:`\tau` from which the second expert is certain.
+        threshold: A second gate of at least this is always taken.
         init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`.
 
@@ -34,12 +35,14 @@ class GShardRouter(LinearRouter):
         Sharding*, ICLR 2021, arXiv:2006.16668.
     """
 
+    internal = ("init_scale",)
+
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
-        threshold: float = 0.2,
+        threshold: Positive = 0.2,
         init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mttl.plugins.part_settings import Seed
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
@@ -32,7 +33,7 @@ class HashRouter(TokenRouter):
     table: Tensor
 
     def __init__(
-        self, in_features: int, n_experts: int, *, vocabulary_size: int, seed: int = 0
+        self, in_features: int, n_experts: int, *, vocabulary_size: int, seed: Seed = 0
     ) -> None:
         super().__init__(in_features, n_experts)
         if vocabulary_size < n_experts:

@@ -1,6 +1,7 @@
 """Routing among members of a library: what each is good for is read from its own weights."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -30,6 +31,10 @@ class MemberRouter(TokenRouter):
         ValueError: If ``top_k`` is not between 1 and E, or the temperature is not positive.
     """
 
+    lacks: ClassVar = {
+        "plots": "its run is made of a library, and no routing was recorded in training; count "
+        "which tokens take which member (mttl plot RUN --count dev)"
+    }
     present: Tensor
 
     def __init__(

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.io.errors import require_positive
+from mttl.plugins.part_settings import PositiveInt
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter
@@ -15,7 +16,7 @@ from mttl.routing.token.top_k import top_choice
 
 
 class NoisyTopKRouter(TokenRouter):
-    r"""Sends each token to its ``top_k`` best experts by noisy logits.
+    r"""Sends each token to its best experts by logits with learned noise (Shazeer et al.).
 
     While training, :math:`h = W_g x + \epsilon \odot \sigma` with
     :math:`\sigma = \mathrm{softplus}(W_n x) + 10^{-2}` and standard normal :math:`\epsilon`; in
@@ -27,7 +28,7 @@ class NoisyTopKRouter(TokenRouter):
     Args:
         in_features: Features I of a token.
         n_experts: Experts E.
-        top_k: Experts per token, fewer than E.
+        top_k: Experts per token.
         smallest_noise: The least standard deviation of the noise.
         balance: As in `TokenRouter`; may have a load loss.
 
@@ -40,13 +41,14 @@ class NoisyTopKRouter(TokenRouter):
     """
 
     estimates_load = True
+    internal = ("smallest_noise",)
 
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
-        top_k: int = 2,
+        top_k: PositiveInt = 2,
         smallest_noise: float = 1e-2,
         balance: Balance | None = None,
     ) -> None:

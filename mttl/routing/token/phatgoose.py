@@ -5,14 +5,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from mttl.plugins.part_settings import Positive, PositiveInt
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.members import MemberRouter
 from mttl.routing.token.tokens import Tokens
 
 
 class PhatgooseRouter(MemberRouter):
-    r"""Scores a token by :math:`\bar v_e^\top \bar x / \sqrt I`, gate and token standardised.
+    r"""Chooses members of a library by gates that are trained when the run is made of it.
 
+    A token is scored by :math:`\bar v_e^\top \bar x / \sqrt I`, gate and token standardised.
     Each member has a gate :math:`v_e` in the layer. It is learned after the member, which is
     frozen, on the member's own task: there the member's change is multiplied by
     :math:`\sigma(v_e^\top x)`, starting at 1/2. Standardising takes from each vector the mean of
@@ -22,7 +24,9 @@ class PhatgooseRouter(MemberRouter):
         in_features: Features I of a token.
         n_experts: Members E.
         top_k: Members per token.
-        temperature: Divides the scores once more; 1 as in the paper.
+        temperature: Temperature of the softmax over the kept ones.
+        gate_steps: Steps in which the gates are trained, on batches of all members' tasks.
+        gate_lr: Learning rate of the gates.
 
     Attributes:
         learning: Whether gates are being trained: each token goes to the members that its prior
@@ -34,10 +38,18 @@ class PhatgooseRouter(MemberRouter):
     """
 
     def __init__(
-        self, in_features: int, n_experts: int, *, top_k: int = 2, temperature: float = 1.0
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: PositiveInt = 2,
+        temperature: Positive = 1.0,
+        gate_steps: PositiveInt = 100,
+        gate_lr: Positive = 5e-3,
     ) -> None:
         super().__init__(in_features, n_experts, top_k=top_k, temperature=temperature)
         self.gates = nn.Parameter(torch.zeros(n_experts, in_features))
+        self.gate_steps, self.gate_lr = gate_steps, gate_lr
         self.learning = False
 
     def reset_parameters(self) -> None:

@@ -5,12 +5,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.io.errors import require_at_least
+from mttl.plugins.part_settings import Positive, PositiveInt
 from mttl.routing.token.members import MemberRouter, right_factors
 
 
 class SpectralRouter(MemberRouter):
-    r"""Scores a token by :math:`\lVert S_e V_e^\top x \rVert_2`, all singular vectors of a member.
+    r"""Chooses members of a library by the length of their change of a token; without training.
 
+    A token is scored by :math:`\lVert S_e V_e^\top x \rVert_2`, all singular vectors of a member.
     With :math:`B_e A_e^\top = U_e S_e V_e^\top` this is the length of what the member adds to the
     layer's output, scale included. Where Arrow asks for one direction, this asks for the whole
     spectrum, at the cost of r numbers per feature and member. The gates are those of Arrow, the
@@ -21,7 +23,7 @@ class SpectralRouter(MemberRouter):
         n_experts: Members E.
         rank: Rank r of the members.
         top_k: Members per token.
-        temperature: Of the softmax over the kept ones.
+        temperature: Temperature of the softmax over the kept ones.
 
     Raises:
         ValueError: As for `MemberRouter`, or if the rank is not positive.
@@ -31,6 +33,7 @@ class SpectralRouter(MemberRouter):
         2025, arXiv:2504.03454.
     """
 
+    internal = ("rank",)
     spectra: Tensor
 
     def __init__(
@@ -39,8 +42,8 @@ class SpectralRouter(MemberRouter):
         n_experts: int,
         *,
         rank: int,
-        top_k: int = 3,
-        temperature: float = 1.0,
+        top_k: PositiveInt = 3,
+        temperature: Positive = 1.0,
     ) -> None:
         super().__init__(in_features, n_experts, top_k=top_k, temperature=temperature)
         require_at_least(1, rank=rank)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.plugins.part_settings import Fraction, PositiveInt
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.linear_router import LinearRouter
@@ -23,8 +24,7 @@ class TopKRouter(LinearRouter):
         in_features: Features I of a token.
         n_experts: Experts E.
         top_k: Experts per token.
-        normalise: Let the gates of a token sum to 1. With ``top_k=1`` the only gate would be 1,
-            without gradient, so it is refused.
+        normalise: Let the gates of a token sum to 1; with one expert per token they must not.
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
         init_scale: The weight starts with variance ``init_scale / in_features``.
         bias: Balances without a loss; see `BiasBalance`.
@@ -39,14 +39,16 @@ class TopKRouter(LinearRouter):
         *Mixtral of Experts*, 2024, arXiv:2401.04088.
     """
 
+    internal = ("init_scale",)
+
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
-        top_k: int = 2,
+        top_k: PositiveInt = 2,
         normalise: bool = True,
-        jitter: float = 0.0,
+        jitter: Fraction = 0.0,
         init_scale: float = 0.1,
         bias: BiasBalance | None = None,
         balance: Balance | None = None,
@@ -97,6 +99,40 @@ class TopKRouter(LinearRouter):
         chosen = liked.topk(self.top_k, dim=-1).indices
         forbids = tokens.prior is not None
         return top_choice(logits, chosen, normalise=self.normalise, forbids=forbids)
+
+
+class SwitchRouter(TopKRouter):
+    """Sends each token to its most probable expert, with the probability as the gate (Switch).
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Experts E.
+        jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
+        bias: Balances without a loss; see `BiasBalance`.
+        balance: As in `TokenRouter`.
+
+    References:
+        Fedus, Zoph and Shazeer, *Switch Transformers*, JMLR 2022, arXiv:2101.03961.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        jitter: Fraction = 1e-2,
+        bias: BiasBalance | None = None,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(
+            in_features,
+            n_experts,
+            top_k=1,
+            normalise=False,
+            jitter=jitter,
+            bias=bias,
+            balance=balance,
+        )
 
 
 def top_choice(

@@ -2,18 +2,21 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import MinLen
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least, require_one_of
+from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
-from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
-from mttl.skills.inventory import Inventory, Merged
+from mttl.skills.blocks.feed_forward_experts import ActivationSetting, activation_of
+from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged
 
 # The way down and the way up, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); of examples
 # B for K.
@@ -36,14 +39,14 @@ class BottleneckInventory(Inventory):
         in_features: Features I of the block's input.
         out_features: Features O of its output.
         n_skills: Skills K.
-        hidden_features: Width F of the bottleneck.
-        activation: As in `FeedForwardExperts`.
-        parallel: h is the block's input; otherwise its output.
-        scale: The factor s.
-        layer_norm: Normalise h first, without a gain and a shift of the norm's own: before a dense
-            D they would only be products with it.
-        mix: How the skills of a task combine.
-        stages: How many skills each stage has, from the bottom; by default there is one stage.
+        hidden_features: Width of the bottleneck.
+        activation: Between the two projections.
+        parallel: Read the input of the block, in parallel; otherwise its output, in sequence.
+        scale: Factor on the change.
+        layer_norm: Normalise what the adapter reads.
+        mix: Average the parameters, or the outputs.
+        stages: Skills of each stage, which sum to n_skills: the first change the block's output,
+            the next read that and change it, as a task's adapter on top of a language's (MAD-X).
         n_heads: Only 1.
 
     Raises:
@@ -55,6 +58,15 @@ class BottleneckInventory(Inventory):
         Multi-Task Cross-Lingual Transfer*, EMNLP 2020, arXiv:2005.00052.
     """
 
+    lacks: ClassVar = {
+        **NO_WEIGHTS,
+        "takes_signed_weights": (
+            "stages",
+            "skills of a stage take its share of a row, and rows of that router may be negative; "
+            "use another router",
+        ),
+    }
+    section_defaults: ClassVar = {"parallel": False}
     uses = ("task", "token")
     attachment_point = "block"
 
@@ -64,13 +76,13 @@ class BottleneckInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        hidden_features: int = 64,
-        activation: str | Activation = "relu",
+        hidden_features: PositiveInt = 64,
+        activation: ActivationSetting = "relu",
         parallel: bool = True,
-        scale: float = 1.0,
+        scale: Positive = 1.0,
         layer_norm: bool = False,
-        mix: str = "factors",
-        stages: Sequence[int] | None = None,
+        mix: Annotated[str, OneOf("factors", "outputs")] = "factors",
+        stages: Annotated[Sequence[PositiveInt], MinLen(2)] | None = None,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

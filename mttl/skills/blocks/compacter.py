@@ -1,6 +1,6 @@
 """Compacter: adapters whose projections are sums of Kronecker products with shared factors."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -8,13 +8,16 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.io.errors import require_at_least
+from mttl.plugins.part_settings import PositiveInt
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
-from mttl.skills.blocks.feed_forward_experts import Activation
+from mttl.skills.blocks.feed_forward_experts import ActivationSetting
 from mttl.skills.inventory import Inventory
 
 
 class CompacterInventory(BottleneckInventory):
-    r"""K adapters with projections :math:`W = \sum_{i=1}^{n} A_i \otimes B_i` (PHM layers).
+    r"""Adapters whose projections are sums of Kronecker products with shared factors.
+
+    K adapters with projections :math:`W = \sum_{i=1}^{n} A_i \otimes B_i` (PHM layers).
 
     The rules :math:`A_i` are :math:`n \times n` and serve both projections; the factors
     :math:`B_i` have an n-th of the projection's sides and, where a rank r is given, are products
@@ -30,11 +33,11 @@ class CompacterInventory(BottleneckInventory):
         in_features: Features I of the block's input.
         out_features: Features O of its output.
         n_skills: Skills K.
-        hidden_features: Width F of the bottleneck.
-        activation: Between the projections.
-        n_products: Kronecker products n of a sum; it divides all sizes.
-        rank: Rank r of the factors B; None keeps them whole (PHM).
-        shared: All layers of a model share the rules.
+        hidden_features: Width of the bottleneck.
+        activation: Between the two projections.
+        n_products: Kronecker products in a projection's sum; must divide all sizes.
+        rank: Rank of the factors of a layer's own; none keeps them whole (PHM).
+        shared: All layers share the small factors.
         **settings: As for `BottleneckInventory`.
 
     Raises:
@@ -45,6 +48,9 @@ class CompacterInventory(BottleneckInventory):
         Layers*, NeurIPS 2021, arXiv:2106.04647.
     """
 
+    lacks: ClassVar = {
+        "shards": ("shared", "what all layers share is in no block; set it to false")
+    }
     undecayed = ("down_bias", "up_bias")
 
     def __init__(
@@ -53,10 +59,10 @@ class CompacterInventory(BottleneckInventory):
         out_features: int,
         n_skills: int,
         *,
-        hidden_features: int = 32,
-        activation: str | Activation = "gelu_new",
-        n_products: int = 4,
-        rank: int | None = 1,
+        hidden_features: PositiveInt = 32,
+        activation: ActivationSetting = "gelu_new",
+        n_products: PositiveInt = 4,
+        rank: PositiveInt | None = 1,
         shared: bool = True,
         **settings: Any,
     ) -> None:

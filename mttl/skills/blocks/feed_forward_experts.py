@@ -1,6 +1,7 @@
 """Feed-forward blocks that tokens choose: in the place of a block, or as adapters."""
 
 from collections.abc import Callable
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.io.errors import require_at_least
+from mttl.plugins.part_settings import ReadFrom
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.inventory import Inventory
@@ -97,6 +99,11 @@ class FeedForwardExperts(Inventory):
         hidden = nn.functional.dropout(hidden, self.dropout, self.training)
         y = grouped_linear(hidden, self.down, self.down_bias, work.counts)
         return combine(y, work, len(x))
+
+
+ActivationSetting = Annotated[
+    str | Activation, ReadFrom(Literal["relu", "gelu", "gelu_new", "silu"])
+]
 
 
 def activation_of(name: str | Activation) -> Activation:

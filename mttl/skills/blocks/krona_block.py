@@ -1,18 +1,23 @@
 """Kronecker skills beside a block: one product of the block's input, and a share of it."""
 
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Len
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.products import active_dtype
-from mttl.skills.inventory import Inventory, Merged
+from mttl.plugins.part_settings import Positive, PositiveInt
+from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged
 from mttl.skills.weights.krona import KronAInventory
 
 
 class KronABlockInventory(Inventory):
-    r"""K changes of a block's output, :math:`f_k(x) = s (A_k \otimes B_k) x + g_k x`.
+    r"""One Kronecker product beside a block, and a learned share of the block's input.
+
+    K changes of a block's output, :math:`f_k(x) = s (A_k \otimes B_k) x + g_k x`.
 
     A is :math:`o \times i` and B :math:`O/o \times I/i`, and the number :math:`g_k` is learned:
     KronA\ :sup:`B`\ :sub:`res` of the paper, and KronA\ :sup:`B` without g. There is no
@@ -26,10 +31,10 @@ class KronABlockInventory(Inventory):
         in_features: Features I of the block's input x.
         out_features: Features O of its output y.
         n_skills: Skills K.
-        shape: The sizes (o, i) of A, which divide O and I; by default the divisors nearest to
-            their roots.
-        scale: The factor s.
-        residual: Learn a share g of the input, which has to have as many features as the output.
+        shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
+            near the roots.
+        scale: Factor on the product.
+        residual: Learn the share of the input (KronA-res); else there is the product alone.
         n_heads: Only 1.
 
     Raises:
@@ -40,6 +45,8 @@ class KronABlockInventory(Inventory):
         with Kronecker Adapter*, 2022, arXiv:2212.10650.
     """
 
+    lacks: ClassVar = NO_WEIGHTS
+    section_defaults: ClassVar = {"targets": ["mlp"]}
     uses = ("task", "token")
     attachment_point = "block"
     undecayed = ("residual",)
@@ -50,8 +57,8 @@ class KronABlockInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        shape: Sequence[int] | None = None,
-        scale: float = 1.0,
+        shape: Annotated[Sequence[PositiveInt], Len(2, 2)] | None = None,
+        scale: Positive = 1.0,
         residual: bool = True,
         n_heads: int = 1,
     ) -> None:

@@ -1,5 +1,7 @@
 """Ladders: small networks beside a stack of blocks, which read its states and change its output."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,8 +9,9 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least
-from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
-from mttl.skills.inventory import Inventory, Merged, draw
+from mttl.plugins.part_settings import PositiveInt
+from mttl.skills.blocks.feed_forward_experts import ActivationSetting, activation_of
+from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged, draw
 
 # Of the gates, as in the paper.
 TEMPERATURE = 0.1
@@ -37,8 +40,8 @@ class LadderInventory(Inventory):
         out_features: Features O of what the stack returns.
         n_skills: Skills K.
         n_states: States N + 1.
-        side_features: Features S of a rung; its hidden layer has four times as many.
-        activation: As in `FeedForwardExperts`.
+        side_features: Width of a ladder.
+        activation: In its rungs.
         n_heads: Only 1.
 
     Raises:
@@ -50,6 +53,13 @@ class LadderInventory(Inventory):
         Learning*, NeurIPS 2022, arXiv:2206.06522.
     """
 
+    internal = ("n_states",)
+    lacks: ClassVar = {
+        **NO_WEIGHTS,
+        "compiles": "it takes the states between the blocks from hooks; set backbone.compile: "
+        "false, or take skills that change layers (lora, adapter …)",
+    }
+    section_defaults: ClassVar = {"targets": ["stack"]}
     uses = ("task",)
     attachment_point = "stack"
     undecayed = ("gates",)
@@ -61,8 +71,8 @@ class LadderInventory(Inventory):
         n_skills: int,
         n_states: int,
         *,
-        side_features: int = 32,
-        activation: str | Activation = "relu",
+        side_features: PositiveInt = 32,
+        activation: ActivationSetting = "relu",
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.plugins.part_settings import Fraction, PositiveInt
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
 from mttl.skills.weights.supports import random_support, spread
 
@@ -27,8 +28,8 @@ class SparseAdapterInventory(BottleneckInventory):
         in_features: Features I of the block's input.
         out_features: Features O of its output.
         n_skills: Skills K.
-        hidden_features: Width F of the bottleneck.
-        sparsity: Fraction of a projection's entries that stay 0.
+        hidden_features: Width of the bottleneck.
+        sparsity: Fraction of the entries of both projections that stay 0.
         **settings: As for `BottleneckInventory`.
 
     Raises:
@@ -49,8 +50,8 @@ class SparseAdapterInventory(BottleneckInventory):
         out_features: int,
         n_skills: int,
         *,
-        hidden_features: int = 256,
-        sparsity: float = 0.75,
+        hidden_features: PositiveInt = 256,
+        sparsity: Fraction = 0.75,
         **settings: Any,
     ) -> None:
         settings["hidden_features"] = hidden_features

@@ -1,12 +1,15 @@
 """Prefixes: keys and values that attention sees in front of the text."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.io.errors import require_at_least
-from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
+from mttl.plugins.part_settings import PositiveInt
+from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, draw, require_divisible
 
 
 class PrefixInventory(Inventory):
@@ -33,9 +36,11 @@ class PrefixInventory(Inventory):
         attention_heads: Heads A that ask.
         hidden_features: Features of the hidden states that the attention reads, by default as many
             as of keys; only a `GatedInventory` around the prefixes needs them.
-        length: Keys P of a prefix.
-        gated: Start at a gate of 0, and outside of the text's softmax.
-        bottleneck: Hidden features of the network that computes the prefix; None keeps it plain.
+        length: Keys of a prefix.
+        gated: A softmax of its own, and gates that start at 0; else one softmax with the text,
+            which takes no ``gate``.
+        bottleneck: Hidden features of a network that computes the prefix; by default it is kept
+            plain.
         n_heads: Heads H of the router: blocks of features that are mixed apart; must divide
             features. A gate is mixed by the parts of its head that lie in each block.
 
@@ -48,6 +53,8 @@ class PrefixInventory(Inventory):
         *LLaMA-Adapter*, ICLR 2024, arXiv:2303.16199.
     """
 
+    internal = ("attention_heads", "hidden_features")
+    lacks: ClassVar = {**NO_WEIGHTS, "packs": ONE_TEXT}
     uses = ("task",)
     attachment_point = "attention"
     undecayed = ("gate", "inner_bias", "outer_bias")
@@ -68,9 +75,9 @@ class PrefixInventory(Inventory):
         attention_heads: int,
         hidden_features: int | None = None,
         *,
-        length: int = 10,
+        length: PositiveInt = 10,
         gated: bool = True,
-        bottleneck: int | None = None,
+        bottleneck: PositiveInt | None = None,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

@@ -1,16 +1,21 @@
 """Prompts: vectors in front of the embedded text."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.io.errors import require_positive
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.plugins.part_settings import Positive, PositiveInt
+from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, require_divisible
 
 
 class PromptInventory(Inventory):
-    r"""K prompts of P vectors, prepended to the input embeddings: :math:`[\sum_k w_k P_k; E]`.
+    r"""Vectors in front of the embedded text.
+
+    K prompts of P vectors, prepended to the input embeddings: :math:`[\sum_k w_k P_k; E]`.
 
     Every layer sees P positions more, so that no fresh prompt changes nothing. Entries start
     uniformly in :math:`\pm` ``spread``; the paper's random start is 0.5, and its starts from
@@ -20,7 +25,7 @@ class PromptInventory(Inventory):
         in_features: Entries of the vocabulary.
         out_features: Features of an embedding.
         n_skills: Skills K.
-        length: Vectors P of a prompt.
+        length: Vectors of a prompt.
         spread: Largest entry of a fresh prompt; near those of the embeddings is good.
         n_heads: Heads H of the router: blocks of features that are mixed apart.
 
@@ -32,6 +37,13 @@ class PromptInventory(Inventory):
         EMNLP 2021, arXiv:2104.08691.
     """
 
+    lacks: ClassVar = {
+        **NO_WEIGHTS,
+        "packs": ONE_TEXT,
+        "routes_tokens": "it adds positions that token routers do not expect; remove the section "
+        "moe, or take skills that change layers (lora, ia3, adapter …)",
+    }
+    section_defaults: ClassVar = {"targets": ["input"]}
     uses = ("task",)
     attachment_point = "embedding"
     neutral = False
@@ -42,8 +54,8 @@ class PromptInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        length: int = 20,
-        spread: float = 0.5,
+        length: PositiveInt = 20,
+        spread: Positive = 0.5,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

@@ -12,7 +12,9 @@ from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 
 class BitFitInventory(Inventory):
-    r"""K changes of a layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
+    r"""Changes of the layer's bias.
+
+    K changes of a layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
 
     A layer without a bias gets one of its skills alone; such a skill cannot be folded into it.
 

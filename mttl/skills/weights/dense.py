@@ -1,7 +1,7 @@
 """Dense skills: full weight changes, for small layers and as the upper bound of the others."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
@@ -10,20 +10,24 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_one_of
+from mttl.plugins.part_settings import OneOf
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 
 class DenseInventory(Inventory):
-    r"""K full changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Delta_k x`.
+    r"""Full weight changes.
+
+    K full changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Delta_k x`.
 
     Args:
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
         n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
-        mix: ``"deltas"`` builds one weight change per example (less arithmetic while an example
-            has more positions than there are skills), ``"outputs"`` one output per skill (less
-            memory where the layer is large and the text short).
+        mix: Average the changes, or the outputs. ``"deltas"`` builds one weight change per example
+            (less arithmetic while an example has more positions than there are skills),
+            ``"outputs"`` one output per skill (less memory where the layer is large and the text
+            short).
         init: How skills begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     Raises:
@@ -34,6 +38,7 @@ class DenseInventory(Inventory):
         section 3 (dense skills in the BabyAI ablation).
     """
 
+    internal = ("init",)
     uses = ("task", "token", "composed")
 
     def __init__(
@@ -43,7 +48,7 @@ class DenseInventory(Inventory):
         n_skills: int,
         *,
         n_heads: int = 1,
-        mix: str = "deltas",
+        mix: Annotated[str, OneOf("deltas", "outputs")] = "deltas",
         init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Gt, Le, Len
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least, require_one_of, require_positive
+from mttl.plugins.part_settings import NonNegative, OneOf, Positive
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 GROUPS = ("none", "rows", "layer")
@@ -18,7 +21,9 @@ DRAWN = 1e-4
 
 
 class DiffPruningInventory(Inventory):
-    r"""K masked changes: :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`.
+    r"""Dense changes under learned masks, with a penalty on each entry that changes.
+
+    K masked changes: :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`.
 
     A mask is drawn from the hard concrete distribution at every pass of training,
 
@@ -39,14 +44,13 @@ class DiffPruningInventory(Inventory):
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
-        penalty: Weight of an entry in the loss.
-        temperature: τ; the lower, the more masks are 0 or 1.
-        stretch: The limits (l, r), below 0 and above 1.
-        start: Logit α of a fresh mask.
-        rate: How much faster logits move.
-        groups: What shares a further mask: ``"none"``, the ``"rows"`` of the weight, or the
-            ``"layer"``.
-        keep: Fraction of the entries that a skill may change in evaluation.
+        penalty: Weight in the loss of an entry that changes.
+        temperature: Of the draws in training: the lower, the more masks are 0 or 1.
+        stretch: Limits to which masks are stretched before they are cut to [0, 1].
+        start: Logit of a fresh mask.
+        rate: How many times as fast as changes the logits of masks move, under Adam.
+        groups: What shares a further mask: rows of the weight, or the whole layer.
+        keep: Fraction of the entries of each layer that a skill may change in evaluation.
         n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
 
     Raises:
@@ -66,13 +70,13 @@ class DiffPruningInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        penalty: float = 1e-6,
-        temperature: float = 1.0,
-        stretch: Sequence[float] = (-1.5, 1.5),
+        penalty: NonNegative = 1e-6,
+        temperature: Positive = 1.0,
+        stretch: Annotated[Sequence[float], Len(2, 2)] = (-1.5, 1.5),
         start: float = 5.0,
-        rate: float = 1.0,
-        groups: str = "none",
-        keep: float = 1.0,
+        rate: Positive = 1.0,
+        groups: Annotated[str, OneOf("none", "rows", "layer")] = "none",
+        keep: Annotated[float, Gt(0), Le(1)] = 1.0,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

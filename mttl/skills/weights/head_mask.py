@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.plugins.part_settings import Positive
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 
@@ -27,8 +28,8 @@ class HeadMaskInventory(Inventory):
         out_features: Features O of its output.
         n_skills: Skills K.
         attention_heads: Heads A of the attention; must divide I.
-        hard: Keep a head or switch it off, nothing between.
-        start: The logit s of a fresh skill: how far a head is from being switched off.
+        hard: Keep a head or switch it off; else weaken or strengthen it.
+        start: Logit of a fresh gate: how far it is from shut.
         n_heads: Heads H of the router: blocks of attention heads that are mixed apart; must
             divide A.
 
@@ -40,6 +41,7 @@ class HeadMaskInventory(Inventory):
         arXiv:1905.10650.
     """
 
+    internal = ("attention_heads",)
     uses = ("task",)
     attachment_point = "head"
     changes_input = True
@@ -53,7 +55,7 @@ class HeadMaskInventory(Inventory):
         attention_heads: int,
         *,
         hard: bool = True,
-        start: float = 1.0,
+        start: Positive = 1.0,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)

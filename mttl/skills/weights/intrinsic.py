@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least
+from mttl.plugins.part_settings import OneOf, PositiveInt, Seed
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 from mttl.skills.weights.projections import DenseProjection, Fastfood, require_storable
 
@@ -19,7 +20,9 @@ VECTORS = ("said", "model", "layer")
 
 
 class IntrinsicInventory(Inventory):
-    r"""K vectors of d numbers: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, Δ a projection of each.
+    r"""Short vectors, which fixed random projections turn into weight changes.
+
+    K vectors of d numbers: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, Δ a projection of each.
 
     :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
     d to O · I numbers (`mttl.skills.weights.projections`), drawn from the path of the layer. It is
@@ -35,10 +38,10 @@ class IntrinsicInventory(Inventory):
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
-        dimension: Numbers d of a vector.
-        vector: ``"layer"``, a vector of each layer; ``"model"``, one for all layers that `tie_to`
-            brings together; or ``"said"``, one for all and a scale λ per layer.
-        projection: ``"fastfood"`` or ``"dense"``.
+        dimension: Numbers of a vector.
+        vector: One vector of the model with a scale per layer (SAID), one alone, or one of each
+            layer.
+        projection: By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers.
         seed: Another seed draws other projections.
         n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
         init: ``"zero"``, or ``"kaiming"``: changes begin with the deviation that `nn.Linear` gives
@@ -54,6 +57,10 @@ class IntrinsicInventory(Inventory):
         Explains the Effectiveness of Language Model Fine-Tuning*, ACL 2021, arXiv:2012.13255: SAID.
     """
 
+    internal = ("init",)
+    lacks: ClassVar = {
+        "shards": ("vector != layer", "one block is put together at a time; set it to layer")
+    }
     uses = ("task", "token", "composed")
     undecayed = ("scales",)
 
@@ -63,10 +70,10 @@ class IntrinsicInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        dimension: int = 1000,
-        vector: str = "said",
-        projection: str = "fastfood",
-        seed: int = 0,
+        dimension: PositiveInt = 1000,
+        vector: Annotated[str, OneOf("said", "model", "layer")] = "said",
+        projection: Annotated[str, OneOf("fastfood", "dense")] = "fastfood",
+        seed: Seed = 0,
         n_heads: int = 1,
         init: str = "zero",
     ) -> None:

@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Len
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_one_of
+from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 
 class KronAInventory(Inventory):
-    r"""K Kronecker changes of a linear layer, :math:`\Delta_k = s \, A_k \otimes B_k`.
+    r"""Weight changes that are one Kronecker product of two small matrices.
+
+    K Kronecker changes of a linear layer, :math:`\Delta_k = s \, A_k \otimes B_k`.
 
     A is :math:`o \times i` and B :math:`O/o \times I/i`: few numbers, and yet the change may have
     full rank. With mixing weights w, :math:`y = W_0 x + \sum_k w_k \Delta_k x` for the mixing
@@ -26,10 +30,10 @@ class KronAInventory(Inventory):
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
-        shape: The sizes (o, i) of A, which divide O and I; by default the divisors nearest to
-            their roots.
-        scale: The factor s.
-        mix: How skills combine; of tensors that are composed, ``"deltas"`` by default.
+        shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
+            near the roots.
+        scale: Factor on the change.
+        mix: Average the two matrices, or their products.
         n_heads: Heads H; for ``"factors"`` only 1, else it must divide O.
         init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
 
@@ -41,6 +45,7 @@ class KronAInventory(Inventory):
         with Kronecker Adapter*, 2022, arXiv:2212.10650.
     """
 
+    internal = ("init",)
     uses = ("task", "token", "composed")
     smallest_ndim = 2
 
@@ -50,9 +55,9 @@ class KronAInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        shape: Sequence[int] | None = None,
-        scale: float = 1.0,
-        mix: str = "factors",
+        shape: Annotated[Sequence[PositiveInt], Len(2, 2)] | None = None,
+        scale: Positive = 1.0,
+        mix: Annotated[str, OneOf("factors", "deltas")] = "factors",
         n_heads: int = 1,
         init: str = "zero",
     ) -> None:

@@ -1,7 +1,7 @@
 """Low-rank skills."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_output
 from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least, require_one_of
+from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
@@ -49,18 +50,20 @@ class LoRAInventory(Inventory):
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
-        rank: Rank r of each skill.
+        rank: Rank r of each.
         n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
-        scale: The factor s; or
-        alpha: :math:`s = \alpha / r`; 1 by default.
-        rslora: :math:`s = \alpha / \sqrt r` instead.
-        dropout: Probability that an entry of the input is dropped in training.
-        shared_down: Whether all skills of the layer have one A.
-        mix: How skills combine; of tensors that are composed, ``"deltas"`` by default.
-        init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both; ``"pissa"`` starts every
-            skill at the r leading singular directions of the layer's weight; ``"orthogonal"``
-            skill k at directions k r … (k + 1) r - 1, those of no other. These two wait for
-            `init_from_base`.
+        scale: Factor s on the change; alpha / rank by default.
+        alpha: That alpha, in the place of scale; 1 by default.
+        rslora: Divide alpha by the root of the rank (rsLoRA).
+        dropout: Probability that an entry of the change's input is dropped in training.
+        shared_down: All of a layer share the factor that reads the input, and differ in the other
+            (HydraLoRA).
+        mix: Average the factors, their products, or the outputs; of tensors that are composed,
+            the products by default.
+        init: What fresh skills are: one factor 0; each at the leading singular directions of the
+            layer's weight (PiSSA); or each at directions of its own. None changes anything before
+            it is trained. ``"kaiming"``, for networks without a pretrained base, draws both
+            factors.
 
     Raises:
         ValueError: If a size is not positive, H does not divide, a word is unknown, or both scale
@@ -79,6 +82,20 @@ class LoRAInventory(Inventory):
         NeurIPS 2024, arXiv:2404.02948, which changes the base weight instead.
     """
 
+    lacks: ClassVar = {"exports_inventory": ""}
+    refuses: ClassVar = {
+        **{
+            f"scale and {condition}": f"scale ({{scale}}) and {told} say the same; remove one: the "
+            "factor is scale, or alpha / rank, or alpha / √rank with rslora"
+            for condition, told in (
+                ("alpha and rslora", "alpha ({alpha}) and rslora (true)"),
+                ("alpha", "alpha ({alpha})"),
+                ("rslora", "rslora (true)"),
+            )
+        },
+        "identical_init and init = orthogonal": "identical_init (true) and init ('orthogonal') say "
+        "opposite things; choose one",
+    }
     uses = ("task", "token", "composed")
     smallest_ndim = 2
     second_factors = ("up",)
@@ -91,15 +108,15 @@ class LoRAInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        rank: int = 16,
+        rank: PositiveInt = 16,
         n_heads: int = 1,
-        scale: float | None = None,
-        alpha: float | None = None,
+        scale: Positive | None = None,
+        alpha: Positive | None = None,
         rslora: bool = False,
-        dropout: float = 0.0,
+        dropout: Fraction = 0.0,
         shared_down: bool = False,
-        mix: str = "factors",
-        init: str = "zero",
+        mix: Annotated[str, OneOf("factors", "deltas", "outputs")] = "factors",
+        init: Annotated[str, OneOf("zero", "pissa", "orthogonal")] = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_at_least(1, rank=rank)
@@ -321,3 +338,9 @@ class LoRAInventory(Inventory):
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}, mix={self.mix}"
+
+
+class LoRAExperts(LoRAInventory):
+    """Low-rank changes of linear layers, as experts."""
+
+    internal = ("mix", "init")

@@ -1,5 +1,7 @@
 """Skills of normalisations: changes of their gains, and of their biases."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,7 +11,9 @@ from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 
 class NormInventory(Inventory):
-    r"""K changes of a norm: :math:`y = (g + \sum_k w_k g_k) \odot n(x) + b + \sum_k w_k b_k`.
+    r"""Changes of the gains of norms, and of their biases.
+
+    K changes of a norm: :math:`y = (g + \sum_k w_k g_k) \odot n(x) + b + \sum_k w_k b_k`.
 
     :math:`n(x)` are the normalised features. A norm without a bias, such as T5's, gets changes of
     its gain alone. BitFit trains the biases of layer norms with those of linear layers (kind
@@ -31,6 +35,8 @@ class NormInventory(Inventory):
         arXiv:2211.08682.
     """
 
+    internal = ("biased",)
+    section_defaults: ClassVar = {"targets": ["norms"]}
     uses = ("task",)
     attachment_point = "norm"
     undecayed = ("gain", "bias")

@@ -1,6 +1,7 @@
 """Sparse skills: each changes few entries of a layer's weight, fixed before training."""
 
 from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_one_of
+from mttl.plugins.part_settings import Fraction, OneOf, PositiveInt
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse_product import Pattern, make_pattern, sparse_outputs
@@ -18,7 +20,9 @@ MIXES = ("auto", "deltas", "outputs")
 
 
 class SparseInventory(Inventory):
-    r"""K sparse changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
+    r"""Changes of few entries, fixed before training.
+
+    K sparse changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
 
     Only the values at the supports are parameters, so gradients, optimizer state and files are as
     small as they are. The supports are drawn at random, each skill its own; `set_support` puts
@@ -29,14 +33,16 @@ class SparseInventory(Inventory):
         out_features: Features O of the layer's output.
         n_skills: Skills K.
         sparsity: Fraction of entries that a skill leaves alone.
-        structure: Draw ``"entries"``, ``"rows"`` (all weights into an output) or ``"blocks"``.
+        structure: What is drawn as a whole: entries, all weights into an output, or square blocks.
         block: Side of a block.
         n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
-        mix: ``"deltas"`` spreads the changes out and builds one dense change per example, or one
-            per distinct row of weights where the weights need no gradient (on a CPU); ``"outputs"``
-            computes sparse products and builds none. ``"auto"`` takes what should be faster, by a
-            rule fitted to measured times: outputs for few entries and short texts. Compiled models
-            take deltas: sparse products cannot be compiled.
+        mix: Dense changes per example, sparse products, or what is faster. ``"deltas"`` spreads the
+            changes out and builds one dense change per example, or one per distinct row of weights
+            where the weights need no gradient (on a CPU); ``"outputs"`` computes sparse products
+            and builds none. ``"auto"`` takes what should be faster, by a rule fitted to measured
+            times: outputs for few entries and short texts. Compiled models take deltas: sparse
+            products cannot be compiled.
+        support: Draw each skill's entries, or give all skills those of a file of ``mttl sparse``.
         init: How values begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     Raises:
@@ -49,6 +55,12 @@ class SparseInventory(Inventory):
         arXiv:2202.13914, section 2.4.
     """
 
+    internal = ("init",)
+    refuses: ClassVar = {
+        f"support != random and {name} != {default}": f"{name} must stay out where support names a "
+        "file: it says which entries change"
+        for name, default in (("sparsity", 0.9), ("structure", "entries"), ("block", 16))
+    }
     # Whether `mix: auto` may choose sparse products: a plan of memory has no values for them.
     sparse_products = True
     uses = ("task", "token", "composed")
@@ -60,12 +72,13 @@ class SparseInventory(Inventory):
         out_features: int,
         n_skills: int,
         *,
-        sparsity: float = 0.9,
-        structure: str = "entries",
-        block: int = 16,
+        sparsity: Fraction = 0.9,
+        structure: Annotated[str, OneOf("entries", "rows", "blocks")] = "entries",
+        block: PositiveInt = 16,
         n_heads: int = 1,
-        mix: str = "auto",
+        mix: Annotated[str, OneOf("auto", "deltas", "outputs")] = "auto",
         init: str = "zero",
+        support: str = "random",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_divisible(n_heads, out_features=out_features)
@@ -74,6 +87,7 @@ class SparseInventory(Inventory):
         require_one_of(MIXES, mix=mix)
         self.mix = mix
         self.init = init
+        self.support = support
         shapes = {"": (out_features, in_features)}
         drawn = [
             random_support(shapes, 1 - sparsity, structure=structure, block=block)[""]

@@ -30,7 +30,7 @@ class SupermaskInventory(Inventory):
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
-        threshold: The threshold τ.
+        threshold: A weight is kept where its score reaches this; scores start at 0.01.
         n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
 
     Raises:

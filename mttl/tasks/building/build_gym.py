@@ -6,17 +6,19 @@ was damaged or is of another definition since.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from mttl.io.errors import TaskError
-from mttl.io.files import atomic_path, write_text
+from mttl.io.errors import MttlError, TaskError
+from mttl.io.files import atomic_path
+from mttl.io.record import Record
 from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.building.record_files import counted
 from mttl.tasks.building.sources import local_files, open_records
@@ -53,6 +55,13 @@ class Outcome:
     skipped: bool = False
 
 
+class _Built(Record):
+    """The content of ``.built.json``: what the files were made from, and their MD5 sums."""
+
+    made_from: str | None = None
+    files: dict[str, str] = Field(default_factory=dict)
+
+
 def build_task(
     task: Task,
     out: Path,
@@ -85,13 +94,12 @@ def build_task(
         if not any(folder.iterdir()):
             folder.rmdir()
     record = _read_record(folder)
-    before = record.get("files", {}) if record.get("made_from") == made_from else {}
+    before = record.files if record.made_from == made_from else {}
     again = tuple(f"_{s}_{split}{task.ending}" for s in samples for split in SPLITS)
-    for name in record.get("files", {}):  # a sample has the files of one k
+    for name in record.files:  # a sample has the files of one k
         if name.endswith(again) and name not in sums:
             (folder / name).unlink(missing_ok=True)
-    content = {"made_from": made_from, "files": before | sums}
-    write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
+    _Built(made_from=made_from, files=before | sums).write(folder / RECORD)
     return _compared(task, sums)
 
 
@@ -109,10 +117,10 @@ def check_task(
     if outcome.status == "verified":
         return outcome
     record = _read_record(folder)
-    damaged = [name for name, md5 in sums.items() if record.get("files", {}).get(name) != md5]
-    if record and damaged:
+    damaged = [name for name, md5 in sums.items() if record.files.get(name) != md5]
+    if record.files and damaged:
         return Outcome(task.name, "incomplete", f"{damaged[0]} is not as it was built")
-    if made_from is not None and record.get("made_from") != made_from:
+    if made_from is not None and record.made_from != made_from:
         return Outcome(task.name, "incomplete", "the files were made from something else")
     return outcome
 
@@ -194,13 +202,11 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+def _read_record(folder: Path) -> _Built:
     """Return what the files were made from, and their sums; empty where that is not known."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    with suppress(MttlError):
+        return _Built.read(folder / RECORD)
+    return _Built()
 
 
 def _fingerprint(task: Task, raw: Path | None) -> str:

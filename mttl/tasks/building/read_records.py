@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mttl.io.errors import TaskError
-from mttl.io.reading import JSON_RULES, reason, require_file, table_rows
-from mttl.tasks.filters import shown
+from mttl.io.reading import JSON_RULES, parse_json, require_file, table_rows
 from mttl.tasks.task import FILE_ENDINGS
 
 DECODE = json.JSONDecoder(**JSON_RULES).decode
@@ -73,17 +72,4 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
-        try:
-            record = DECODE(line)
-        except json.JSONDecodeError as error:
-            raise TaskError(
-                f"{path}, line {number}, column {error.colno}: not valid JSON: {error.msg}."
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise TaskError(f"{path}, line {number}: not valid JSON: {reason(error)}.") from error
-        if not isinstance(record, dict):
-            raise TaskError(
-                f"{path}, line {number}: {shown(record)} is not an object "
-                'such as {"text": "..."}.'
-            )
-        yield record
+        yield parse_json(line, f"{path}, line {number}", TaskError, dict)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fuzzing import samples
-from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.results import Results
+from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.search import finished_trials
 from mttl.analysis.ablation_record import read_ablation
 from mttl.analysis.explore.explore_page import Explored, explore_page
@@ -42,7 +42,7 @@ from mttl.sparse.skill_file import SparseSkill
 from mttl.tasks.building.record_files import JsonLines, open_file
 from mttl.tasks.building.task_table import update_task_table
 from mttl.tasks.folder import SPLITS, Gym
-from mttl.tasks.partition import load_partition
+from mttl.tasks.partition import Partition
 from mttl.tasks.task_file import load_tasks
 from mttl.training.metrics_file import MetricsFile
 
@@ -221,7 +221,7 @@ SKILLS = ("skills/*.safetensors", "skills/tasks.json", "skills/meta.json")
 AREAS: dict[str, Area] = {
     "configuration": Area("config", ("run.yaml", "fragment.yaml", "policies.yaml"), _configuration),
     "recipe": Area("config", ("recipe.yaml",), lambda folder: read_recipe(folder / "recipe.yaml")),
-    "partition": Area("gym", ("*.json",), lambda folder: load_partition(folder / "partition.json")),
+    "partition": Area("gym", ("*.json",), lambda folder: Partition.read(folder / "partition.json")),
     "gym": Area("gym", ("TASKS.csv", "*/*.tsv", "*/*.jsonl"), _gym),
     "task table": Area("gym", ("TASKS.csv",), _task_table),
     "expert matrix": Area(
@@ -260,7 +260,7 @@ AREAS: dict[str, Area] = {
     "ablation results": Area(
         "run",
         ("ablation/results.jsonl",),
-        lambda folder: ResultLines(folder / "ablation" / "results.jsonl", SwitchedOff).finished,
+        lambda folder: ResumableJobs(folder / "ablation" / "results.jsonl", SwitchedOff).finished,
     ),
     "report page": Area(
         "run",
@@ -309,7 +309,7 @@ AREAS: dict[str, Area] = {
     "results of levels": Area(
         "results",
         ("levels.jsonl",),
-        lambda folder: ResultLines(folder / "levels.jsonl", LevelResult).finished,
+        lambda folder: ResumableJobs(folder / "levels.jsonl", LevelResult).finished,
     ),
 }
 torch.set_num_threads(1)

@@ -22,8 +22,7 @@ REFUSED, EQUAL, OTHER = "refused", "equal", "taken"
 SILENT, TRACEBACK, STATUS = "silent", "traceback", "status"
 MEMORY_OUT, RAN, MESSAGE, HANG = "memory", "code run", "message", "hang"
 GOOD = (REFUSED, EQUAL, OTHER)
-ROUGH = (TRACEBACK, STATUS, MESSAGE, HANG, MEMORY_OUT)  # nothing is wrong, but nothing is explained
-BAD = (SILENT, RAN)
+BAD = (SILENT, TRACEBACK, STATUS, MESSAGE, HANG, MEMORY_OUT, RAN)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Ending:
         area: Which kind of file.
         number: Of the case.
         change: What was done to which file.
-        outcome: One of `GOOD`, `ROUGH` or `BAD`.
+        outcome: One of `GOOD` or `BAD`.
         detail: The message, or where it failed.
         seconds: How long it took.
     """

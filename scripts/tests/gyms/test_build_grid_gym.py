@@ -19,14 +19,14 @@ from mttl.data.prompt_prefix import check_codes, prompt_prefix
 from mttl.io.errors import TaskError
 from mttl.io.reading import check_name
 from mttl.tasks.folder import Gym
-from mttl.tasks.partition import load_partition
+from mttl.tasks.partition import Partition
 
 ROOT = Path(__file__).resolve().parents[3]
 GYM = ROOT / "data/grid"
 SCRIPT = ROOT / "scripts/gyms/build_grid.py"
 SAMPLES = (100, 13, 21, 42, 87)
 FILES = {
-    name: load_partition(ROOT / f"configs/partitions/grid_{name}.json")
+    name: Partition.read(ROOT / f"configs/partitions/grid_{name}.json")
     for name in ("cells", "language", "operation")
 }
 NAME = re.compile(r"(.+)_64_(\d+)_(train|dev|test)\.tsv")

@@ -53,8 +53,8 @@ def test_right_and_wrong_answers_are_counted_and_some_are_shown(tmp_path: Path) 
     folder = tmp_path / "predictions"
     folder.mkdir()
     rows = [
-        {"input": "x" * 999, "references": ["1", "one"], "prediction": "one" if n % 3 else "two"}
-        for n in range(60)
+        {"sample": 1, "input": "x" * 999, "references": ["1", "one"], "prediction": answer}
+        for answer in ("two", "one", "one") * 20
     ]
     path = folder / "a_dev.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

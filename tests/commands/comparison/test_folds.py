@@ -8,9 +8,9 @@ from helpers.command import ROOT
 from mttl.commands.comparison.folds import split_folds
 from mttl.config.load import configs_dir
 from mttl.tasks.folder import Gym
-from mttl.tasks.partition import load_partition
+from mttl.tasks.partition import Partition
 
-LEXICAL = load_partition(configs_dir() / "partitions" / "lexical.json")
+LEXICAL = Partition.read(configs_dir() / "partitions" / "lexical.json")
 GYM = Gym(ROOT / "data" / "lexical")
 CATEGORIES = {
     task: GYM.category(task) for side in ("train", "dev", "test") for task in getattr(LEXICAL, side)

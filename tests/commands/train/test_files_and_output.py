@@ -16,7 +16,7 @@ from helpers.tiny_run import answers, check_answers, losses
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import dump_config, load_config
 from mttl.io import yaml12
-from mttl.tasks.partition import load_partition
+from mttl.tasks.partition import Partition
 
 TAB = "\t"
 RESULT_COLUMNS = ["task", "split", "sample", "seed", "metric", "score", "n"]
@@ -249,7 +249,7 @@ def test_trains_on_the_real_crossfit_tasks(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "real")
     tasks = json.loads((run.skills / "tasks.json").read_text())
     assert len(tasks) == 83
-    partition = load_partition(ROOT / "configs" / "partitions" / "random.json")
+    partition = Partition.read(ROOT / "configs" / "partitions" / "random.json")
     assert set(tasks) <= set(partition.train)
     rows = read_csv(run.results)
     for split in ("dev", "test"):

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from helpers.skills import spread
-from mttl.routing import CPolyRouter, PolytroponRouter, RoutingPrior
+from mttl.routing import IBP, CPolyRouter, PolytroponRouter, RoutingPrior
 
 G, T, H, A, B = 2, 3, 2, 4, 2
 K = A + B * T
 IDS = torch.tensor([2, 0, 1, 1])
-IBP = RoutingPrior(ibp_weight=1.0, ibp_alpha=2.0, sparsity=0.5, orthogonality=0.2)
+PRIOR = RoutingPrior(ibp=IBP(2.0, 1.0), sparsity=0.5, orthogonality=0.2)
 
 
 def make(n_private: int = B, **settings) -> CPolyRouter:
@@ -23,7 +23,7 @@ def usable(task: int) -> list[int]:
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_rows_equal_a_plain_loop(hard: bool) -> None:
-    router = make(hard=hard).eval()
+    router = make(straight_through=hard).eval()
     expected = torch.zeros(G, T, H, K)
     likely = torch.zeros(G, T, H, K)
     for group in range(G):
@@ -42,7 +42,7 @@ def test_rows_equal_a_plain_loop(hard: bool) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"hard": True}, {"relaxed": False}, {"logit_dropout": 0.3}, {"prior": IBP}],
+    [{}, {"straight_through": True}, {"relaxed": False}, {"logit_dropout": 0.3}, {"prior": PRIOR}],
     ids=lambda settings: next(iter(settings), "default"),
 )
 def test_without_skills_of_their_own_it_is_polytropon_bit_for_bit(settings: dict) -> None:
@@ -89,8 +89,8 @@ def test_a_new_task_may_have_skills_of_its_own_which_begin_afresh() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shared_skill": True}, r"shared_skill \(True\) must be false and normalisation \('sum'"),
-        ({"normalisation": "average_correction"}, r"normalisation \('average_correction'\) 'sum'"),
+        ({"shared_skill": True}, r"shared_skill \(True\) must be false and normalise \('sum'"),
+        ({"normalise": "average_correction"}, r"normalise \('average_correction'\) 'sum'"),
         ({"n_private": 4}, r"n_private \(4\) must be at least 0 and leave some of n_skills \(10\)"),
         ({"n_private": -1}, r"n_private \(-1\) must be at least 0"),
     ],

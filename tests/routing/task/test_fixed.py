@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from mttl.routing import FixedRouter, expert_router, private_router, shared_router
+from mttl.routing import FixedRouter, PrivateRouter, SharedRouter, expert_router
 
 
 def test_shared_is_one_skill_for_all():
-    router = shared_router(2, 3, n_heads=2)
+    router = SharedRouter(2, 3, n_heads=2)
     assert torch.equal(router.matrix(), torch.ones(2, 3, 2, 1))
 
 
 def test_private_is_one_skill_per_task():
-    router = private_router(2, 3)
+    router = PrivateRouter(2, 3)
     assert torch.equal(router.matrix()[1, :, 0], torch.eye(3))
 
 

@@ -12,10 +12,10 @@ FACTORS = torch.tensor([[1.0, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]])
 
 
 def make(**settings):
-    return spread(MetadataRouter(FACTORS, G, H, K, **settings))
+    return spread(MetadataRouter(G, len(FACTORS), H, K, factors=FACTORS, **settings))
 
 
-@pytest.mark.parametrize("settings", [{}, {"shared_skill": True}, {"hard": True}])
+@pytest.mark.parametrize("settings", [{}, {"shared_skill": True}, {"straight_through": True}])
 def test_it_is_polytropon_over_sums_of_logits(settings):
     """A plain loop over tasks, groups, heads and factors; the same draws while training."""
     router = make(**settings)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers.skills import spread
-from mttl.routing import PolytroponRouter, RoutingPrior, negative_log_ibp
+from mttl.routing import IBP, PolytroponRouter, RoutingPrior, negative_log_ibp
 
 TASK_IDS = torch.tensor([2, 0, 1, 1])
 
@@ -20,7 +20,7 @@ def test_evaluation_normalises_the_probabilities():
 
 
 def test_average_correction_does_not_normalise():
-    router = make(normalisation="average_correction").eval()
+    router = make(normalise="average_correction").eval()
     # The square root of heads over skills: 2 / 4.
     torch.testing.assert_close(router(TASK_IDS), router.logits[:, TASK_IDS].sigmoid() * 0.5**0.5)
 
@@ -37,7 +37,7 @@ def test_a_shared_skill_is_always_on(training):
 
 
 def test_the_prior_is_the_sum_over_groups_and_heads():
-    router = make(prior=RoutingPrior(ibp_alpha=2.0, ibp_weight=0.5))
+    router = make(prior=RoutingPrior(ibp=IBP(2.0, 0.5)))
     probabilities = router.logits.sigmoid()
     expected = sum(
         negative_log_ibp(probabilities[group, :, head], 2.0) for group in (0, 1) for head in (0, 1)
@@ -48,7 +48,7 @@ def test_the_prior_is_the_sum_over_groups_and_heads():
 
 
 def test_logit_dropout_sets_probabilities_to_one_half_while_training_only():
-    router = make(logit_dropout=0.5, relaxed=False, normalisation="average_correction")
+    router = make(logit_dropout=0.5, relaxed=False, normalise="average_correction")
     factor = 0.5**0.5
     ids = torch.zeros(2000, dtype=torch.long)
     dropped = torch.isclose(router.train()(ids) / factor, torch.tensor(0.5))
@@ -58,7 +58,7 @@ def test_logit_dropout_sets_probabilities_to_one_half_while_training_only():
 
 
 def test_hard_choices_are_binary_and_learn():
-    router = make(hard=True, normalisation="average_correction").train()
+    router = make(straight_through=True, normalise="average_correction").train()
     weights = router(TASK_IDS) / 0.5**0.5
     torch.testing.assert_close(weights, weights.round())
     assert set(weights.round().unique().tolist()) == {0.0, 1.0}
@@ -77,7 +77,7 @@ def published(logits, *, round_as_published):
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_choices_are_rounded_in_training_and_evaluation_alike(hard, training):
-    router = make(hard=hard, relaxed=False).train(training)
+    router = make(straight_through=hard, relaxed=False).train(training)
     expected = published(router.logits, round_as_published=hard)
     torch.testing.assert_close(router(TASK_IDS), expected[:, TASK_IDS])
     torch.testing.assert_close(router.matrix(), expected)
@@ -87,7 +87,7 @@ def test_choices_are_rounded_in_training_and_evaluation_alike(hard, training):
 
 
 def test_a_row_without_any_skill_is_zero_and_finite():
-    router = PolytroponRouter(1, 1, 1, 3, hard=True, relaxed=False).train()
+    router = PolytroponRouter(1, 1, 1, 3, straight_through=True, relaxed=False).train()
     torch.nn.init.constant_(router.logits, -5.0)
     weights = router(torch.tensor([0]))
     assert not weights.any()
@@ -114,7 +114,7 @@ def test_new_tasks_start_at_the_mean_logits():
         ({"temperature": 0.0}, r"temperature \(0\.0\) must be positive"),
         ({"logit_dropout": 1.0}, r"logit_dropout \(1\.0\) must lie in \[0, 1\)"),
         ({"logit_dropout": -0.1}, r"logit_dropout \(-0\.1\) must lie in \[0, 1\)"),
-        ({"normalisation": "l2"}, r"normalisation \('l2'\) must be 'sum' or 'average_correction'"),
+        ({"normalise": "l2"}, r"normalise \('l2'\) must be"),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -130,7 +130,7 @@ def test_a_shared_skill_needs_another():
 def test_a_hard_row_without_any_skill_keeps_its_gradient_small():
     """Half of all hard draws are 0: with two skills a quarter of the rows has none."""
     torch.manual_seed(0)
-    router = PolytroponRouter(4, 16, 1, 2, hard=True).train()
+    router = PolytroponRouter(4, 16, 1, 2, straight_through=True).train()
     mixing = router(torch.arange(16))
     assert (mixing.sum(-1) == 0).any()
     (mixing * torch.randn_like(mixing)).sum().backward()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import mutual_info_score
 
 from mttl.routing.task.priors import (
+    IBP,
     RoutingPrior,
     column_similarity,
     mutual_information,
@@ -83,15 +84,20 @@ def test_column_similarity():
 
 def test_prior_adds_its_terms():
     probabilities = torch.rand(2, 4, 3, 5)
-    terms = {"ibp_weight": 0.3, "sparsity": 0.5, "mutual_information": 0.7, "orthogonality": 0.9}
+    terms = {
+        "ibp": IBP(weight=0.3),
+        "sparsity": 0.5,
+        "mutual_information": 0.7,
+        "orthogonality": 0.9,
+    }
     apart = sum(RoutingPrior(**{name: weight})(probabilities) for name, weight in terms.items())
     torch.testing.assert_close(RoutingPrior(**terms)(probabilities), apart)
     assert RoutingPrior()(probabilities) == 0
     torch.testing.assert_close(RoutingPrior(sparsity=2.0)(probabilities), 2 * probabilities.mean())
     by_hand = sum(negative_log_ibp(probabilities[g, :, h], 5.0) for g in range(2) for h in range(3))
-    torch.testing.assert_close(RoutingPrior(ibp_weight=1.0)(probabilities), by_hand)
+    torch.testing.assert_close(RoutingPrior(ibp=IBP(weight=1.0))(probabilities), by_hand)
 
 
 def test_a_concentration_must_be_positive():
-    with pytest.raises(ValueError, match=r"ibp_alpha \(0\.0\) must be positive"):
-        RoutingPrior(ibp_alpha=0.0)
+    with pytest.raises(ValueError, match=r"alpha \(0\.0\) must be positive"):
+        IBP(alpha=0.0)

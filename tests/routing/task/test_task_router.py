@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.skills import LEARNED, ROUTERS, spread
-from mttl.routing.task.fixed import shared_router
+from mttl.routing.task.fixed import FixedRouter, SharedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import initial_rows
 
@@ -76,7 +76,8 @@ def test_a_router_for_new_tasks_is_a_new_object_of_the_same_kind(name, init):
     before = {label: tensor.clone() for label, tensor in router.state_dict().items()}
     grown = router.for_new_tasks(7, init=init)
     # A task of metadata that is composed has a row of its own from then on.
-    assert type(grown) is (PolytroponRouter if name == "metadata" else type(router))
+    other = {"metadata": PolytroponRouter, "average": FixedRouter}
+    assert type(grown) is other.get(name, type(router))
     sizes = (grown.n_groups, grown.n_tasks, grown.n_heads, grown.n_skills)
     assert sizes == (G, 7, router.n_heads, K)
     assert grown.matrix().shape == (G, 7, router.n_heads, K)
@@ -135,7 +136,7 @@ def test_sizes_have_a_least_value(name, wrong, least):
 
 
 def test_a_router_may_route_nothing():
-    router = shared_router(0, 3)
+    router = SharedRouter(0, 3)
     assert router(torch.tensor([2, 0])).shape == (0, 2, 1, 1)
     assert router.matrix().shape == (0, 3, 1, 1)
     assert router.prior_loss() == 0

@@ -13,14 +13,15 @@ from helpers.compare import relative_error
 from helpers.skills import gradients, spread
 from mttl.babyai.policy import Policy
 from mttl.routing import (
+    IBP,
+    AverageRouter,
     HyperFormerRouter,
     PolytroponRouter,
+    PrivateRouter,
     RoutingPrior,
+    SharedRouter,
     TaskMoERouter,
-    average_router,
     expert_router,
-    private_router,
-    shared_router,
 )
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
@@ -30,14 +31,14 @@ T, S, N, E, M = 3, 2, 2, 2, 3
 KINDS = ["dense", "sparse", "lora"]
 # The number of skills, and how to make the router for n_groups.
 ROUTERS = {
-    "shared": (1, lambda g: shared_router(g, T)),
-    "private": (T, lambda g: private_router(g, T)),
+    "shared": (1, lambda g: SharedRouter(g, T)),
+    "private": (T, lambda g: PrivateRouter(g, T)),
     "polytropon": (4, lambda g: PolytroponRouter(g, T, 1, 4)),
-    "ibp": (4, lambda g: PolytroponRouter(g, T, 1, 4, prior=RoutingPrior(ibp_weight=1.0))),
+    "ibp": (4, lambda g: PolytroponRouter(g, T, 1, 4, prior=RoutingPrior(ibp=IBP(weight=1.0)))),
     "expert": (4, lambda g: expert_router(torch.ones(T, 4).tril(), g)),
     "task_moe": (4, lambda g: TaskMoERouter(g, T, 1, 4)),
     "hyperformer": (4, lambda g: HyperFormerRouter(g, T, 1, 4)),
-    "average": (4, lambda g: average_router(g, T, 4)),
+    "average": (4, lambda g: AverageRouter(g, T, 1, 4)),
 }
 IDS = torch.tensor([2, 0, 1])
 

@@ -16,7 +16,7 @@ from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
-from mttl.routing import Routing, RoutingSlot, average_router
+from mttl.routing import AverageRouter, Routing, RoutingSlot
 from mttl.skills import PrefixInventory, SkilledModel, attach_skills
 from mttl.skills.attention_modules import attention_places
 from mttl.skills.gated import GatedInventory
@@ -46,7 +46,7 @@ def one_task(
         slot=slot,
         attachment_point="attention",
     )
-    return SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).eval()
+    return SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot).eval()
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "truth values", "added"])

@@ -10,7 +10,7 @@ from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tin
 from helpers.compare import relative_error
 from helpers.skills import mixing, skilled
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import PromptInventory, SkilledModel, attach_skills
 
 ONE = torch.zeros(4, dtype=torch.long)
@@ -26,7 +26,7 @@ def one_task(backbone: nn.Module, length: int = 3) -> SkilledModel:
         slot=slot,
         attachment_point="embedding",
     )
-    return SkilledModel(backbone, average_router(1, 1, 1), slot).eval()
+    return SkilledModel(backbone, AverageRouter(1, 1, 1, 1), slot).eval()
 
 
 @pytest.mark.parametrize("family", BACKBONES)

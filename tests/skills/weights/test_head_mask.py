@@ -9,7 +9,7 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import HeadMaskInventory, SkilledModel, attach_skills
 
 
@@ -50,7 +50,7 @@ def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
         slot=slot,
         attachment_point="head",
     )
-    model, read = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot), {}
+    model, read = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot), {}
     for path, layer in model.skilled_layers().items():
 
         def keep(module, inputs, path=path):

@@ -9,7 +9,7 @@ from torch import nn
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import IA3Inventory, SkilledModel, attach_skills
 
 # The same double-precision products in another order: some roundings of 1e-16.
@@ -63,7 +63,7 @@ def test_models_are_those_of_peft(family):
     attachment = attach_skills(
         backbone, lambda i, o: IA3Inventory(i, o, 1), targets=[*outputs, maker], slot=slot
     )
-    model = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).double()
+    model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot).double()
     config = peft.IA3Config(
         target_modules=[*outputs, reader], feedforward_modules=[reader], task_type=kind
     )

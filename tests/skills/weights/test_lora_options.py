@@ -14,7 +14,7 @@ from helpers.skills import filled, gradients, mixing
 from mttl.assembly.model import load_run
 from mttl.checkpoints.saved_inventory import count_saved
 from mttl.merging.low_rank_factors import mixture_factors
-from mttl.routing import RoutingSlot, average_router, private_router
+from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot
 from mttl.routing.token.choice import Assignment
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attach import Placement, attach_kinds
@@ -187,7 +187,7 @@ def dropping(checkpointed=False, mix="factors"):
         targets=["attention", "mlp"],
         slot=slot,
     )
-    model = SkilledModel(backbone, private_router(len(attachment.groups), 3), slot).train()
+    model = SkilledModel(backbone, PrivateRouter(len(attachment.groups), 3), slot).train()
     if checkpointed:
         model.enable_gradient_checkpointing()
     return model
@@ -237,7 +237,7 @@ def test_answers_and_gpt2_know_nothing_of_options():
             targets=["all"],
             slot=slot,
         )
-        model = SkilledModel(backbone, average_router(len(attachment.groups), 1, 2), slot).eval()
+        model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 2), slot).eval()
         found = model(torch.zeros(2, dtype=torch.long), **inputs).logits
         assert relative_error(found, expected) < ROUNDING
 

@@ -11,7 +11,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from helpers.skills import attach_kind, mixing
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import NormInventory, SkilledModel
 from mttl.skills.skilled_norm import norm_places, normalised
 
@@ -29,7 +29,7 @@ def test_one_skill_is_pefts_tuning_of_norms(family: str) -> None:
     slot, ids = RoutingSlot(), torch.zeros(4, dtype=torch.long)
     backbone = BACKBONES[family]().double().requires_grad_(False)
     attached = attach_kind(backbone, "norm", n_skills=1, targets=["norms"], slot=slot)
-    model = SkilledModel(backbone, average_router(len(attached.groups), 1, 1, 1), slot).double()
+    model = SkilledModel(backbone, AverageRouter(len(attached.groups), 1, 1, 1), slot).double()
     peer = get_peft_model(
         BACKBONES[family]().double(), LNTuningConfig(target_modules=NAMES[family].split())
     )

@@ -35,13 +35,16 @@ dataset_info:
 """
 ASK = """
 import json, sys
+from mttl.io.errors import TaskError
+from mttl.io.record import check
 from mttl.tasks.building.hub import hub_records
 from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.task import Source
 
 for keys, split in json.loads(sys.argv[1]):
     try:
-        found = hub_records(Source(**{"train": split, "config": "plain", **keys}), split)
+        keys = {"train": split, "config": "plain", **keys}
+        found = hub_records(check(Source, keys, "", TaskError), split)
         answer = [type(found).__name__, list(found)]
     except UnavailableError as error:
         answer = [type(error).__name__, str(error)]

@@ -53,11 +53,7 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
     [
         ("x.jsonl", '{"a": 1}\n{"a": \n', r"x\.jsonl, line 2, column 1?\d: not valid JSON"),
         ("x.jsonl", '{"a": 1, "a": 2}\n', 'line 1: not valid JSON: the key "a" is repeated'),
-        (
-            "x.jsonl",
-            '{"a": 1}\n[1]\n',
-            r"x\.jsonl, line 2: \[1\] is not an object such as",
-        ),
+        ("x.jsonl", '{"a": 1}\n[1]\n', r"x\.jsonl, line 2: holds \[1\]; it must hold an object"),
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),

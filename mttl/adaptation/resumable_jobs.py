@@ -1,0 +1,204 @@
+"""Jobs that a command continues where it stopped: a file of their results, a line of JSON each."""
+
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from rich.console import Console
+
+from mttl.checkpoints.run_folder import changed_settings
+from mttl.io.errors import ConfigError, DivergedError, MttlError
+from mttl.io.files import append_line, drop_cut_line, locked, write_text
+from mttl.io.reading import parse_json, read_bytes, read_text
+from mttl.io.record import as_row, check
+from mttl.runtime.progress_bar import counting
+
+ELSEWHERE = "Use those, or another folder with --out"
+
+
+class JobResult(Protocol):
+    """The result of one job: a `Record`, or a dataclass of pydantic."""
+
+    # ruff: noqa: D102
+    @property
+    def job(self) -> Hashable: ...
+
+
+Result = TypeVar("Result", bound=JobResult)
+
+
+class Diverged:
+    """Collects the jobs whose training diverged: they have no result, and the others go on."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+
+    @contextmanager
+    def noted(self, job: object) -> Iterator[None]:
+        """End a ``with`` block where a training diverges, and note the job."""
+        try:
+            yield
+        except DivergedError as error:
+            self.jobs.append(f"{job}: {error}")
+
+    def report(self) -> None:
+        """Report what diverged.
+
+        Raises:
+            DivergedError: If any job did.
+        """
+        if self.jobs:
+            listed = "\n".join(self.jobs)
+            raise DivergedError(f"{len(self.jobs)} diverged, and have no result:\n{listed}")
+
+
+class ResumableJobs(Generic[Result]):
+    """The results of finished jobs; every line is whole or not there.
+
+    Args:
+        path: The file that is written; None keeps results in memory alone.
+        kind: Class of the results.
+        others: Files of other writers, which are only read.
+
+    Attributes:
+        finished: The results by job.
+
+    Raises:
+        MttlError: If a line of a file is damaged.
+    """
+
+    advice = ", or choose another folder with --out"
+
+    def __init__(self, path: Path | None, kind: type[Result], others: Iterable[Path] = ()) -> None:
+        self.path = path
+        self.kind = kind
+        self.finished: dict[Any, Result] = {}
+        self._writing = False
+        for known in sorted({*others, path} if path else others):
+            self._read(known)
+
+    @contextmanager
+    def writing(self) -> Iterator[Self]:
+        """Keep other processes from writing the same file inside a ``with`` block.
+
+        A last line that was cut off is dropped, and what another process wrote since is read.
+
+        Raises:
+            MttlError: If another process writes the file.
+        """
+        if self._writing or self.path is None:
+            yield self
+            return
+        refusal = MttlError(f"another process writes '{self.path}'; wait for it{self.advice}")
+        with locked(_lock(self.path), refusal):
+            drop_cut_line(self.path)
+            self._read(self.path)
+            self._writing = True
+            try:
+                yield self
+            finally:
+                self._writing = False
+
+    def add(self, result: Result) -> None:
+        """Append a line and flush it to the disk.
+
+        Raises:
+            MttlError: If another process writes the file, or its folder was removed meanwhile.
+        """
+        if self.path is not None:
+            if not self._writing:
+                with self.writing():
+                    return self.add(result)
+            if not _lock(self.path).exists():
+                raise MttlError(f"'{self.path}': the folder was removed meanwhile")
+            append_line(self.path, json.dumps(as_row(result)))
+        self.finished[result.job] = result
+
+    def run(
+        self,
+        jobs: Sequence[Any],
+        work: Callable[[Any, Callable[[], object]], Result],
+        console: Console,
+        *,
+        doing: str,
+        n_steps: int = 1,
+        shown: Callable[[Result], str] | None = None,
+        live: bool = True,
+    ) -> Diverged:
+        """Run jobs one after another, with a progress bar, and keep their results.
+
+        Args:
+            jobs: What to do; a job that has a result already keeps it.
+            work: Runs a job; it is given what to call after each step of it.
+            console: Where progress is shown.
+            doing: What is done, for the bar.
+            n_steps: Steps of a job.
+            shown: What a line says about the result of each job; no lines by default.
+            live: Whether there is a bar; a job may have one of its own.
+
+        Returns:
+            The jobs that diverged.
+        """
+        diverged = Diverged()
+        total = len(jobs) * n_steps
+        with self.writing(), counting(console, doing, total, live=live) as count:
+            for number, job in enumerate(jobs, 1):
+                result = None
+                with diverged.noted(job):
+                    result = work(job, count.advance)
+                    if job not in self.finished:
+                        self.add(result)
+                count.set(number * n_steps)
+                if shown is not None:
+                    said = "diverged" if result is None else shown(result)
+                    line = f"{number} of {len(jobs)}: {job}: {said}{count.left}"
+                    console.print(line, highlight=False)
+        return diverged
+
+    def _read(self, path: Path) -> None:
+        content = read_bytes(path, MttlError) if os.path.lexists(path) else b""
+        # What follows the last line end is being written, or was cut off.
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            try:
+                row = parse_json(line, f"line {number}", MttlError)
+                result = check(self.kind, row, "the job", MttlError)
+            except MttlError as error:
+                raise MttlError(
+                    f"'{path}', line {number} is damaged ({error}). Delete the line: a start of "
+                    "the same command runs its job again"
+                ) from error
+            self.finished[result.job] = result
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def keep_settings(
+    path: Path,
+    text: str,
+    problem: str,
+    advice: str = ELSEWHERE,
+    ignore: tuple[str, ...] = (),
+    but: tuple[str, ...] = (),
+) -> None:
+    """Write the settings that results are made from, or refuse to mix results of other settings.
+
+    Args:
+        path: File of the settings.
+        text: The settings, as YAML.
+        problem: Beginning of the message, followed by the settings that have changed.
+        advice: End of the message.
+        ignore: Prefixes of settings that may change.
+        but: Names that may not change all the same.
+
+    Raises:
+        ConfigError: If the file holds other settings.
+    """
+    before = read_text(path, ConfigError) if path.is_file() else text
+    if changed := changed_settings(before, text, ignore, but):
+        raise ConfigError(f"{problem}: {', '.join(changed)}. {advice}")
+    write_text(path, text)

@@ -1,0 +1,224 @@
+"""Descriptions of parts, read from their classes; those of built-in ones are in a generated file.
+
+``python -m mttl.plugins.describe`` writes ``signatures.json``, so that a configuration is validated
+without importing PyTorch. `mttl.plugins.parts` says how a part describes itself.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Len, Lt, MaxLen, MinLen
+
+from mttl.plugins.classes import FAMILIES
+from mttl.plugins.part_settings import OneOf, ReadFrom
+from mttl.plugins.parts import PARTS, import_part
+
+SIGNATURES = Path(__file__).with_name("signatures.json")
+NOTES = ("lacks", "asks", "refuses", "section_defaults")
+REQUIRED = ...
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a part.
+
+    Attributes:
+        type: Its type: an annotation, or, read from the file, the data that stands for one.
+        default: Its value where none is given; `REQUIRED` if there must be one.
+        sentence: What it does.
+    """
+
+    type: Any
+    default: Any
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a configuration needs of a part.
+
+    Attributes:
+        name: Name of its class.
+        sentence: What it is.
+        settings: Its settings by name.
+        notes: Its ``lacks``, ``asks``, ``refuses`` and ``section_defaults``, those of its base
+            classes included.
+    """
+
+    name: str
+    sentence: str
+    settings: Mapping[str, Setting]
+    notes: Mapping[str, Mapping[str, Any]]
+
+
+def describe(cls: type[Any], given: Sequence[str] = ()) -> Description:
+    """Read the description of a class.
+
+    Args:
+        cls: The class.
+        given: Arguments that the program supplies.
+
+    Raises:
+        TypeError: If a type of an argument cannot be found.
+        NameError: Likewise.
+    """
+    left_out = {*given, *(name for kind in cls.__mro__ for name in vars(kind).get("internal", ()))}
+    settings: dict[str, Setting] = {}
+    for kind, item in arguments(cls):
+        if item.name not in left_out and item.name not in settings:
+            settings[item.name] = _setting(kind, item)
+    paragraph = (inspect.cleandoc(cls.__doc__ or "").split("\n\n") or [""])[0]
+    sentence = re.split(r"[:,]? :(?:math|sub):", " ".join(paragraph.replace("``", "`").split()))[
+        0
+    ].rstrip(".")
+    notes: dict[str, dict[str, Any]] = {name: {} for name in NOTES}
+    for name in NOTES:
+        for kind in reversed(cls.__mro__):
+            notes[name].update(vars(kind).get(name, {}))
+    for name in notes["section_defaults"].keys() & settings.keys():
+        settings[name] = dataclasses.replace(
+            settings[name], default=notes["section_defaults"].pop(name)
+        )
+    return Description(cls.__name__, f"{sentence}.", settings, notes)
+
+
+def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
+    """Yield the arguments of a constructor, each with the class that declares it.
+
+    Where it passes ``**settings`` on, those of its base that are keyword-only follow.
+    """
+    owner = next(kind for kind in cls.__mro__ if "__init__" in vars(kind))
+    listed = list(inspect.signature(owner.__init__).parameters.values())[1:]
+    yield from ((owner, item) for item in listed if item.kind not in _MANY)
+    if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD and owner is not object:
+        base = owner.__mro__[1]
+        only = inspect.Parameter.KEYWORD_ONLY
+        yield from ((kind, item) for kind, item in arguments(base) if item.kind is only)
+
+
+def _setting(owner: type[Any], item: inspect.Parameter) -> Setting:
+    hints = get_type_hints(owner.__init__, include_extras=True)
+    default = REQUIRED if item.default is inspect.Parameter.empty else item.default
+    known = type(default) if default not in (REQUIRED, None) else Any
+    found = hints.get(item.name, known)
+    for mark in getattr(found, "__metadata__", ()):
+        if isinstance(mark, ReadFrom):
+            found = mark.held
+            default = default if mark.default is ... else mark.default
+    return Setting(found, default, sentences(owner).get(item.name, ""))
+
+
+@cache
+def sentences(owner: type[Any]) -> dict[str, str]:
+    """Return what the section ``Args`` of a class says of each argument."""
+    _, _, after = inspect.cleandoc(owner.__doc__ or "").partition("\nArgs:\n")
+    block = re.split(r"\n(?=\S)", after)[0]
+    items = re.findall(r"^    (\**\w+): (.*?)(?=^    \**\w+: |\Z)", block, re.DOTALL | re.MULTILINE)
+    return {name: " ".join(text.replace("``", "`").split()) for name, text in items}
+
+
+@cache
+def described(family: str) -> Mapping[str, Description]:
+    """Return the descriptions of a family's built-in parts, by name, without importing them."""
+    data = json.loads(SIGNATURES.read_text(encoding="utf-8"))
+    return {kind: from_data(one) for kind, one in data[family].items()}
+
+
+def from_data(data: Mapping[str, Any]) -> Description:
+    """Return a description that `to_data` wrote."""
+    settings = {
+        name: Setting(one["type"], one.get("default", REQUIRED), one.get("sentence", ""))
+        for name, one in data["settings"].items()
+    }
+    notes = {name: data.get(name, {}) for name in NOTES}
+    return Description(data["name"], data["sentence"], settings, notes)
+
+
+def to_data(description: Description) -> dict[str, Any]:
+    """Return a description as JSON."""
+    settings = {}
+    for name, one in description.settings.items():
+        settings[name] = {"type": _encode(one.type)}
+        if one.default is not REQUIRED:
+            settings[name]["default"] = _plain(one.default)
+        settings[name]["sentence"] = one.sentence
+    notes = {name: note for name, note in description.notes.items() if note}
+    head = {"name": description.name, "sentence": description.sentence}
+    return {**head, "settings": settings, **notes}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _encode(annotation: Any) -> dict[str, Any]:
+    """Return a type as JSON."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        found = _encode(inside[0]) if not isinstance(inside[1], OneOf) else {}
+        for mark in inside[1:]:
+            match mark:
+                case OneOf():
+                    found["one_of"] = list(mark.words)
+                case Gt() | Ge() | Lt() | Le():
+                    found[type(mark).__name__.lower()] = getattr(mark, type(mark).__name__.lower())
+                case Len():
+                    found |= {"min_length": mark.min_length, "max_length": mark.max_length}
+                case MinLen():
+                    found["min_length"] = mark.min_length
+                case MaxLen():
+                    found["max_length"] = mark.max_length
+        return found
+    if origin is Literal:
+        return {"one_of": list(inside)}
+    if origin in (Union, types.UnionType):
+        return {"any": [_encode(one) for one in inside]}
+    if origin is dict:
+        return {"mapping": _encode(inside[1])}
+    if origin is not None and issubclass(origin, Sequence):
+        return {"list": _encode(inside[0])}
+    if annotation in (int, float, bool, str, type(None)):
+        return {"type": "none" if annotation is type(None) else annotation.__name__}
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        place = f"{annotation.__module__}:{annotation.__qualname__}"
+        return {"section": place, **to_data(describe(annotation))}
+    raise TypeError(f"{annotation} can be no type of a setting")
+
+
+def collect() -> str:
+    """Return the text of the file: the descriptions of all built-in parts."""
+    given = {family.name: family.given for family in FAMILIES}
+    given["experts"] = given["skills"]
+    data = {
+        family: {
+            kind: to_data(describe(import_part(place), given[family]))
+            for kind, place in parts.items()
+        }
+        for family, parts in PARTS.items()
+    }
+    return _text(data, depth=4) + "\n"
+
+
+def _text(value: Any, *, depth: int) -> str:
+    """Return JSON with a line for each setting."""
+    if not depth or not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    inner = ",\n".join(
+        f"{json.dumps(name)}: {_text(one, depth=depth - 1)}" for name, one in value.items()
+    )
+    return f"{{\n{inner}\n}}"
+
+
+if __name__ == "__main__":
+    SIGNATURES.write_text(collect(), encoding="utf-8")

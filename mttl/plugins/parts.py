@@ -1,0 +1,89 @@
+"""The registry of built-in parts: names and classes as literals, of which nothing is imported.
+
+A new part is a file with its class, and a line here; then run ``python -m mttl.plugins.describe``.
+A custom class takes part without a line: a configuration names it as ``module:Class``.
+
+**A part describes itself.** Its constructor is its section of the configuration. Rules:
+
+1. Arguments that the program supplies come first and are named in its `Family`; others that no
+   configuration sets, such as the rank of a library's members, are named in ``internal``.
+2. All other arguments are settings: keyword-only, with a type, bounds (`mttl.plugins.part_settings`) and
+   a default. ``**settings`` stands for those of the base class. A dataclass is a section within.
+3. The first line of the docstring describes the part, and ``Args`` each setting.
+4. ``lacks`` names features that the part does not have, each with a reason, or with a condition on
+   its settings and a reason; ``asks`` those that it asks of others; ``refuses`` conditions on its
+   settings that bounds cannot state, each with a sentence in which ``{name}`` is a value. Entries
+   of base classes hold as well. See `mttl.config.capabilities`.
+5. Two uses of a class with different settings are two classes: `SwitchRouter` is a `TopKRouter`.
+6. What only training needs, such as ``final_temperature``, is a setting like all others, which the
+   object keeps. What is read from a file is an argument of another type, marked by `ReadFrom`.
+7. ``section_defaults`` has defaults that a configuration has instead of the constructor's, and
+   those of settings that all parts of the family share, such as ``targets`` of skills.
+8. A router with a setting ``n_private`` has so many skills for each task, besides ``n_skills``.
+"""
+
+import importlib
+from typing import Any
+
+PARTS: dict[str, dict[str, str]] = {
+    "routers": {
+        "polytropon": "mttl.routing.task.polytropon:PolytroponRouter",
+        "metadata": "mttl.routing.task.metadata:MetadataRouter",
+        "c_poly": "mttl.routing.task.c_poly:CPolyRouter",
+        "categorical": "mttl.routing.task.categorical:CategoricalRouter",
+        "score_function": "mttl.routing.task.score_function:ScoreFunctionRouter",
+        "random": "mttl.routing.task.random_member:RandomRouter",
+        "shared": "mttl.routing.task.fixed:SharedRouter",
+        "private": "mttl.routing.task.fixed:PrivateRouter",
+        "average": "mttl.routing.task.fixed:AverageRouter",
+        "expert": "mttl.routing.task.fixed:ExpertRouter",
+        "task_moe": "mttl.routing.task.task_moe:TaskMoERouter",
+        "hyperformer": "mttl.routing.task.hyperformer:HyperFormerRouter",
+        "coefficients": "mttl.routing.task.coefficients:CoefficientRouter",
+        "smear": "mttl.routing.task.smear:SmearRouter",
+        "retrieval": "mttl.routing.task.retrieval:RetrievalRouter",
+        "none": "mttl.routing.task.fixed:NoRouter",
+    },
+    "token_routers": {
+        "top_k": "mttl.routing.token.top_k:TopKRouter",
+        "switch": "mttl.routing.token.top_k:SwitchRouter",
+        "noisy_top_k": "mttl.routing.token.noisy_top_k:NoisyTopKRouter",
+        "gshard": "mttl.routing.token.gshard:GShardRouter",
+        "expert_choice": "mttl.routing.token.expert_choice:ExpertChoiceRouter",
+        "base": "mttl.routing.token.base:BaseRouter",
+        "hash": "mttl.routing.token.hash:HashRouter",
+        "example": "mttl.routing.token.example:ExampleRouter",
+        "arrow": "mttl.routing.token.arrow:ArrowRouter",
+        "spectral": "mttl.routing.token.spectral:SpectralRouter",
+        "phatgoose": "mttl.routing.token.phatgoose:PhatgooseRouter",
+    },
+    "skills": {
+        "lora": "mttl.skills.weights.lora:LoRAInventory",
+        "ia3": "mttl.skills.weights.ia3:IA3Inventory",
+        "dense": "mttl.skills.weights.dense:DenseInventory",
+        "sparse": "mttl.skills.weights.sparse:SparseInventory",
+        "supermask": "mttl.skills.weights.supermask:SupermaskInventory",
+        "bitfit": "mttl.skills.weights.bitfit:BitFitInventory",
+        "norm": "mttl.skills.weights.norm:NormInventory",
+        "krona": "mttl.skills.weights.krona:KronAInventory",
+        "krona_block": "mttl.skills.blocks.krona_block:KronABlockInventory",
+        "head_mask": "mttl.skills.weights.head_mask:HeadMaskInventory",
+        "prefix": "mttl.skills.inputs.prefix:PrefixInventory",
+        "prompt": "mttl.skills.inputs.prompt:PromptInventory",
+        "adapter": "mttl.skills.blocks.adapter:AdapterInventory",
+        "compacter": "mttl.skills.blocks.compacter:CompacterInventory",
+        "sparse_adapter": "mttl.skills.blocks.sparse_adapter:SparseAdapterInventory",
+        "ladder": "mttl.skills.blocks.ladder:LadderInventory",
+        "intrinsic": "mttl.skills.weights.intrinsic:IntrinsicInventory",
+        "diff_pruning": "mttl.skills.weights.diff_pruning:DiffPruningInventory",
+    },
+    "experts": {
+        "lora": "mttl.skills.weights.lora:LoRAExperts",
+    },
+}
+
+
+def import_part(place: str) -> Any:
+    """Return the class at a place of this list, ``module:Class``."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
