@@ -25,7 +25,9 @@ def gpu() -> ModuleType:
 
 def fake(gpu: ModuleType, name: str, code: str, limit: float = 60) -> Any:
     command = ("-c", f"import sys; out, runs = sys.argv[1:]\n{code}", "{out}", "{runs}")
-    return gpu.Row(name, command, ("-c", "raise SystemExit(9)"), limit, lambda found: found["says"])
+    return gpu.BenchmarkRow(
+        name, command, ("-c", "raise SystemExit(9)"), limit, lambda found: found["says"]
+    )
 
 
 def call(gpu: ModuleType, rows: list[Any], out: Path, minutes: float = 1) -> tuple[int, Any]:
