@@ -6,10 +6,11 @@ python scripts/fault_injection/fuzz.py --replay recipe:17
 
 A case copies sound files, changes one of them and calls the function or the command that reads it.
 It is good if the change is refused by an error of the project (of a command: status 2 and one
-message), has no effect, or is taken where nothing promises to notice it. It is bad if the reader
-takes other content than checksums promise (silent), ends in a traceback or another status, gives a
-message that cannot be shown, hangs, needs a gibibyte, or runs a program from the file. The status
-is 1 if any case is bad. Cases are functions of the seed, their area and their number.
+message), has no effect, or is taken where nothing promises to notice it. It is rough if the reader
+ends in a traceback or another status, gives a message that cannot be shown, hangs or needs a
+gibibyte: files that people do not write by hand have no messages of their own. It is bad if the
+reader takes other content than checksums promise (silent), or runs a program from the file. The
+status is 1 if any case is bad. Cases are functions of the seed, their area and their number.
 """
 
 import argparse
@@ -29,7 +30,7 @@ for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from fuzzing.areas import AREAS  # noqa: E402
-from fuzzing.cases import BAD, GOOD, Cases, Ending  # noqa: E402
+from fuzzing.cases import BAD, GOOD, ROUGH, Cases, Ending  # noqa: E402
 from fuzzing.samples import write_samples  # noqa: E402
 from fuzzing.workers import Case, run_apart, run_cases  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -70,8 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{len(endings)} of {len(cases)} cases, {seconds:.0f} s", file=sys.stderr)
     console.print(table(endings))
     bad = [ending for ending in endings if ending.outcome in BAD]
-    for area in dict.fromkeys(ending.area for ending in bad):
-        for ending in [ending for ending in bad if ending.area == area][: options.shown]:
+    shown = [ending for ending in endings if ending.outcome not in GOOD]
+    for area in dict.fromkeys(ending.area for ending in shown):
+        for ending in [ending for ending in shown if ending.area == area][: options.shown]:
             last = ending.detail.strip().splitlines()[-1] if ending.detail.strip() else ""
             console.print(
                 f"{area}:{ending.number} {ending.outcome} ({ending.change}) {last[:300]}",
@@ -96,17 +98,17 @@ def share(n_cases: int, names: Sequence[str]) -> list[Case]:
 
 def table(endings: Sequence[Ending]) -> Table:
     """Return the counts of every area."""
-    found = Table("area", "cases", *GOOD, *BAD, title="Damaged and hostile files")
+    found = Table("area", "cases", *GOOD, *ROUGH, *BAD, title="Damaged and hostile files")
     counts = {
         name: Counter(ending.outcome for ending in endings if ending.area == name)
         for name in dict.fromkeys(ending.area for ending in endings)
     }
     for name in sorted(counts):
         row = counts[name]
-        found.add_row(name, str(row.total()), *(str(row[kind]) for kind in (*GOOD, *BAD)))
+        found.add_row(name, str(row.total()), *(str(row[kind]) for kind in (*GOOD, *ROUGH, *BAD)))
     whole = Counter(ending.outcome for ending in endings)
     found.add_section()
-    found.add_row("all", str(whole.total()), *(str(whole[kind]) for kind in (*GOOD, *BAD)))
+    found.add_row("all", str(whole.total()), *(str(whole[kind]) for kind in (*GOOD, *ROUGH, *BAD)))
     return found
 
 
@@ -128,7 +130,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep-samples", type=Path, metavar="DIR", help="write them and leave")
     parser.add_argument("--scratch", metavar="DIR", help="where files are made (the system's)")
     parser.add_argument(
-        "--shown", type=natural, default=SHOWN, metavar="N", help="bad cases of an area to print"
+        "--shown",
+        type=natural,
+        default=SHOWN,
+        metavar="N",
+        help="rough and bad cases of an area to print",
     )
     parser.add_argument("--replay", metavar="AREA:NUMBER", help="run one case and show its end")
     return parser.parse_args(arguments)

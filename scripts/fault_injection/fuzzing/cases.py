@@ -22,7 +22,8 @@ REFUSED, EQUAL, OTHER = "refused", "equal", "taken"
 SILENT, TRACEBACK, STATUS = "silent", "traceback", "status"
 MEMORY_OUT, RAN, MESSAGE, HANG = "memory", "code run", "message", "hang"
 GOOD = (REFUSED, EQUAL, OTHER)
-BAD = (SILENT, TRACEBACK, STATUS, MESSAGE, HANG, MEMORY_OUT, RAN)
+ROUGH = (TRACEBACK, STATUS, MESSAGE, HANG, MEMORY_OUT)  # nothing is wrong, but nothing is explained
+BAD = (SILENT, RAN)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Ending:
         area: Which kind of file.
         number: Of the case.
         change: What was done to which file.
-        outcome: One of `GOOD` or `BAD`.
+        outcome: One of `GOOD`, `ROUGH` or `BAD`.
         detail: The message, or where it failed.
         seconds: How long it took.
     """

@@ -17,7 +17,7 @@ def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_no_case_is_bad() -> None:
     """A few of every area; with another seed than the documents'."""
-    ended = run_script("--cases", "10", "--seed", "1")
+    ended = run_script("--cases", "10", "--seed", "1", "--patience", "3")
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     assert ": 0 bad" in " ".join(ended.stdout.split())
 
