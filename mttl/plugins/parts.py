@@ -7,8 +7,9 @@ A custom class takes part without a line: a configuration names it as ``module:C
 
 1. Arguments that the program supplies come first and are named in its `Family`; others that no
    configuration sets, such as the rank of a library's members, are named in ``internal``.
-2. All other arguments are settings: keyword-only, with a type, bounds (`mttl.plugins.part_settings`) and
-   a default. ``**settings`` stands for those of the base class. A dataclass is a section within.
+2. All other arguments are settings: keyword-only, with a type, bounds
+   (`mttl.plugins.part_settings`) and a default. ``**settings`` stands for those of the base
+   class. A dataclass is a section within.
 3. The first line of the docstring describes the part, and ``Args`` each setting.
 4. ``lacks`` names features that the part does not have, each with a reason, or with a condition on
    its settings and a reason; ``asks`` those that it asks of others; ``refuses`` conditions on its
