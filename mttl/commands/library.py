@@ -1,4 +1,4 @@
-"""Keep a library of skills: low-rank adapters of one model, each in a folder with a card.
+"""Keep a library of skills: low-rank adapters of one model, each in a folder of PEFT with a card.
 
 mttl library add skills 'adapters/*' someone/some-lora --licence mit
 mttl library add skills runs/private --rank 8
@@ -17,6 +17,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,7 @@ def add(options: argparse.Namespace) -> None:
     """Add members."""
     from mttl.io.errors import CheckpointError, ConfigError, MttlError
     from mttl.library.library_folder import add_members, library_to_be, member_problems
-    from mttl.peft_format.base_facts import describe_base
-    from mttl.peft_format.member_sources import MemberOptions, base_problems, gather
+    from mttl.library.member_sources import MemberOptions, base_problems, describe_base, gather
 
     library = library_to_be(options.library)
     found = gather(options.sources, MemberOptions(options.rank, options.skills, options.backbone))
@@ -189,10 +189,10 @@ def run(options: argparse.Namespace) -> None:
     from mttl.io.errors import ConfigError
     from mttl.io.files import new_folder
     from mttl.library.library_folder import open_library
+    from mttl.library.library_run import make_run
+    from mttl.library.member_gates import prepare_members
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
-    from mttl.peft_format.library_run import make_run
-    from mttl.peft_format.member_gates import prepare_members
     from mttl.training.report import attachment_table
 
     out = new_path(options.out)
@@ -266,7 +266,6 @@ def export(options: argparse.Namespace) -> None:
     from mttl.io.files import new_folder
     from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written
-    from mttl.peft_format.lora_export import write_member
 
     out = new_path(options.out)
     library = open_library(options.library)
@@ -275,7 +274,7 @@ def export(options: argparse.Namespace) -> None:
     with new_folder(out) as temporary:
         for name in names:
             member = library.member(name)
-            write_member(temporary / name, member, library.base)
+            copytree(library.place(name), temporary / name)
             if network is not None:
                 changes = {} if options.no_probe else {name: member.changes}
                 answers = {key: changed_answer(network, own) for key, own in changes.items()}

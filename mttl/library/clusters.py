@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.library.low_rank_change import LowRank
 from mttl.library.stacking import stack_members
+from mttl.merging.low_rank_factors import LowRank
 
 STARTS = 10
 

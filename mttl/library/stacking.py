@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.library.low_rank_change import LowRank
+from mttl.merging.low_rank_factors import LowRank
 
 Changes = Mapping[str, LowRank]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mttl.assembly.build_backbone import build_backbone
 from mttl.config.backbone_schema import Pretrained
 from mttl.io.errors import CheckpointError
-from mttl.library.low_rank_change import LowRank
+from mttl.merging.low_rank_factors import LowRank
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"

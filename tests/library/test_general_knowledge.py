@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mttl.library.low_rank_change import LowRank
 from mttl.library.stacking import without_general
+from mttl.merging.low_rank_factors import LowRank
 
 
 def change(seed: int, rank: int = 2) -> LowRank:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mttl.library.low_rank_change import LowRank
 from mttl.library.stacking import stack_members
+from mttl.merging.low_rank_factors import LowRank
 
 
 def member(rank: int, *paths: str, n_in: int = 4) -> dict[str, LowRank]:

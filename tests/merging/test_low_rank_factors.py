@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from helpers.skills import filled, mixing
-from mttl.library.low_rank_change import LowRank
 from mttl.merging.low_rank_factors import (
+    LowRank,
     factorise,
     mixture,
     mixture_factors,

@@ -25,7 +25,7 @@ from mttl.config.section import Section
 from mttl.data.chosen_tasks import gym_folder
 from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
-from mttl.peft_format.library_run import MEMBERS, MemberList
+from mttl.library.library_run import MEMBERS, MemberList
 from mttl.tasks.table import crossfit
 from mttl.training.routing_monitor import as_rows, routing_weights
 
