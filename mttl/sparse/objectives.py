@@ -91,9 +91,7 @@ class _Text:
             raise ConfigError(
                 f"--max-length ({max_length}) leaves no room for text between special tokens"
             )
-        if not texts:  # tokenizers fail on none at all
-            raise ConfigError("the text has no line to learn from")
-        encoded = UserText(tokenizer).encode(texts)
+        encoded = UserText(tokenizer).encode(texts) if texts else []  # tokenizers fail on none
         self.before, self.after = before, after
         self.lines: list[list[int]] = [ids[:room] for ids in encoded if ids]
         if not self.lines:
