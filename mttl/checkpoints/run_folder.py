@@ -183,15 +183,9 @@ def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[
     Raises:
         CheckpointError: If one has no configuration.
     """
-    texts = []
-    for run in (one, other):
-        path = RunFolder(run).config
-        if not path.is_file():
-            raise CheckpointError(f"'{path}' is missing, and with it the settings of the run")
-        texts.append(read_text(path, CheckpointError))
     return [
         f"{name} ({first} and {second})"
-        for name, first, second in _differences(*texts)
+        for name, first, second in _differences(_settings_text(one), _settings_text(other))
         if not name.startswith(ignore)
     ]
 
@@ -202,13 +196,17 @@ def seed_of(run: Path) -> int:
     Raises:
         CheckpointError: If the folder has no configuration.
     """
+    seed = dotted_settings(_settings_text(run)).get("run.seed")
+    if type(seed) is not int:
+        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be a whole number")
+    return seed
+
+
+def _settings_text(run: Path) -> str:
     path = RunFolder(run).config
     if not path.is_file():
         raise CheckpointError(f"'{run}' is not a run: it has no config.yaml")
-    seed = dotted_settings(read_text(path, CheckpointError)).get("run.seed")
-    if type(seed) is not int:
-        raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")
-    return seed
+    return read_text(path, CheckpointError)
 
 
 def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
@@ -12,17 +12,6 @@ from mttl.io.errors import TrainingError
 
 # The first checkpoint comes after this fraction of the interval; distances then double up to it.
 FIRST = 1 / 20
-
-
-@runtime_checkable
-class KnowsItsPosition(Protocol):
-    """A loader that can continue anywhere, as `mttl.data.loader.ResumableLoader`.
-
-    Attributes:
-        before_batch: Called before each batch is handed out, and after the last.
-    """
-
-    before_batch: Callable[[], None] | None
 
 
 class SaveLast(Checkpoint):
@@ -74,18 +63,9 @@ class SaveLast(Checkpoint):
         self._saved_at = trainer.global_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin at the step of a resumed run, and look before each batch whether it is time.
-
-        Raises:
-            TypeError: If the loader does not say when it hands out a batch.
-        """
+        """Begin at the step of a resumed run, and look before each batch whether it is time."""
         self._last_step = self._saved_at = trainer.global_step
-        loader = trainer.train_dataloader
-        if not isinstance(loader, KnowsItsPosition):
-            raise TypeError(
-                f"the training loader is a {type(loader).__name__}; only a ResumableLoader, or "
-                "another with `before_batch`, knows where to continue"
-            )
+        loader: Any = trainer.train_dataloader  # `mttl.data.loader.ResumableLoader`, or alike
         loader.before_batch = lambda: self.before_batch(trainer)
 
     def before_batch(self, trainer: pl.Trainer) -> None:

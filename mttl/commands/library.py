@@ -100,7 +100,7 @@ def check_members(
 ) -> None:
     """Check in a temporary library that members answer as their sources do."""
     from mttl.assembly.model import load_run
-    from mttl.checkpoints.inventory_folder import find_inventory
+    from mttl.checkpoints.inventory_files import find_inventory
     from mttl.library.library_folder import add_members
     from mttl.merging.check_written import (
         changed_answer,

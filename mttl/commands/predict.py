@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mttl.checkpoints.inventory_folder import check_named
+from mttl.checkpoints.inventory_files import check_named
 from mttl.commands.name_checks import run_tasks
 from mttl.commands.options import (
     READ,

@@ -12,7 +12,7 @@ from torch import Tensor
 from mttl.aggregation.packed_weights import is_transposed
 from mttl.assembly.build_backbone import build_backbone, place_of
 from mttl.assembly.model import load_run
-from mttl.checkpoints.inventory_folder import find_inventory
+from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.model_hub import download
 from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint
 from mttl.checkpoints.run_folder import dotted_settings

@@ -65,7 +65,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_it(tmp_path):
     work = Counting(loss=float("nan"))
-    with pytest.raises(DivergedError, match=r"the loss is nan at step 4: .*lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"is nan at step 4: .*lower the learning rate"):
         run_steps(work, tmp_path / "state", {}, console(), save_every=4)
 
 

@@ -15,7 +15,7 @@ from mttl.analysis.tokens.token_record import (
     read_token_record,
 )
 from mttl.assembly import saved_settings
-from mttl.checkpoints.inventory_folder import find_inventory
+from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
