@@ -84,12 +84,7 @@ def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) ->
 
     With ``A = Q R`` and ``B = P S`` the product's singular values are those of the small matrix
     ``S Rᵀ``. The result is optimal in the Frobenius norm (Eckart and Young, 1936).
-
-    Raises:
-        ValueError: If the rank is not positive.
     """
-    if rank < 1:
-        raise ValueError(f"rank ({rank}) must be at least 1")
     in_basis, in_rest = torch.linalg.qr(down.double())
     out_basis, out_rest = torch.linalg.qr(up.double())
     left, values, right = torch.linalg.svd(out_rest @ in_rest.t(), full_matrices=False)
@@ -98,13 +93,7 @@ def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) ->
 
 @torch.no_grad()
 def factorise(delta: Float[Tensor, "O I"], rank: int) -> LowRank:
-    """Return the best factors of a given rank for any weight change.
-
-    Raises:
-        ValueError: If the rank is not positive.
-    """
-    if rank < 1:
-        raise ValueError(f"rank ({rank}) must be at least 1")
+    """Return the best factors of a given rank for any weight change."""
     left, values, right = torch.linalg.svd(delta.double(), full_matrices=False)
     return _cut(left, values, right.t(), rank, delta.dtype)
 
@@ -119,6 +108,8 @@ def mixture(
             positive.
         NotImplementedError: If the kind does not add to the base weight.
     """
+    if rank is not None and rank < 1:
+        raise ValueError(f"rank ({rank}) must be at least 1")
     if not isinstance(inventory, LoRAInventory):
         delta = inventory.delta(weights[None])[0].detach()  # first: kinds without one say why
         if rank is None:

@@ -12,7 +12,7 @@ from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.magnitude import Trimmer, kept_count
 from mttl.aggregation.ties import merge_agreeing, trim
-from mttl.merging.changes import Change
+from mttl.merging.mixture import Change
 from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights
 
@@ -26,7 +26,7 @@ class Parts:
     signs: tuple[float, ...]
     weights: tuple[float, ...]
     base_fisher: Weights | None = None
-    fishers: tuple[Weights, ...] = ()
+    fishers: tuple[Weights | None, ...] = ()
     contrast_fisher: Weights | None = None
 
     def vectors(self, tensor: str, base: Float[Tensor, "*shape"]) -> list[Tensor]:
@@ -112,8 +112,8 @@ def _fisher_average(method: FisherAverage, parts: Parts) -> Rule:
 def _ties(method: Ties, parts: Parts) -> Rule:
     trimmers: list[Trimmer] = []
     if method.scope == "model":
-        names = [name for name in parts.base if parts.base.entry(name).is_floating_point()]
-        kept = kept_count(sum(parts.base.entry(name).numel() for name in names), method.density)
+        names = [name for name in parts.base if parts.base[name].is_floating_point()]
+        kept = kept_count(sum(parts.base[name].numel() for name in names), method.density)
         # A sign has no part in a magnitude.
         trimmers = [Trimmer.of(_Vectors(parts.base, one, names), kept) for one in parts.changes]
 
