@@ -108,10 +108,7 @@ def import_loras(
     common = common_settings(folders)
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]
     tasks = named(names, [folder.path.resolve().name for folder in folders])
-    try:
-        layers = stack_members(adapters)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    layers = stack_members(adapters)
     private = options.router != "polytropon"
     scaling = common or {"scale": 1.0}
     sections = {

@@ -307,13 +307,10 @@ def cluster(options: argparse.Namespace) -> None:
     changes = [member.changes for member in members]
     points = embedded(inner_products(changes, by=options.by), options.components)
     scores = {}
-    try:
-        if options.clusters:
-            labels = k_means(points, options.clusters, seed=options.seed)
-        else:
-            labels, scores = best_clusters(points, options.most or len(points), seed=options.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if options.clusters:
+        labels = k_means(points, options.clusters, seed=options.seed)
+    else:
+        labels, scores = best_clusters(points, options.most or len(points), seed=options.seed)
     if options.random:
         labels = shuffled(labels, seed=options.seed)
     shares = task_shares([member.card.task for member in members], labels)

@@ -74,10 +74,7 @@ def make_run(
     tasks = tasks_of(members)
     changes = [member.changes for member in members]
     if general:
-        try:
-            changes = without_general(changes, [library.member(name).changes for name in general])
-        except ValueError as error:
-            raise ConfigError(f"--general {' '.join(general)}: {error}") from error
+        changes = without_general(changes, [library.member(name).changes for name in general])
     layers = stack_members(changes)
     config = with_members(config, layers, mix=mix)
     imported = build_imported(config, layers, tasks)

@@ -7,7 +7,7 @@ from types import FrameType
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
-from mttl.checkpoints.save_last import SaveLast
+from mttl.checkpoints.run_callbacks import SaveLast
 from mttl.io.errors import StopRequested
 from mttl.runtime.stop_signals import StopRequest, handling
 

@@ -98,15 +98,6 @@ BAD = {
     "'a.q' has 7 -> 5 features; in the base model it has 4 -> 5": damage(
         member("wide"), "a.q", torch.ones(7, 1), torch.ones(5, 1)
     ),
-    "'nan': 'a.v' holds numbers that are not finite": damage(
-        member("nan"), "a.v", torch.full((4, 1), torch.nan), torch.ones(3, 1)
-    ),
-    "'infinite': 'a.v' holds numbers that are not finite": damage(
-        member("infinite"), "a.v", torch.ones(4, 1), torch.full((3, 1), torch.inf)
-    ),
-    "'hollow': the change of 'a.q' has rank 0": damage(
-        member("hollow"), "a.q", torch.ones(4, 0), torch.ones(5, 0)
-    ),
     'the name of a member is "../out"': member("../out"),
     'the name of a member is ".hidden"': member(".hidden"),
 }

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
-from mttl.checkpoints.save_last import SaveLast
+from mttl.checkpoints.run_callbacks import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
 from mttl.io.errors import StopRequested, TrainingError
