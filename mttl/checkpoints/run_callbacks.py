@@ -53,11 +53,7 @@ class RunLock(Callback):
         self._held.enter_context(locked(self.folder.path / ".lock", refusal))
 
     def _check_shared(self) -> None:
-        """See that all processes write into one folder, wherever their machines are.
-
-        Raises:
-            ConfigError: If they do not.
-        """
+        """See that all processes write into one folder, wherever their machines are."""
         mine, deadline = None, time.monotonic() + PATIENCE
         expected = gathered(_seen(self.folder.config))[0]
         while (mine := _seen(self.folder.config)) != expected and time.monotonic() < deadline:
@@ -132,8 +128,8 @@ class SaveLast(Checkpoint):
     in a hook at the end of a step the logs of the step and the end of its epoch would be missing,
     and Lightning's counts of epochs would be one behind in a run that was resumed twice.
 
-    It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given:
-    put it after them, so that what they learned from a validation is in the state.
+    It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given,
+    so that what they learned from a validation is in the state.
 
     Args:
         checkpoint: Where to save.
@@ -152,10 +148,7 @@ class SaveLast(Checkpoint):
         self._last_step = self._saved_at = 0
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Save, unless this very step was saved already.
-
-        Lightning counts steps on from there; from a point after the validation of the step it would
-        count it twice.
+        """Save, unless this very step was saved already: Lightning would count it twice.
 
         Raises:
             TrainingError: If weights are not finite, or the run's folder is gone.

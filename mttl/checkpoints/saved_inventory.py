@@ -84,9 +84,7 @@ def save_inventory(
     settings: Mapping[str, Any],
     places: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a folder ``skills/``, whole or not at all.
-
-    The processes of a sharded training must call it together; the first one writes.
+    """Write a folder ``skills/``; the processes of a sharded training must call it together.
 
     Args:
         folder: Where; an earlier one is replaced once the new one is complete.
@@ -190,8 +188,8 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
         source: Where that is now, if it was moved.
 
     Raises:
-        CheckpointError: If it is not such a folder, a file is missing or damaged, the format is not
-            this version's, or what a task was adapted from is missing or another.
+        CheckpointError: If it is not such a folder, or one of another version, a file is missing or
+            damaged, or what a task was adapted from is missing or another.
     """
     folder = inventory_folder(folder)
     meta = read_facts(folder)
@@ -247,9 +245,7 @@ def load_into(model: Model, saved: SavedInventory) -> None:
 def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
     """Copy the skills of an earlier run, and its backbone, into a model; its router is left out.
 
-    Args:
-        model: A model with inventories of the run's kinds, or with attention over such.
-        saved: The run.
+    It has inventories of the run's kinds, or attention over such.
 
     Raises:
         CheckpointError: As for `load_into`.
@@ -280,9 +276,7 @@ def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tens
 def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Copy tensors of an inventory into those of a model, all or none.
 
-    Args:
-        saved: The inventory.
-        targets: Those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some of them.
+    The ``targets`` are those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some.
 
     Raises:
         CheckpointError: If names or shapes differ; the message lists them.
@@ -303,11 +297,8 @@ def count_saved(path: Path, beginning: str = "") -> int:
     """Return the number of parameters in a safetensors file, from its header alone.
 
     Single numbers are settings, such as a temperature, whole numbers are places, such as those of
-    sparse skills, and `start_…` is what skills began with: none are counted.
-
-    Args:
-        path: The file.
-        beginning: Count those only whose names begin so.
+    sparse skills, and `start_…` is what skills began with: none are counted, nor are parameters
+    whose names do not have the ``beginning``.
     """
     with safe_open(path, framework="pt") as file:
         entries = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

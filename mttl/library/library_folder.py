@@ -182,9 +182,7 @@ def member_problems(
 
 
 def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    """Add all members to a library, or none; the library is made where there is none.
-
-    Base, targets and weights on the cards are filled in.
+    """Add all members to a library, which may be new, or none; their cards are filled in.
 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all

@@ -31,8 +31,6 @@ class SparseTuning:
             optimizer.zero_grad()
         skill = tuning.skill()
 
-    Weight decay pulls the entries to 0, as in whole tensors; `add_l1` pulls them to their start.
-
     Args:
         model: The network; parameters without support are frozen.
         support: Sorted places in the flattened parameters, by name.

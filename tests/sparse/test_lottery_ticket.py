@@ -57,134 +57,87 @@ def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def by_hand(settings: LotterySettings, ours: list[dict[str, torch.Tensor]]):
-    """Compare every step of the two phases, and return the mask and θ2."""
+    """Train whole tensors under masks, compare every step, and return the masks and the end."""
     model, problem, step = network(), Regression(), 0
-    start = parameters(model)
-    named = dict(model.named_parameters())
-    n = sum(named[name].numel() for name in MASKABLE)
+    named, start = dict(model.named_parameters()), parameters(model)
+    back, masks = start, {name: torch.ones_like(named[name]) for name in MASKABLE}
+    n = sum(value.numel() for value in masks.values())
     torch.manual_seed(0)
-    masks: dict[str, torch.Tensor] = {}
-    for n_steps in (settings.full_steps, settings.sparse_steps):
+    for turn in range(1, settings.rounds + 2):
+        last = turn > settings.rounds
+        n_steps = settings.sparse_steps if last else settings.full_steps
         optimizer = torch.optim.AdamW([named[x] for x in MASKABLE], lr=1e-2, weight_decay=0.0)
         for place in range(n_steps):
-            model.train()
-            rows = rows_at(place)
-            seed = 13 * 1_000_003 + step
-            loss = problem.loss(model, rows, seed)
+            loss = problem.loss(model.train(), rows_at(place), 13 * 1_000_003 + step)
             pull = sum((named[x] - start[x]).abs().sum() for x in MASKABLE)
             model.zero_grad()
             (loss + settings.l1 * pull / n).backward()
             for name, mask in masks.items():
                 named[name].grad *= mask
-            for group in optimizer.param_groups:
-                group["lr"] = 1e-2 * (1 - place / n_steps)
+            optimizer.param_groups[0]["lr"] = 1e-2 * (1 - place / n_steps)
             optimizer.step()
             step += 1
-            if place < n_steps - 1 or masks:
-                for name in start:
-                    # The pull's gradient is added to, rather than summed into, the loss's: their
-                    # sums differ by a rounding, which Adam's division may enlarge.
-                    torch.testing.assert_close(
-                        ours[step][name], named[name].detach(), atol=2e-6, rtol=1e-5
-                    )
-        if masks:
-            break
-        change = {x: (named[x].detach() - start[x]).abs() for x in MASKABLE}
-        ranked = torch.cat([value.flatten() for value in change.values()]).sort(descending=True)
-        least = ranked.values[round(settings.density * n) - 1]
-        masks = {name: (value >= least).float() for name, value in change.items()}
-        with torch.no_grad():
-            for name in MASKABLE:
-                named[name].copy_(start[name])
-    return masks, parameters(model), start
-
-
-@pytest.mark.parametrize("l1", [0.0, 0.5])
-def test_every_step_is_that_of_masked_gradients(l1):
-    settings = LotterySettings(**SMALL, l1=l1)
-    model = network()
-    ticket = LotteryTicket(model, MASKABLE, Regression(), settings)
-    torch.manual_seed(0)
-    history = [parameters(model)]
-    while ticket.phase != "done":
-        ticket.advance()
-        history.append(parameters(model))
-    masks, end, start = by_hand(settings, history)
-    # After the last full step the weights are at the start again.
-    assert all(torch.equal(history[7][name], start[name]) for name in start)
-    skill = ticket.skill({"a": 1})
-    for name, mask in masks.items():
-        places = skill.changes[name].indices if name in skill.changes else torch.tensor([])
-        assert places.tolist() == mask.flatten().nonzero().flatten().tolist()
-    n_maskable = 6 * 9 + 9 + 9 * 4
-    assert skill.n_entries == round(0.2 * n_maskable)
-    for name, change in skill.changes.items():
-        moved = (end[name] - start[name]).flatten()[change.indices]
-        torch.testing.assert_close(change.values, moved, atol=2e-6, rtol=1e-5)
-    frozen = set(start) - set(MASKABLE)
-    assert all(torch.equal(history[-1][name], start[name]) for name in frozen)
+            if (turn, place + 1) == (1, settings.rewind):
+                back = parameters(model)
+            for name in start if last or place < n_steps - 1 else ():
+                # The pull's gradient is added to, rather than summed into, the loss's, and copied
+                # gradients are masked ones but for roundings, which Adam's division may enlarge.
+                torch.testing.assert_close(
+                    ours[step][name], named[name].detach(), atol=2e-6, rtol=1e-5
+                )
+        if last:
+            return masks, parameters(model), start
+        change = settings.criterion == "change"
+        scores = {x: (named[x].detach() - change * start[x]).abs() * masks[x] for x in MASKABLE}
+        kept = round(settings.density ** (turn / settings.rounds) * n)
+        least = torch.cat([score.flatten() for score in scores.values()]).topk(kept).values.min()
+        for name, mask in masks.items():
+            mask *= scores[name] >= least
+            outside = 0 if settings.form == "masked" else start[name] * (1 - mask)
+            named[name].data.copy_(back[name] * mask + outside)
 
 
 PRUNING = {"criterion": "magnitude", "form": "masked", "rounds": 3, "rewind": 2, "density": 0.3}
 
 
-@pytest.mark.parametrize("form", ["masked", "added"])
-@pytest.mark.parametrize("rewind", [0, 2])
-def test_iterative_pruning_with_rewinding_by_hand(form, rewind):
-    """Three turns of training what is left, and then what is left alone."""
-    settings = LotterySettings(**SMALL | PRUNING | {"form": form, "rewind": rewind})
-    model, problem, step = network(), Regression(), 0
-    named, start = dict(model.named_parameters()), parameters(model)
-    model.requires_grad_(False)
-    back, masks = start, {name: torch.ones_like(named[name]) for name in MASKABLE}
-    n = sum(named[name].numel() for name in MASKABLE)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"l1": 0.5},
+        PRUNING,
+        PRUNING | {"rewind": 0},
+        PRUNING | {"form": "added"},
+        PRUNING | {"form": "added", "rewind": 0},
+    ],
+)
+def test_every_step_is_that_of_masked_gradients(more):
+    """Of two phases, and of three turns of training what is left."""
+    settings = LotterySettings(**SMALL | more)
+    ours, fresh = network(), network()
+    ticket = LotteryTicket(ours, MASKABLE, Regression(), settings)
     torch.manual_seed(0)
-    for turn in (1, 2, 3, 4):
-        n_steps = 7 if turn < 4 else 5
-        optimizer = torch.optim.AdamW([named[x] for x in MASKABLE], lr=1e-2, weight_decay=0.0)
-        for place in range(n_steps):
-            model.requires_grad_(False)
-            for name in MASKABLE:
-                named[name].requires_grad_()
-            rows = rows_at(place)
-            problem.loss(model.train(), rows, 13 * 1_000_003 + step).backward()
-            for name, mask in masks.items():
-                named[name].grad *= mask
-            for group in optimizer.param_groups:
-                group["lr"] = 1e-2 * (1 - place / n_steps)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            if (turn, place + 1) == (1, rewind):
-                back = parameters(model)
-        if turn < 4:
-            kept = round(0.3 ** (turn / 3) * n)
-            scores = torch.cat([(named[x].detach().abs() * masks[x]).flatten() for x in MASKABLE])
-            least = scores.topk(kept).values.min()
-            for name, mask in masks.items():
-                mask *= named[name].detach().abs() >= least
-                outside = 0 if form == "masked" else start[name] * (1 - mask)
-                named[name].data.copy_(back[name] * mask + outside)
-    torch.manual_seed(0)
-    ours = network()
-    ticket = LotteryTicket(ours, MASKABLE, problem, settings)
-    assert ticket.n_steps == 3 * 7 + 5
-    torch.manual_seed(0)
-    run(ticket)
-    assert ticket.n_done == ticket.n_steps
-    for name, value in ours.named_parameters():
-        # Copied gradients and masked ones give the same steps but for roundings.
-        torch.testing.assert_close(value.detach(), named[name].detach())
-    assert sum(int(mask.sum()) for mask in masks.values()) == round(0.3 * n)
-    skill, fresh = ticket.skill(), network()
-    composition = SparseComposition(fresh)
-    composition.apply("pruned", skill)
+    history = [parameters(ours)]
+    while ticket.phase != "done":
+        ticket.advance()
+        history.append(parameters(ours))
+    assert ticket.n_done == ticket.n_steps == 7 * settings.rounds + 5
+    masks, end, start = by_hand(settings, history)
+    assert sum(int(mask.sum()) for mask in masks.values()) == round(settings.density * 99)
+    assert all(torch.equal(end[name], start[name]) for name in set(start) - set(MASKABLE))
+    skill, composition = ticket.skill({"a": 1}), SparseComposition(fresh)
+    composition.apply("it", skill)
     for name, value in fresh.named_parameters():
-        torch.testing.assert_close(value.detach(), named[name].detach())
-        if form == "masked" and name in masks:
+        torch.testing.assert_close(value.detach(), end[name], atol=2e-6, rtol=1e-5)
+        if settings.form == "masked" and name in masks:
             assert torch.equal(value.detach() == 0, masks[name] == 0)
+        elif name in masks:
+            places = skill.changes[name].indices if name in skill.changes else torch.tensor([])
+            assert places.tolist() == masks[name].flatten().nonzero().flatten().tolist()
     composition.clear()
     assert all(torch.equal(value, start[name]) for name, value in fresh.named_parameters())
+    if not settings.rewind and settings.form == "added" and settings.rounds == 1:
+        assert all(torch.equal(history[7][name], start[name]) for name in start)  # put back
 
 
 @pytest.mark.parametrize("criterion", ["movement", "magnitude"])
