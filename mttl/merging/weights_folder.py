@@ -108,13 +108,13 @@ class Weights(Mapping[str, Tensor]):
         if (self.path / SINGLE).is_file():
             return [self.path / SINGLE]
         if not (self.path / INDEX).is_file():
-            advice = "give the folder of a model that transformers saved"
+            advice = ": give the folder of a model that transformers saved"
             if pickled := sorted(self.path.glob("*.bin")):
                 advice = (
-                    f"load {pickled[0].name} with transformers and save the model with "
+                    f", but {pickled[0].name}: load the model with transformers and save it with "
                     "save_pretrained, which writes safetensors"
                 )
-            raise CheckpointError(f"'{self.path}' holds neither {SINGLE} nor {INDEX}: {advice}")
+            raise CheckpointError(f"'{self.path}' holds neither {SINGLE} nor {INDEX}{advice}")
         shards = read_json(self.path / INDEX, CheckpointError, dict).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(

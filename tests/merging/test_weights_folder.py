@@ -36,7 +36,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refuses("does not exist", tmp_path / "none")
     refuses("give the folder of a model")
     (tmp_path / "pytorch_model.bin").touch()
-    refuses(r"load pytorch_model.bin with")
+    refuses(r"but pytorch_model.bin: load the model")
     (tmp_path / INDEX).write_text("{}")
     refuses("has no weight_map")
     index = {"weight_map": {"w": "1.safetensors", "v": "2.safetensors"}}

@@ -217,9 +217,3 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(StopRequested, match="stopped by SIGINT; no state had been saved yet"):
         runner.fit(Sum(), loader())
     assert not last.checkpoint.exists()
-
-
-def test_a_loader_that_cannot_continue_is_refused(tmp_path: Path) -> None:
-    last = SaveLast(tmp_path / "last.ckpt")
-    with pytest.raises(TypeError, match="the training loader is a DataLoader; only a Resumable"):
-        trainer(last, GracefulStop(last)).fit(Sum(), validations())
