@@ -38,7 +38,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     refuses(r"but pytorch_model.bin: load the model")
     (tmp_path / INDEX).write_text("{}")
-    refuses("has no weight_map")
+    refuses("no weight_map")
     index = {"weight_map": {"w": "1.safetensors", "v": "2.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
     refuses(r"lacks shards: 1.safetensors, 2.safetensors")
