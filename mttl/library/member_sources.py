@@ -1,7 +1,7 @@
 """Members for a library, from folders of PEFT, from runs and from other libraries."""
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,8 @@ def _folders(source: str) -> list[tuple[Path, str]]:
 
 def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
     if is_library(folder):
-        found.members += _of_library(folder)
+        library = open_library(folder)
+        found.members += [library.member(name) for name in library.names]
     elif not _is_adapter(folder) and find_inventory(folder):
         found.runs += 1
         _of_run(folder, wanted, found)
@@ -186,11 +187,6 @@ def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
                 found.members.append(_of_peft(path, own, wanted.backbone))
             except MttlError as error:
                 found.problems.append(str(error))
-
-
-def _of_library(folder: Path) -> Iterator[Member]:
-    library = open_library(folder)
-    return (library.member(name) for name in library.names)
 
 
 def _of_peft(path: Path, name: str, base: str | None) -> Member:

@@ -20,16 +20,7 @@ from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entrie
 class SparseTuning:
     """Makes the entries of a support the only parameters of a model.
 
-    ::
-
-        tuning = SparseTuning(model, support)
-        optimizer = torch.optim.AdamW(tuning.parameters(), weight_decay=0.0)
-        for batch in batches:
-            loss(model, batch).backward()
-            optimizer.step()
-            tuning.write()
-            optimizer.zero_grad()
-        skill = tuning.skill()
+    After `optimizer.step`, `write` puts the entries into the model.
 
     Args:
         model: The network; parameters without support are frozen.
