@@ -89,10 +89,7 @@ def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
 
 
 def gather_first(tensor: Tensor) -> Tensor:
-    """Return what the processes hold of a tensor, in the order of their ranks, to the first one.
-
-    All call it together; the others get their own part back.
-    """
+    """Return what the processes hold of a tensor to the first one, and their own to the others."""
     # NCCL sends from GPUs only, and between two loops of a trainer a model lies on the CPU.
     sent = tensor.detach().contiguous()
     sent = sent.cuda() if dist.get_backend() == "nccl" else sent

@@ -445,12 +445,6 @@ def test_a_kind_that_tokens_cannot_choose_is_refused():
             inventory.dispatch(torch.randn(N, I), random_pairs())
 
 
-def test_tokens_choose_whole_experts():
-    inventory = LoRAInventory(I, O, K, n_heads=2)
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: a token chooses whole experts"):
-        MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
-
-
 @pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask", "fourier"])
 def test_a_kind_that_cannot_be_composed_is_refused(kind):
     message = (

@@ -47,9 +47,8 @@ class ComposedModel(nn.Module):
         groups: Names of the routed groups.
 
     Raises:
-        ValueError: If the inventory was made for another module; if groups, skills or heads are not
-            those of the router; if a layer keeps running statistics, which tasks would share; or if
-            ``over_tasks`` is unknown.
+        ValueError: If the router has several heads, a layer keeps running statistics, which tasks
+            would share, or ``over_tasks`` is unknown.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, *Combining Modular Skills in Multitask Learning*, 2022,
@@ -68,7 +67,7 @@ class ComposedModel(nn.Module):
         over_tasks: str = "auto",
     ) -> None:
         super().__init__()
-        _check_parts(base, inventory, router)
+        _check_parts(base, router)
         require_one_of(OVER_TASKS, over_tasks=over_tasks)
         self.base = base.requires_grad_(train_base)
         self.inventory = inventory
@@ -85,10 +84,6 @@ class ComposedModel(nn.Module):
         """Compose the parameters of some tasks and run the base with them.
 
         The router is asked once: what it draws for a task holds for all of the task's arguments.
-
-        Raises:
-            ValueError: If the ids are on the CPU and one is out of range, or an argument has
-                another number of tasks.
         """
         return self.run(self.task_parameters(task_ids), *arguments)
 
@@ -165,21 +160,11 @@ class ComposedModel(nn.Module):
         return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
 
 
-def _check_parts(base: nn.Module, inventory: ModuleInventory, router: TaskRouter) -> None:
-    if {name: parameter.shape for name, parameter in base.named_parameters()} != inventory.shapes:
-        raise ValueError(
-            f"the inventory was made for another module: this {type(base).__name__} has parameters "
-            "of other names or shapes"
-        )
+def _check_parts(base: nn.Module, router: TaskRouter) -> None:
     if router.n_heads != 1:
         raise ValueError(
             f"n_heads ({router.n_heads}) must be 1: whole modules have no blocks of features that "
             "could be routed apart"
-        )
-    if (router.n_groups, router.n_skills) != (inventory.n_groups, inventory.n_skills):
-        raise ValueError(
-            f"the router has {router.n_groups} groups and {router.n_skills} skills, the inventory "
-            f"{inventory.n_groups} and {inventory.n_skills}; they must be equal"
         )
     for name, module in base.named_modules():
         if getattr(module, "track_running_stats", False):

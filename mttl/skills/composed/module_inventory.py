@@ -28,7 +28,6 @@ class ModuleInventory(nn.Module):
         **settings: What the kind takes: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
 
     Attributes:
-        shapes: Of the base's parameters by name; tied ones appear once.
         groups: Names of the routed groups: ``"model"``, or the paths of the layers with skills.
 
     Raises:
@@ -69,7 +68,6 @@ class ModuleInventory(nn.Module):
                 f"the {type(base).__name__} has no parameter that can have skills of kind '{kind}'"
             )
         self.n_skills = n_skills
-        self.shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
         self.groups = tuple(groups)
 
     @property

@@ -33,18 +33,8 @@ class SkilledEmbedding(SkilledLayer):
         return self.base(ids)
 
     def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
-        """Return the prompt of the current routing and the embedded text.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples, or hold several.
-        """
-        routing, (prompts,) = self.merge()
-        if routing.segments:
-            raise ValueError(
-                "prompts of several examples cannot be separated in a packed sequence; leave "
-                "data.packed_length out"
-            )
+        """Return the prompt of the current routing and the embedded text."""
+        routing, (prompts,) = self.merge(packed=False)
         embedded = self.base(ids)
         return routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded
 

@@ -7,7 +7,6 @@ the products of gradients and inputs at the support alone.
 """
 
 import warnings
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -65,15 +64,9 @@ def sparse_outputs(
     weights: Float[Tensor, "B H K"],
     pattern: Pattern,
 ) -> Float[Tensor, "B L O"]:
-    """Return the mixed outputs of K sparse matrices.
+    """Return the mixed outputs of K sparse matrices, of values in the order of their supports.
 
     Gradients are exact for ``x``, ``values`` and ``weights``; there is no second derivative.
-
-    Args:
-        x: Inputs.
-        values: Entries of the matrices, in the order of their supports.
-        weights: Mixing weights of each example, for H blocks of output features.
-        pattern: Where the entries are.
     """
     return _SparseOutputs.apply(x, values, weights, pattern)  # type: ignore[return-value]
 
@@ -150,15 +143,8 @@ def _starts(rows: Tensor, n_rows: int) -> Tensor:
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    with _quiet():
+    with warnings.catch_warnings():  # compressed sparse tensors are in beta, torch says
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor|invariant)")
         return torch.sparse_csr_tensor(
             starts, columns, values.detach(), shape, check_invariants=False
         )
-
-
-@contextmanager
-def _quiet():
-    """Keep torch's notice that compressed sparse tensors are in beta to itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor|invariant)")
-        yield

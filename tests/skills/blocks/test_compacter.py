@@ -106,20 +106,6 @@ def test_what_is_shared_is_counted_once():
     assert found[0] == [found[1][0], found[1][0] - rule]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_products": 3}, r"n_products \(3\) must divide in_features \(8\)"),
-        ({"hidden_features": 6}, r"n_products \(4\) must divide hidden_features \(6\)"),
-        ({"rank": 0}, r"rank \(0\) must be at least 1"),
-        ({"n_products": 0}, r"n_products \(0\) must be at least 1"),
-    ],
-)
-def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        CompacterInventory(8, 12, 3, **settings)
-
-
 def test_what_layers_share_cannot_be_spread_over_processes():
     names = "crossfit.yaml+skills/compacter.yaml+trainer/fsdp2_cpu.yaml"
     with pytest.raises(

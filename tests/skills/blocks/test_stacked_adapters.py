@@ -76,19 +76,6 @@ def test_compacters_are_stacked_too():
     torch.testing.assert_close(inventory(y, y, weights), expected)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"stages": (2, 2)}, r"stages \(\[2, 2\]\) must be numbers of skills, one for each"),
-        ({"stages": (0, 5)}, r"stages \(\[0, 5\]\) must be numbers of skills, one for each"),
-        ({"stages": (2, 3), "parallel": True}, r"set parallel: false for stages \(\[2, 3\]\)"),
-    ],
-)
-def test_wrong_stages(settings, message):
-    with pytest.raises(ValueError, match=message):
-        AdapterInventory(I, I, K, **{"parallel": False} | settings)
-
-
 def test_free_coefficients_are_refused():
     """A new task's may become negative, and such a row has no shares."""
     model = skilled(tiny_t5(), inventory="adapter, stacked")

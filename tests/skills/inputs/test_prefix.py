@@ -327,20 +327,6 @@ def test_packed_rows_are_refused() -> None:
         model.backbone(**inputs)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"hidden_features": 0}, r"hidden_features \(0\) must be at least 1"),
-        ({"length": 0}, r"length \(0\) must be at least 1"),
-        ({"bottleneck": 0}, r"bottleneck \(0\) must be at least 1"),
-        ({"n_heads": 4}, r"n_heads \(4\) must divide in_features \(6\)"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PrefixInventory(6, 12, 2, 4, **settings)
-
-
 def test_gates_of_heads_that_lie_in_two_blocks_are_mixed_by_their_parts() -> None:
     prefixes = PrefixInventory(6, 12, 2, 4, n_heads=3)
     torch.nn.init.normal_(prefixes.gate)
@@ -350,11 +336,6 @@ def test_gates_of_heads_that_lie_in_two_blocks_are_mixed_by_their_parts() -> Non
     for part in range(12):
         due[part // 3] += weights[0, part // 4] @ prefixes.gate[:, part // 3] / 3
     torch.testing.assert_close(prefixes.merge(weights)[2][0], due.tanh())
-
-
-def test_the_printed_form_names_the_sizes() -> None:
-    shown = repr(PrefixInventory(8, 8, 2, 4, length=3, bottleneck=5))
-    assert "in_features=8, out_features=8, n_skills=2, n_heads=1, length=3, gated=True" in shown
 
 
 @pytest.mark.parametrize(

@@ -134,22 +134,3 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
     message = "cannot be separated in a packed sequence"
     with two.slot.use(routing), pytest.raises(ValueError, match=message):
         two.backbone(**inputs)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 0}, r"length \(0\) must be positive"),
-        ({"spread": 0.0}, r"spread \(0.0\) must be positive"),
-        ({"n_heads": 3}, r"n_heads \(3\) must divide out_features \(8\)"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PromptInventory(40, 8, 2, **settings)
-
-
-def test_the_printed_form_names_the_sizes() -> None:
-    inventory = PromptInventory(40, 8, 2, length=3)
-    assert "out_features=8, n_skills=2, n_heads=1, length=3, spread=0.5" in repr(inventory)
-    assert inventory.prompts.abs().max() <= 0.5

@@ -148,16 +148,3 @@ def test_checkpointing_draws_the_same_masks_again() -> None:
 
     for one, other in zip(gradients(False), gradients(True), strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"stretch": (0.0, 1.5)}, r"stretch \(0.0, 1.5\) must begin below 0 and end above 1"),
-        ({"penalty": -1.0}, r"penalty \(-1.0\) must not be negative"),
-        ({"keep": 0.0}, r"keep \(0.0\) must lie in \(0, 1\]"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DiffPruningInventory(I, O, K, **settings)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, fill
+from helpers.backbones import BACKBONES, batch
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing
 from mttl.routing import AverageRouter, RoutingSlot
@@ -98,23 +98,3 @@ def test_a_target_without_heads_is_refused() -> None:
             slot=RoutingSlot(),
             attachment_point="head",
         )
-
-
-@pytest.mark.parametrize(
-    ("heads", "settings", "message"),
-    [
-        (4, {"start": 0.0}, r"start \(0.0\) must be positive"),
-        (3, {}, r"attention_heads \(3\) must divide in_features \(8\)"),
-        (4, {"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),
-    ],
-)
-def test_wrong_settings(heads: int, settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HeadMaskInventory(8, 12, 3, heads, **settings)
-
-
-def test_gates_need_the_layer() -> None:
-    inventory = HeadMaskInventory(8, 8, 2, 4)
-    fill(inventory)
-    with pytest.raises(TypeError, match="head masks change the layer's input: call combine_linear"):
-        inventory(torch.randn(1, 2, 8), torch.randn(1, 2, 8), mixing(1, 1, 2))

@@ -114,18 +114,3 @@ def test_a_first_pass_without_gradients_leaves_training_alone() -> None:
     with torch.inference_mode():
         ours(tasks, **inputs)
     ours(tasks, **inputs).loss.backward()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dimension": 0}, r"dimension \(0\) must be at least 1"),
-        ({"vector": "block"}, r"vector \('block'\) must be one of said, model, layer"),
-        ({"projection": "fft"}, r"projection \('fft'\) must be one of fastfood, dense"),
-        ({"init": "normal"}, r"init \('normal'\) must be one of zero, kaiming"),
-        ({"n_heads": 5}, r"n_heads \(5\) must divide out_features \(12\)"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        IntrinsicInventory(8, 12, 3, **settings)

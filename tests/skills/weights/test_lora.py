@@ -79,8 +79,3 @@ def test_hydra_lora_is_a_plain_loop_over_tokens(rank):
     found.sum().backward()
     assert experts.down.grad.shape == (1, 4, rank)
     assert experts.down.grad.any()
-
-
-def test_a_shared_input_side_has_no_directions_of_its_own():
-    with pytest.raises(ValueError, match=r"init \('pissa'\) gives every skill an input"):
-        LoRAInventory(4, 6, 3, rank=2, shared_down=True, init="pissa")

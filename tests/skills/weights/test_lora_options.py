@@ -40,17 +40,6 @@ def test_alpha_is_divided_by_the_rank_or_its_root(settings, scale):
     assert LoRAInventory(4, 6, 2, rank=8, **settings).scale == pytest.approx(scale)
 
 
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match=r"scale \(0\.5\) must stay out with alpha or rslora"):
-        LoRAInventory(4, 6, 2, scale=0.5, alpha=1.0)
-    with pytest.raises(ValueError, match=r"dropout \(1\.0\) must be at least 0 and below 1"):
-        LoRAInventory(4, 6, 2, dropout=1.0)
-    with pytest.raises(ValueError, match=r"dropout \(0\.1\) must be 0 where parameters are compos"):
-        LoRAInventory.of_tensor((4, 4), 2, dropout=0.1)
-    with pytest.raises(ValueError, match=r"init \('pissa'\) must be 'zero' or 'kaiming' where"):
-        LoRAInventory.of_tensor((4, 4), 2, init="pissa")
-
-
 def peft_layer(weight, settings):
     """Return a layer of peft over a copy of a weight."""
     base = nn.Linear(*weight.shape[::-1], bias=False)

@@ -120,20 +120,6 @@ def test_a_support_that_does_not_exist_is_refused(support, message):
         SparseInventory(I, O, K).set_support(support)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sparsity": 1.0}, r"sparsity \(1.0\) must lie in \[0, 1\)"),
-        ({"mix": "factors"}, r"mix \('factors'\) must be one of auto, deltas, outputs"),
-        ({"structure": "tree"}, r"structure \('tree'\) must be one of"),
-        ({"n_heads": 3}, r"n_heads \(3\) must divide out_features \(8\)"),
-    ],
-)
-def test_settings_without_sense_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        SparseInventory(I, O, K, **settings)
-
-
 def test_supports_are_placed_by_the_names_of_weights():
     backbone = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).requires_grad_(False)
     slot = RoutingSlot()
