@@ -1,15 +1,17 @@
 """Targets, groups and reports on four families of language models."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.backbones import BACKBONES, batch, tiny_t5
 from helpers.experts import token_model
-from helpers.skills import spread
+from helpers.skills import skilled
 from mttl.models.backbone import build_random
-from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
+from mttl.routing import RoutingSlot
+from mttl.skills import LoRAInventory, SkilledLinear, attach_skills
 
 
 def attach(backbone, targets=("all",), granularity="linear", make=None):
@@ -133,7 +135,7 @@ def test_the_skills_live_where_the_layer_lives_and_keep_their_dtype():
         ([], "linear", "targets must name at least one layer"),
         (["all"], "fine", r"granularity \('fine'\) must be one of model, stack"),
         (["mlp", "attentoin"], "linear", r"'attentoin' matches no.*Did you mean 'attention'"),
-        (["q_proj"], "linear", r"end in: k, o, q, .*"),
+        (["q_proj"], "linear", "end in: k, lm_head, o, q, v, wi, wo$"),
         # divides the attention's 16 features, not the 24 of the feed-forward blocks
         (["all"], "layer", r"': n_heads \(16\) must divide out_features \(24\)"),
     ],
@@ -186,24 +188,17 @@ def other_family(name):
     return build_random(name, OTHER_FAMILIES[name]).requires_grad_(False).eval()
 
 
-def with_rows(backbone, targets):
-    slot = RoutingSlot()
-    made = attach_skills(
-        backbone, lambda i, o: LoRAInventory(i, o, 3, rank=2), targets=targets, slot=slot
-    )
-    router = spread(PolytroponRouter(len(made.groups), 3, 1, 3, relaxed=False))
-    model = SkilledModel(backbone, router, slot).eval()
-    for layer in model.skilled_layers().values():
-        fill(layer.inventory)
-    return model, made
+def with_rows(name):
+    made = partial(LoRAInventory, rank=2)
+    return skilled(other_family(name), inventory=made, router="polytropon-plain")
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "bloom"])
 def test_words_name_the_layers_of_other_families(name):
-    model, made = with_rows(other_family(name), ["attention", "mlp"])
-    names = {row.path.rpartition(".")[2] for row in made.layers}
-    assert names == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
-    assert len(made.layers) == 2 * 4
+    model = with_rows(name)
+    names = [path.rpartition(".")[2] for path in model.skilled_layers()]
+    assert {*names} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+    assert len(names) == 2 * 4
     inputs, ids = batch(3), torch.tensor([2, 0, 1])
     together = model(ids, **inputs).logits
     for row in range(3):
@@ -215,10 +210,7 @@ def test_words_name_the_layers_of_other_families(name):
 @pytest.mark.parametrize("experts", [False, True])
 def test_layers_that_see_all_tokens_in_one_list(experts):
     """OPT's feed-forward layers: each row answers as alone, in generation too."""
-    if experts:
-        model = token_model(other_family("opt"), targets=["mlp"])
-    else:
-        model, _ = with_rows(other_family("opt"), ["attention", "mlp"])
+    model = token_model(other_family("opt"), targets=["mlp"]) if experts else with_rows("opt")
     model, inputs, ids = model.eval(), batch(3), torch.tensor([2, 0, 1])
     together = model(ids, **inputs).logits
     prompts = inputs["input_ids"]

@@ -45,7 +45,7 @@ def test_the_printed_form_names_sizes_and_settings(kind):
 
 
 def test_the_printed_form_of_inventories_around_others():
-    lora = LoRAInventory(4, 6, K, rank=2, alpha=3)
+    lora = LoRAInventory(4, 6, K, rank=2, alpha=3.0)
     assert "n_heads=1, rank=2, scale=1.5, rslora=False, dropout=0.0" in repr(lora)
     assert "query=input" in repr(AttendedInventory(lora, query="input"))
 

@@ -58,7 +58,8 @@ def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
     # Which have no blocks of features.
     if blocks or kind in OTHERS or kind in ("ladder", "prefix, behind a gate"):
         settings["n_heads"] = 1
-    targets = ["attention", "mlp"] if blocks else ["attention"]
+    # A bias of keys has no gradient but rounding: a softmax cancels it.
+    targets = ["mlp"] if kind in LINEAR else ["attention", "mlp"] if blocks else ["attention"]
     return skilled(BACKBONES[family](), inventory=kind, targets=targets, **settings)
 
 

@@ -20,12 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mttl.io.errors import require_one_of
 from mttl.routing.context import check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.composed.module_inventory import ModuleInventory
-
-OVER_TASKS = ("auto", "loop", "vmap")
 
 
 class ComposedModel(nn.Module):
@@ -37,18 +34,18 @@ class ComposedModel(nn.Module):
         router: Gives the mixing weights of all groups, for one head.
         train_base: Whether the base's own parameters are trained beside the skills. They belong to
             all tasks: freeze them where nothing may be shared, as with private skills.
+
+    Attributes:
+        groups: Names of the routed groups.
         over_tasks: Run one task after another (``"loop"``), or all of them in each operation
             (``"vmap"``). A loop pays for every operation T times, vmap copies activations to bring
             the tasks' convolutions together: it is the better where each task has little work.
             ``"auto"`` loops where gradients are recorded on a CPU, since a learner's batches are
             large, and is ``"vmap"`` elsewhere.
 
-    Attributes:
-        groups: Names of the routed groups.
-
     Raises:
-        ValueError: If the router has several heads, a layer keeps running statistics, which tasks
-            would share, or ``over_tasks`` is unknown.
+        ValueError: If the router has several heads, or a layer keeps running statistics, which
+            tasks would share.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, *Combining Modular Skills in Multitask Learning*, 2022,
@@ -56,6 +53,7 @@ class ComposedModel(nn.Module):
     """
 
     role = "backbone"  # of what is neither skill nor router: the base
+    over_tasks = "auto"
 
     def __init__(
         self,
@@ -64,15 +62,12 @@ class ComposedModel(nn.Module):
         router: TaskRouter,
         *,
         train_base: bool = True,
-        over_tasks: str = "auto",
     ) -> None:
         super().__init__()
         _check_parts(base, router)
-        require_one_of(OVER_TASKS, over_tasks=over_tasks)
         self.base = base.requires_grad_(train_base)
         self.inventory = inventory
         self.router = router
-        self.over_tasks = over_tasks
         self.groups = inventory.groups
 
     @property

@@ -31,9 +31,7 @@ class ModuleInventory(nn.Module):
         groups: Names of the routed groups: ``"model"``, or the paths of the layers with skills.
 
     Raises:
-        ValueError: If the kind or the granularity is unknown, a setting has no sensible value, or
-            no parameter can have skills of this kind.
-        TypeError: If the kind does not take a setting.
+        ValueError: If the kind or the granularity is unknown, or no parameter can have such skills.
     """
 
     role = "skills"
@@ -88,11 +86,7 @@ class ModuleInventory(nn.Module):
     def merge(
         self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]
     ) -> dict[str, Tensor]:
-        """Return the parameters of every task.
-
-        Returns:
-            For a parameter of shape (…), a tensor of shape (T, …).
-        """
+        """Return the parameters of every task: for one of shape (…), a tensor (T, …)."""
         rows = weights.unbind(0)
         n_tasks = weights.shape[1]
         return {
@@ -101,10 +95,6 @@ class ModuleInventory(nn.Module):
             else tensor.expand(n_tasks, *tensor.shape)
             for name, tensor in base.items()
         }
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"n_skills={self.n_skills}, n_groups={self.n_groups}"
 
     def _of(self, name: str) -> Inventory:
         return self.skills.get_submodule(name)  # type: ignore[return-value]

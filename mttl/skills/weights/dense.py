@@ -1,15 +1,13 @@
 """Dense skills: full weight changes, for small layers and as the upper bound of the others."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.products import active_dtype
-from mttl.plugins.part_settings import OneOf
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw
+from mttl.skills.inventory import Inventory, draw
 
 
 class DenseInventory(Inventory):
@@ -19,10 +17,6 @@ class DenseInventory(Inventory):
 
     Args:
         n_heads: Heads H: blocks of output features that are mixed apart.
-        mix: Average the changes, or the outputs. ``"deltas"`` builds one weight change per example
-            (less arithmetic while an example has more positions than there are skills),
-            ``"outputs"`` one output per skill (less memory where the layer is large and the text
-            short).
         init: How skills begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     References:
@@ -40,11 +34,10 @@ class DenseInventory(Inventory):
         n_skills: int,
         *,
         n_heads: int = 1,
-        mix: Annotated[str, OneOf("deltas", "outputs")] = "deltas",
         init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        self.mix, self.init = mix, init
+        self.init = init
         self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))
         self.reset_parameters()
 
@@ -57,17 +50,6 @@ class DenseInventory(Inventory):
 
     def reset_parameters(self) -> None:
         draw(self.change, self.init, self.in_features)
-
-    def merge(self, weights: Weights) -> Merged:
-        return super().merge(weights) if self.mix == "deltas" else (weights,)
-
-    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        if self.mix == "deltas":
-            return super().combine(x, y, merged)
-        dtype = active_dtype(x)
-        outputs = torch.einsum("bli,koi->blko", x.to(dtype), self.change.to(dtype))
-        blocks = outputs.unflatten(-1, (self.n_heads, -1))  # (B, L, K, H, O / H)
-        return y + torch.einsum("blkho,bhk->blho", blocks, merged[0].to(dtype)).flatten(2)
 
     def changes(self) -> Float[Tensor, "K *shape"]:
         return self.change

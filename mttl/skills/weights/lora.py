@@ -1,7 +1,7 @@
 """Low-rank skills."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
 from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
 from mttl.aggregation.products import active_dtype
-from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt
+from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt, ReadFrom
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
@@ -103,7 +103,7 @@ class LoRAInventory(ProductInventory):
         dropout: Fraction = 0.0,
         shared_down: bool = False,
         mix: Annotated[str, OneOf("factors", "deltas", "outputs")] = "factors",
-        init: Annotated[str, OneOf("zero", "pissa", "orthogonal")] = "zero",
+        init: Annotated[str, ReadFrom(Literal["zero", "pissa", "orthogonal"])] = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         if mix == "factors":

@@ -7,42 +7,24 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.experts import lora, top2
-from helpers.skills import spread
+from helpers.skills import attach_kind, skilled, spread
 from mttl.moe.attach_experts import Selection, attach_experts
 from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import AdapterInventory, SkilledModel, attach_skills
+from mttl.skills import AdapterInventory, SkilledModel
 from mttl.skills.blocks.skilled_block import SkilledBlock
 
 K, TASKS = 3, torch.tensor([2, 0, 1, 0])
-FORMS = {
-    "houlsby": {"parallel": False, "activation": "gelu"},
-    "parallel": {"scale": 4.0},
-    "outputs": {"mix": "outputs", "layer_norm": True},
-}
 # Float32 logits of these models lie 1e-6 (10 eps) from those of float64.
 ROUNDING = 1e-5
 
 
-def attach(backbone, form="houlsby", targets=("attention", "mlp"), granularity="linear"):
-    slot = RoutingSlot()
-    made = attach_skills(
-        *(backbone, lambda i, o: AdapterInventory(i, o, K, hidden_features=3, **FORMS[form])),
-        targets=targets,
-        slot=slot,
-        granularity=granularity,
-        attachment_point="block",
-    )
-    return made, slot
+def attach(backbone, **where):
+    settings = {"targets": ("attention", "mlp"), "slot": RoutingSlot()} | where
+    return attach_kind(backbone, "adapter, behind", n_skills=K, **settings)
 
 
-def adapted(backbone, form="houlsby", filled=True, **where):
-    made, slot = attach(backbone.requires_grad_(False), form, **where)
-    router = spread(PolytroponRouter(len(made.groups), 3, 1, K, relaxed=False))
-    model = SkilledModel(backbone, router, slot)
-    for seed, layer in enumerate(model.skilled_layers().values()):
-        if filled:
-            fill(layer.inventory, seed)
-    return model.eval()
+def adapted(backbone, kind="adapter, behind"):
+    return skilled(backbone, inventory=kind, targets=["attention", "mlp"])
 
 
 def run(model, task_ids=TASKS):
@@ -55,15 +37,15 @@ def test_words_find_the_blocks(family):
     n_attention = 6 if family in ("t5", "bart") else 2
     n_mlp = 4 if family in ("t5", "bart") else 2
     for targets, n in (("attention", n_attention), ("mlp", n_mlp), ("all", n_attention + n_mlp)):
-        made, _ = attach(BACKBONES[family](), targets=[targets])
+        made = attach(BACKBONES[family](), targets=[targets])
         assert len(made.layers) == n
         assert {(row.in_features, row.out_features) for row in made.layers} == {(16, 16)}
 
 
 def test_patterns_groups_and_what_is_unknown():
-    made, _ = attach(tiny_t5(), targets=["decoder.*.EncDecAttention"], granularity="layer")
+    made = attach(tiny_t5(), targets=["decoder.*.EncDecAttention"], granularity="layer")
     assert made.groups == tuple(f"decoder.block.{i}.layer.1.EncDecAttention" for i in (0, 1))
-    made, _ = attach(tiny_bart(), granularity="block")
+    made = attach(tiny_bart(), granularity="block")
     assert made.groups[0] == "model.encoder.layers.0"
     with pytest.raises(ValueError, match=r"'q_proj' matches no block.*end in: mlp, self_attn"):
         attach(tiny_llama(), targets=["q_proj"])
@@ -92,10 +74,10 @@ def hooked(backbone, model):
     return backbone
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["adapter, behind", "adapter, outputs"])
 @pytest.mark.parametrize("family", BACKBONES)
-def test_outputs_and_gradients_are_those_of_hooks(family, form):
-    model = adapted(BACKBONES[family](), form).double()
+def test_outputs_and_gradients_are_those_of_hooks(family, kind):
+    model = adapted(BACKBONES[family](), kind).double()
     plain = hooked(BACKBONES[family]().requires_grad_(False).double(), model)
     trained = [p for p in model.parameters() if p.requires_grad]
     found = run(model, torch.ones(4, dtype=torch.long))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import AverageRouter, Routing, RoutingSlot
-from mttl.skills import PrefixInventory, SkilledModel, attach_skills
+from mttl.skills import PrefixInventory, SkilledModel
 from mttl.skills.attention_modules import attention_places
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inputs.skilled_attention import AttentionPrefix, SkilledAttention
@@ -37,16 +38,9 @@ def one_task(
     backbone: nn.Module, targets: Sequence[str] = ("attention",), **settings: Any
 ) -> SkilledModel:
     """A model with one skill, which its one task has."""
-    read_prefixes(backbone)  # type: ignore[arg-type]
-    slot = RoutingSlot()
-    attachment = attach_skills(
-        backbone.requires_grad_(False),
-        lambda i, o, *more: PrefixInventory(i, o, 1, *more, **settings),
-        targets=targets,
-        slot=slot,
-        attachment_point="attention",
-    )
-    return SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot).eval()
+    made = partial(PrefixInventory, **settings)
+    sizes = {"n_tasks": 1, "n_skills": 1}
+    return skilled(backbone, inventory=made, router=AverageRouter, targets=targets, **sizes)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "truth values", "added"])

@@ -1,5 +1,6 @@
 """Prompts, beside PEFT's prompt tuning and text that is embedded by hand."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,23 +11,17 @@ from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tin
 from helpers.compare import relative_error
 from helpers.skills import mixing, skilled
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import PromptInventory, SkilledModel, attach_skills
+from mttl.routing import AverageRouter
+from mttl.skills import PromptInventory, SkilledModel
 
 ONE = torch.zeros(4, dtype=torch.long)
 IDS = torch.tensor([2, 0, 1, 0])
 
 
 def one_task(backbone: nn.Module, length: int = 3) -> SkilledModel:
-    slot = RoutingSlot()
-    attach_skills(
-        backbone.requires_grad_(False),
-        lambda i, o: PromptInventory(i, o, 1, length=length),
-        targets=["input"],
-        slot=slot,
-        attachment_point="embedding",
-    )
-    return SkilledModel(backbone, AverageRouter(1, 1, 1, 1), slot).eval()
+    made = partial(PromptInventory, length=length)
+    sizes = {"n_tasks": 1, "n_skills": 1}
+    return skilled(backbone, inventory=made, router=AverageRouter, targets=["input"], **sizes)
 
 
 @pytest.mark.parametrize("family", BACKBONES)

@@ -8,9 +8,9 @@ from torch import nn
 
 from helpers.backbones import BACKBONES, batch
 from helpers.compare import relative_error
-from helpers.skills import filled, mixing
+from helpers.skills import attach_kind, filled, mixing
 from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import HeadMaskInventory, SkilledModel, attach_skills
+from mttl.skills import HeadMaskInventory, SkilledModel
 
 
 @pytest.mark.parametrize("hard", [True, False])
@@ -43,13 +43,8 @@ def test_hard_gates_have_the_slope_of_soft_ones() -> None:
 def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
     """|dL/dξ| = |Att(x)ᵀ dL/dAtt(x)| of Michel et al., from hooks on the output projections."""
     backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o, heads: HeadMaskInventory(i, o, 1, heads, hard=False),
-        targets=["attention"],
-        slot=slot,
-        attachment_point="head",
-    )
+    where = {"targets": ["attention"], "slot": slot}
+    attachment = attach_kind(backbone, "head_mask, soft", n_skills=1, **where)
     model, read = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot), {}
     for path, layer in model.skilled_layers().items():
 
@@ -77,13 +72,8 @@ def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
 )
 def test_targets(family: str, target: str, n_layers: int) -> None:
     backbone = BACKBONES[family]()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
-        targets=[target],
-        slot=RoutingSlot(),
-        attachment_point="head",
-    )
+    where = {"targets": [target], "slot": RoutingSlot()}
+    attachment = attach_kind(backbone, "head_mask", n_skills=2, **where)
     assert len(attachment.layers) == n_layers
     assert {row.n_parameters for row in attachment.layers} == {2 * 4}
 
@@ -91,10 +81,4 @@ def test_targets(family: str, target: str, n_layers: int) -> None:
 def test_a_target_without_heads_is_refused() -> None:
     backbone, message = BACKBONES["t5"](), "'mlp' matches no output projection of this backbone"
     with pytest.raises(ValueError, match=message):
-        attach_skills(
-            backbone,
-            lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
-            targets=["mlp"],
-            slot=RoutingSlot(),
-            attachment_point="head",
-        )
+        attach_kind(backbone, "head_mask", n_skills=2, targets=["mlp"], slot=RoutingSlot())

@@ -1,17 +1,17 @@
 """Intrinsic skills, beside plain products with the matrices that they never build."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch.func import functional_call
 
-from helpers.backbones import batch, fill, tiny_t5
-from helpers.skills import filled, mixing, spread
+from helpers.backbones import batch, tiny_t5
+from helpers.skills import filled, mixing, skilled
 from mttl.checkpoints.model_tensors import skill_tensors
 from mttl.merging.fold import task_mixing
-from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import IntrinsicInventory, SkilledModel, attach_skills
+from mttl.skills import IntrinsicInventory, SkilledModel
 
 K, D = 3, 6
 
@@ -24,18 +24,9 @@ def matrix(inventory: IntrinsicInventory) -> torch.Tensor:
 def model(
     vector: str = "said", targets: Sequence[str] = ("attention",), **settings: int
 ) -> SkilledModel:
-    backbone, slot = tiny_t5().double().requires_grad_(False), RoutingSlot()
-    attached = attach_skills(
-        backbone,
-        lambda i, o: IntrinsicInventory(i, o, K, dimension=D, vector=vector, **settings),
-        targets=targets,
-        slot=slot,
-    )
-    router = PolytroponRouter(len(attached.groups), 3, 1, K, relaxed=False)
-    made = SkilledModel(backbone, spread(router), slot).double().eval()
-    for seed, layer in enumerate(made.skilled_layers().values()):
-        fill(layer.inventory, seed)
-    return made
+    made = partial(IntrinsicInventory, dimension=D, vector=vector, **settings)
+    plain = {"router": "polytropon-plain", "n_skills": K}
+    return skilled(tiny_t5(), inventory=made, targets=targets, **plain).double()
 
 
 @pytest.mark.parametrize("projection", ["fastfood", "dense"])
