@@ -92,13 +92,9 @@ def attach_skills(
             none: each ``"linear"`` has its own.
         attachment_point: What the inventories are made for: their class's ``attachment_point``.
 
-    Returns:
-        The layers and the groups.
-
     Raises:
-        ValueError: If a target or the granularity is unknown, or a target matches no layer; the
-            message lists near names. If a layer cannot hold the inventory, the message names it.
-            If the backbone has skills already. It is then left as it was.
+        ValueError: If a target or the granularity is unknown, a target matches no layer, a layer
+            cannot hold the inventory, or the backbone has skills already. It is left as it was.
     """
     placement = Placement(make_inventory, targets, attachment_point)
     return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from helpers.adapterhub import adapterhub
 from helpers.backbones import BACKBONES, batch, fill
-from helpers.compare import relative_error
+from helpers.compare import assert_same, relative_error
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
 from mttl.merging.fold import average_mixing, fold
@@ -49,14 +49,7 @@ def test_equals_the_plain_computation_with_its_gradients(make, settings):
         expected = expected @ (torch.eye(6).double() + attention.value_change).t()
     expected = y + expected
     found = inventory(x, y, WEIGHTS.double())
-    torch.testing.assert_close(found, expected)
-    trained, towards = [x, y, *attention.parameters()], torch.randn_like(found)
-    # Adapters behind a block do not read its input.
-    ours, theirs = (
-        torch.autograd.grad((made * towards).sum(), trained, materialize_grads=True)
-        for made in (found, expected)
-    )
-    torch.testing.assert_close(ours, theirs)
+    assert_same(found, expected, [x, y, *attention.parameters()])
 
 
 @pytest.mark.parametrize("value", [True, False], ids=["dynamic", "static"])
@@ -106,16 +99,8 @@ def test_adapters_under_attention_are_those_of_adapterhubs_fusion(parallel, valu
         expected = expected - x
     found = inventory(x, y, WEIGHTS.double())
     # The same double-precision sums in another order: some dozens of roundings of 1e-16.
-    close = {"rtol": 1e-12, "atol": 1e-12}
-    torch.testing.assert_close(found, expected, **close)
-    trained, towards = [x, y, *attention.parameters()], torch.randn_like(found)
-    ours, theirs = (
-        torch.autograd.grad(
-            (one * towards).sum(), trained, materialize_grads=True, retain_graph=True
-        )
-        for one in (found, expected)
-    )
-    torch.testing.assert_close(ours, theirs, **close)
+    by = [x, y, *attention.parameters()]
+    towards = assert_same(found, expected, by, rtol=1e-12, atol=1e-12)
     # A bias of the keys, which ours has not, adds the same to all scores.
     assert torch.autograd.grad((expected * towards).sum(), bias)[0].abs().max() < 1e-12
 

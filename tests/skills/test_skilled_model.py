@@ -103,20 +103,6 @@ def test_a_frozen_backbone_keeps_its_weights_to_the_bit():
     assert all(parameter.grad is not None for parameter in trained)
 
 
-@pytest.mark.parametrize("n_beams", [1, 3])
-@pytest.mark.parametrize("family", BACKBONES)
-def test_generating_for_a_mixed_batch_equals_one_by_one(family, n_beams):
-    model = skilled(BACKBONES[family](), n_heads=2)
-    ids = batch(4)["input_ids"]
-    settings = {"num_beams": n_beams, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    together = model.generate(TASK_IDS, input_ids=ids, **settings)
-    for row in range(4):
-        one = slice(row, row + 1)
-        alone = model.generate(TASK_IDS[one], input_ids=ids[one], **settings)
-        assert torch.equal(together[one], alone)
-    assert not torch.equal(model.generate(TASK_IDS.roll(1), input_ids=ids, **settings), together)
-
-
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_several_sequences_per_example(family):
     model = skilled(BACKBONES[family]())

@@ -129,20 +129,10 @@ class LoRAInventory(ProductInventory):
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Any:
-        """Return skills of a tensor, as other kinds do.
-
-        Raises:
-            ValueError: If inputs are to be dropped, or skills to start from a layer.
-        """
-        if settings.get("dropout"):
+        """Return skills of a tensor, which there are before inputs or layers."""
+        if settings.get("dropout") or settings.get("init") in STARTS:
             raise ValueError(
-                f"dropout ({settings['dropout']}) must be 0 where parameters are composed: a weight"
-                " that is made before there is an input cannot drop a part of it"
-            )
-        if settings.get("init") in STARTS:
-            raise ValueError(
-                f"init ('{settings['init']}') must be 'zero' or 'kaiming' where parameters are "
-                "composed"
+                "where parameters are composed, dropout must be 0, and init 'zero' or 'kaiming'"
             )
         return super().of_tensor(shape, n_skills, **settings)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
-from helpers.compare import relative_error
+from helpers.compare import assert_same, relative_error
 from helpers.experts import lora, top2
 from helpers.skills import attach_kind, skilled, spread
 from mttl.moe.attach_experts import Selection, attach_experts
@@ -82,12 +82,9 @@ def test_outputs_and_gradients_are_those_of_hooks(family, kind):
     trained = [p for p in model.parameters() if p.requires_grad]
     found = run(model, torch.ones(4, dtype=torch.long))
     expected = plain(**batch(4))
-    torch.testing.assert_close(found.logits, expected.logits)
+    assert_same(found.logits, expected.logits, trained)
     bare = BACKBONES[family]().double()(**batch(4)).logits
     assert relative_error(bare, expected.logits) > 1e-2
-    ours = torch.autograd.grad(found.loss, trained, allow_unused=True, materialize_grads=True)
-    theirs = torch.autograd.grad(expected.loss, trained, allow_unused=True, materialize_grads=True)
-    torch.testing.assert_close(ours, theirs)
 
 
 def test_rows_that_follow_one_another_equal_rows_apart():

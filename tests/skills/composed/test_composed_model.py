@@ -153,19 +153,6 @@ def test_tasks_may_come_in_any_order_and_number(ids):
             torch.testing.assert_close(found[row], model.task_module(task)(x[row]))
 
 
-def test_a_small_composition_has_the_gradients_of_finite_differences():
-    model = composed(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), kind="sparse")
-    names = [name for name, _ in model.named_parameters()]
-    values = [value.detach().requires_grad_() for _, value in model.named_parameters()]
-    x = torch.randn(T, 2, 2).double()
-
-    def run(*values):
-        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (IDS, x))
-
-    for model.over_tasks in ("loop", "vmap"):
-        assert torch.autograd.gradcheck(run, values)
-
-
 def test_a_tied_parameter_is_composed_once():
     class Tied(nn.Module):
         def __init__(self):

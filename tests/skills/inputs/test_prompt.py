@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.backbones import BACKBONES, batch, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import mixing, skilled
+from helpers.skills import skilled
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import AverageRouter
 from mttl.skills import PromptInventory, SkilledModel
@@ -96,18 +96,6 @@ def test_answers_alone_are_computed_as_all_logits() -> None:
     assert targets.shape == labels.shape
     assert relative_error(logits, whole.flatten(0, 1)[places]) < 1e-5
     assert model(IDS, **given, labels=labels).loss.isfinite()
-
-
-def test_heads_are_blocks_of_features() -> None:
-    inventory = PromptInventory(40, 8, 3, length=2, n_heads=2)
-    fill(inventory)
-    weights = mixing(4, 2, 3)
-    (found,) = inventory.merge(weights)
-    for b in range(4):
-        for head in range(2):
-            own = slice(4 * head, 4 * head + 4)
-            expected = torch.einsum("k,kfp->pf", weights[b, head], inventory.prompts[:, own])
-            torch.testing.assert_close(found[b, :, own], expected)
 
 
 def test_only_the_stack_that_reads_the_text_has_prompts() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch.func import functional_call
 
 from helpers.backbones import batch, tiny_t5
+from helpers.compare import assert_same
 from helpers.skills import filled, mixing, skilled
 from mttl.checkpoints.model_tensors import skill_tensors
 from mttl.merging.fold import task_mixing
@@ -42,12 +43,7 @@ def test_equals_products_with_the_matrix(projection: str, n_examples: int) -> No
     vectors = torch.einsum("bk,k,kd->bd", weights[:, 0], leaves[1][:, 0], leaves[0])
     changes = (vectors @ matrix(inventory).t()).view(-1, 12, 8)
     expected = y + torch.einsum("boi,bli->blo", changes, x)
-    torch.testing.assert_close(found, expected)
-    direction = torch.randn_like(found)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, leaves, direction),
-        torch.autograd.grad(expected, leaves, direction),
-    )
+    assert_same(found, expected, leaves)
 
 
 @pytest.mark.parametrize("vector", ["said", "model", "layer"])
@@ -68,11 +64,7 @@ def test_a_model_equals_its_backbone_with_changed_weights(vector: str) -> None:
         weights[f"{path}.weight"] = base + (matrix(own) @ theta[0]).view_as(base)
     plain = functional_call(tiny_t5().double().eval(), weights, kwargs=inputs).logits
     found = ours(torch.full((2,), task), **inputs).logits
-    torch.testing.assert_close(found, plain)
-    torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), leaves),
-        torch.autograd.grad(plain.square().sum(), leaves),
-    )
+    assert_same(found, plain, leaves)
 
 
 def test_a_vector_of_the_model_exists_once_and_is_saved_once() -> None:
