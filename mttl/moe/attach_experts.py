@@ -140,15 +140,11 @@ def attach_experts(
         replace: The experts take the module's place; else they are added to what it computes.
         shared: Makes the one expert that is always on, where there is one.
         granularity: Which layers share a row of the task router; see `attach_skills`.
-        groups: Routed groups that exist already.
+        groups: Routed groups that exist already; those of the result follow.
         **settings: As for `MoELayer`: ``prior`` and both factors of capacity.
 
-    Returns:
-        Where layers are, and the groups.
-
     Raises:
-        ValueError: If the selection is empty or a layer cannot be made; the message names it. The
-            backbone is then left as it was.
+        ValueError: If the selection is empty or a layer cannot be made. The backbone is left alone.
     """
     places = selection.places(backbone)
     outer = block_paths(backbone)

@@ -54,14 +54,12 @@ class MoELayer(nn.Module):
         base: The module f that the experts augment; without it they take its place.
         shared: An expert that is always on, added to the others.
         name: The path of the module it replaces, for reports.
-        stack: Which tokens the layer sees: those of the ``"encoder"``, the ``"decoder"``, or of
-            the whole ``"model"``.
+        stack: Whose tokens it sees: of the ``"encoder"``, the ``"decoder"``, or the ``"model"``.
         capacity_factor: Room of an expert while training, as a multiple of an even share of the
             pairs; what finds no room is dropped. None drops nothing.
         eval_capacity_factor: The same in evaluation.
         prior: How the mixing weights of a token's task route it: not at all (None), by adding
-            their logarithms to the router's logits (``"logits"``), or by allowing only the experts
-            of positive weight (``"mask"``).
+            their logarithms to the router's logits, or by a mask of the experts of positive weight.
         group: The routed group whose mixing weights are the prior.
         causal: Whether a token must not depend on later ones.
 

@@ -1,13 +1,4 @@
-"""A linear layer of the backbone together with its skills.
-
-::
-
-    x ──┬──> base ────────────> y ──┐
-        │                           ├──> combine ──> y'
-        └──> inventory (K skills) ──┘
-                  ▲
-      routing.weights[group]  (B, H, K), read from the slot
-"""
+"""A linear layer of the backbone together with its skills."""
 
 from jaxtyping import Float
 from torch import Tensor, nn

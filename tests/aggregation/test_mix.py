@@ -59,18 +59,6 @@ def test_blocks_of_vectors_and_of_larger_tensors(n_heads):
     torch.testing.assert_close(mixed[..., 1, 3], mix_blocks(cube[..., 1, 3], weights))
 
 
-@given(sizes)
-def test_factors_are_the_product_of_the_two_averages(size):
-    x, down, up, weights = tensors(**{**size, "n_heads": 1})
-    merged_down, merged_up = mix_factors(down, up, weights)
-    for b in range(size["n_examples"]):
-        average_down = torch.tensordot(weights[b, 0], down, dims=1)
-        average_up = torch.tensordot(weights[b, 0], up, dims=1)
-        torch.testing.assert_close(
-            x[b] @ merged_down[b] @ merged_up[b].t(), x[b] @ average_down @ average_up.t()
-        )
-
-
 @given(sizes, st.data())
 def test_all_three_agree_where_each_example_uses_one_skill(size, data):
     x, down, up, weights = tensors(**size)

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.backbones import batch, tiny_llama, tiny_t5
 from helpers.compare import relative_error
@@ -96,20 +95,3 @@ def test_private_skills_equal_loras_that_run_apart(family):
         assert relative_error(found.logits[rows], expected.logits) < ROUNDING
         expected.logits.square().sum().backward()
         assert max(largest_errors(skilled, layers, task)) < 10 * ROUNDING
-
-
-def test_private_skills_equal_models_with_one_skill():
-    model = ours(tiny_t5(), ["attention", "mlp"], PrivateRouter, 3)
-    inputs = batch(5)
-    found = model(TASK_IDS, **inputs).logits
-    for task in range(3):
-        single = ours(tiny_t5(), ["attention", "mlp"], SharedRouter, 1)
-        for path, layer in single.skilled_layers().items():
-            trained = model.skilled_layers()[path].inventory
-            layer.inventory.down = nn.Parameter(trained.down[task : task + 1])
-            layer.inventory.up = nn.Parameter(trained.up[task : task + 1])
-        rows = (task == TASK_IDS).nonzero().flatten()
-        alone = single(
-            torch.zeros_like(rows), **{name: tensor[rows] for name, tensor in inputs.items()}
-        )
-        assert relative_error(found[rows], alone.logits) < ROUNDING

@@ -51,12 +51,8 @@ class InlineFeedForward(nn.Module):
 class FeedForwardBlock:
     r"""The parts of one block: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
 
-    Attributes:
-        gate: The projection :math:`W_g`, in a gated block.
-        up: The projection :math:`W_i`.
-        down: The projection :math:`W_o`.
-        activation: The module a.
-        dropout: Probability of dropping a hidden unit while training.
+    :math:`W_g` is the gate, :math:`W_i` the way up, :math:`W_o` the way down and a the activation;
+    dropout is the probability of dropping a hidden unit while training.
     """
 
     gate: nn.Module | None

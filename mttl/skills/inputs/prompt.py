@@ -24,7 +24,6 @@ class PromptInventory(Inventory):
         out_features: Features of an embedding.
         length: Vectors of a prompt.
         spread: Largest entry of a fresh prompt; near those of the embeddings is good.
-        n_heads: Heads H of the router: blocks of features that are mixed apart.
 
     References:
         Lester, Al-Rfou and Constant, *The Power of Scale for Parameter-Efficient Prompt Tuning*,

@@ -1,14 +1,9 @@
 """Input embeddings of the backbone together with the prompts that stand in front of them.
 
 Prompts live inside the stack that reads the text, an encoder or a decoder-only model without its
-head: what it is called with is widened when it is called, and in a decoder-only model what comes
-out is cut again. Ids, labels, masks and logits have the length of the text everywhere else, in
-generation too. A decoder that looks at an encoder is shown the prompt there.
-
-::
-
-    ids, mask ──> [prompt; embedded text] ──> layers ──> encoder: all of it, to the decoder
-                                                     └─> decoder-only: the text's, to the head
+head: its inputs are widened when it is called, and in a decoder-only model what comes out is cut
+again. Ids, labels, masks and logits have the length of the text everywhere else, in generation
+too. A decoder that looks at an encoder is shown the prompt there.
 """
 
 from typing import Any

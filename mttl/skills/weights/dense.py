@@ -16,7 +16,6 @@ class DenseInventory(Inventory):
     K full changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Delta_k x`.
 
     Args:
-        n_heads: Heads H: blocks of output features that are mixed apart.
         init: How skills begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     References:

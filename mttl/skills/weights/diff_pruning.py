@@ -45,7 +45,6 @@ class DiffPruningInventory(Inventory):
         rate: How many times as fast as changes the logits of masks move, under Adam.
         groups: What shares a further mask: rows of the weight, or the whole layer.
         keep: Fraction of the entries of each layer that a skill may change in evaluation.
-        n_heads: Heads H: blocks of output features that are mixed apart.
 
     References:
         Guo, Rush and Kim, *Parameter-Efficient Transfer Learning with Diff Pruning*, ACL 2021,

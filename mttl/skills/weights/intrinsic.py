@@ -36,7 +36,6 @@ class IntrinsicInventory(Inventory):
             layer.
         projection: By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers.
         seed: Another seed draws other projections.
-        n_heads: Heads H: blocks of output features that are mixed apart.
         init: ``"zero"``, or ``"kaiming"``: changes begin with the deviation that `nn.Linear` gives
             its weights.
 

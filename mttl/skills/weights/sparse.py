@@ -29,7 +29,6 @@ class SparseInventory(Inventory):
         sparsity: Fraction of entries that a skill leaves alone.
         structure: What is drawn as a whole: entries, all weights into an output, or square blocks.
         block: Side of a block.
-        n_heads: Heads H: blocks of output features that are mixed apart.
         mix: Dense changes per example, sparse products, or what is faster. ``"deltas"`` spreads the
             changes out and builds one dense change per example, or one per distinct row of weights
             where the weights need no gradient (on a CPU); ``"outputs"`` computes sparse products

@@ -18,15 +18,10 @@ LARGEST_INT32 = 2**31 - 1
 
 
 class Pattern(NamedTuple):
-    """Where K sparse matrices have entries, in the two orders in which products read them.
+    """Where K sparse matrices (O, I) have entries, in the two orders in which products read them.
 
-    Attributes:
-        shape: O and I.
-        starts: Start of each of the K · O rows.
-        columns: Column of each entry, by row.
-        starts_t: Start of each of the I rows of the transpose.
-        columns_t: Column of each entry in the transpose, by its rows.
-        order_t: For each entry of the transpose, its place in the first order.
+    Starts are those of rows: K · O rows of all matrices, or the I rows of the transpose. Columns
+    follow the entries by row; ``order_t`` has the place of the transpose's in the first order.
     """
 
     shape: tuple[int, int]

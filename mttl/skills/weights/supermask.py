@@ -28,7 +28,6 @@ class SupermaskInventory(Inventory):
 
     Args:
         threshold: A weight is kept where its score reaches this; scores start at 0.01.
-        n_heads: Heads H: blocks of output features that are mixed apart.
 
     References:
         Mallya, Davis and Lazebnik, *Piggyback: Adapting a Single Network to Multiple Tasks by
