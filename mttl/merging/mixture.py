@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.arithmetic import task_vector
 from mttl.assembly.model import assemble
 from mttl.assembly.saved_settings import read_found_settings
 from mttl.checkpoints.model_tensors import (
@@ -49,7 +48,7 @@ class DenseChange:
         """Return the difference, in the precision of ``base``."""
         if not self.touches(tensor):
             return torch.zeros_like(base)
-        return task_vector(base, self.weights[tensor].to(base.dtype))
+        return self.weights[tensor].to(base.dtype) - base
 
 
 class MixtureChange:
