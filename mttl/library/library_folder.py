@@ -56,9 +56,8 @@ class Member:
 
     def trimmed(self) -> "Member":
         """Return the same member without what fills ranks and layers up with zeros."""
-        kept = {path: part.trimmed() if part.rank else part for path, part in self.changes.items()}
-        filled = [path for path, part in kept.items() if not part.rank and self.changes[path].rank]
-        return Member(self.card, {path: kept[path] for path in sorted({*kept} - {*filled})})
+        kept = {path: self.changes[path].trimmed() for path in sorted(self.changes)}
+        return Member(self.card, {path: part for path, part in kept.items() if part.rank})
 
 
 class _LibraryFile(Record):

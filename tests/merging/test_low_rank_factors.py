@@ -60,14 +60,6 @@ def test_the_error_is_that_of_all_layers_together():
     assert relative_error([LowRank(torch.zeros(3, 1), torch.zeros(3, 1))]) == 0
 
 
-def test_padding_changes_nothing():
-    part = LowRank(torch.randn(4, 2), torch.randn(5, 2), dropped=0.5)
-    padded = part.padded(3)
-    assert padded.rank == 3
-    assert torch.equal(product(padded), product(part))
-    assert padded.dropped == 0.5
-
-
 def test_a_mixture_is_exact_where_the_rank_allows_it():
     inventory = filled(LoRAInventory(8, 6, 3, rank=2, mix="deltas"))
     weights = mixing(1, 1, 3)[0]
