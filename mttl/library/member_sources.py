@@ -35,7 +35,7 @@ from mttl.skills.targets import linear_features
 # What is asked of the hub: a folder of PEFT, a run, or a library.
 WANTED = (CONFIG, TENSORS, "README.md", CARD, "skills/*", "backbone/*", "config.yaml")
 WANTED += ("results.csv", "*.json", LIBRARY, "members/*")
-# Settings of PEFT that say how an adapter was trained.
+# Settings that say how a run, and an adapter of PEFT, were trained.
 RUN_SETTINGS = ("optim.kind", "optim.lr", "optim.schedule", "data.batch_size", "trainer.max_steps")
 TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights", "peft_version")
 
