@@ -74,7 +74,7 @@ COMMANDS = [
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {words[-1]}")
 def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
     module = importlib.import_module(f"mttl.commands.{ALL[words[0]]}")
-    options = module.parse(words[1:])
+    options = module.main.parse(words[1:])
     if words[0] in ("train", "adapt", "search"):
         config = load_config(options.config, options.override)
         assert type(config.router).__name__ == "NearbyRouter"

@@ -6,11 +6,11 @@ so skills are matched across groups before one is switched off in all.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,11 @@ from torch.utils.data import DataLoader
 
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.analysis.skill_matching import align_groups
-from mttl.assembly.model import Built, load_run
+from mttl.assembly.model import Built
 from mttl.checkpoints.inventory_files import inventory_digest
-from mttl.commands.routing_report.open_rows import text_config
+from mttl.commands.routing_report.read_routing import open_run
 from mttl.config.capabilities import require_features
-from mttl.config.schema import Config
-from mttl.data.chosen_tasks import open_gym
 from mttl.data.collate import EvalCollator, pad_id_of
-from mttl.data.data_module import TextToTextDataModule
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.inference.task_options import wanted_options
@@ -38,7 +35,6 @@ from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
-from mttl.runtime.gpus import device_of
 from mttl.training.history_monitor import write_arrays
 from mttl.training.loss import example_means
 from mttl.training.routing_monitor import as_rows, head_names
@@ -98,26 +94,35 @@ def ablate(
         n_rows: Development rows of every task and sample; by default as in validation.
         backbone: Where a pretrained backbone is now.
     """
-    config = text_config(run, "give the folder of such a run")
-    built = load_run(run, backbone=backbone)
+    rows = {} if n_rows is None else {"max_eval_rows": n_rows}
+    config, built, gym, module, data = open_run(
+        run, "give the folder of such a run", backbone, seed=13, **rows
+    )
     require_features(config, {"ablates": "ablate"})
-    rows = config.data.max_eval_rows if n_rows is None else n_rows
-    data = config.data.model_copy(update={"max_eval_rows": rows, "cache_dir": None})
     assert built.folder is not None
-    digest = inventory_digest(built.folder)
-    asked = {"loss_only": loss_only, "per_group": per_group, "share": share, "rows": rows}
+    asked = {"loss_only": loss_only, "per_group": per_group, "share": share}
+    asked |= {"rows": data.data.max_eval_rows, "inventory": inventory_digest(built.folder)}
     results = ResumableJobs(out / "results.jsonl", SwitchedOff)
     with results.writing():
         if not results.finished:
             (out / "settings.yaml").unlink(missing_ok=True)
-        keep_settings(
-            out / "settings.yaml",
-            dump({**asked, "inventory": digest}),
-            f"the results in '{out}' were made with other settings",
+        problem = f"the results in '{out}' were made with other settings"
+        keep_settings(out / "settings.yaml", dump(asked), problem)
+        options = wanted_options(
+            gym, list(built.tasks), config.data.samples, config.generation.mode
         )
-        study = _Study.of(built, config, data, scored=not loss_only, share=share)
-        study.run(results, per_group=per_group)
-        study.write(out / "ablation.npz", results, per_group=per_group)
+        module.set_options(options, built.form, per_token=config.generation.per_token)
+        weights = as_rows(built.model.router.matrix())
+        size, pairs = data.data.eval_batch_size, align_groups(weights)
+        study = _Study(
+            *(module, built, data.prepared("dev"), size, not loss_only, share, weights, pairs)
+        )
+        layers = study.groups if per_group else [ALL_LAYERS]
+        off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
+        left = [s for s in (DisabledSkill(ALL_LAYERS, NONE), *off) if s not in results.finished]
+        status = make_console(stderr=True)
+        results.run(left, lambda switch, _: study.measure(switch), status, doing="switching off")
+        study.write(out / "ablation.npz", results, layers)
 
 
 @dataclass(frozen=True)
@@ -133,35 +138,10 @@ class _Study:
     weights: Float[np.ndarray, "GH T K"]
     pairs: Int[np.ndarray, "GH K"]
 
-    @classmethod
-    def of(cls, built: Built, config: Config, data: Any, *, scored: bool, share: bool) -> Self:
-        gym, tasks, model = open_gym(config.data), list(built.tasks), built.model
-        module = TextToTextModule(
-            *(model, built.tokenizer, {task: gym.metric(task) for task in tasks}),
-            generation=config.generation,
-            max_output_length=built.form.max_output_length,
-        )
-        options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
-        module.set_options(options, built.form, per_token=config.generation.per_token)
-        module.to(device_of()).eval()
-        rows = TextToTextDataModule(
-            *(gym, tasks, built.tokenizer, data), decoder_only=is_decoder_only(model.backbone)
-        ).prepared("dev")
-        weights = as_rows(model.router.matrix())
-        pairs = align_groups(weights)
-        return cls(module, built, rows, data.eval_batch_size, scored, share, weights, pairs)
-
     @property
     def groups(self) -> list[str]:
         """Names of the groups, each head one of its own."""
         return head_names(self.built.attachment.groups, len(self.weights))
-
-    def switches(self, *, per_group: bool) -> list[DisabledSkill]:
-        """Return every switch, beginning with none."""
-        layers = self.groups if per_group else [ALL_LAYERS]
-        n_skills = self.weights.shape[2]
-        off = [DisabledSkill(name, skill) for name in layers for skill in range(n_skills)]
-        return [DisabledSkill(ALL_LAYERS, NONE), *off]
 
     def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
         """Return what mixing weights are multiplied by: 0 where the skill is off.
@@ -182,12 +162,6 @@ class _Study:
             return list(range(self.weights.shape[1]))
         off = self.cells(switch) == 0
         return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
-
-    def run(self, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
-        """Compute what is missing."""
-        left = [s for s in self.switches(per_group=per_group) if s not in results.finished]
-        status = make_console(stderr=True)
-        results.run(left, lambda switch, _: self.measure(switch), status, doing="switching off")
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Compute losses, and scores if they are asked for, under a switch."""
@@ -232,41 +206,29 @@ class _Study:
             for batch in loader:
                 yield self.module.transfer_batch_to_device(batch, self.module.device, 0)
 
-    def write(self, path: Path, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
+    def write(self, path: Path, results: ResumableJobs[SwitchedOff], layers: Sequence[str]) -> None:
         """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
-        tasks, n_skills = self.module.tasks, self.weights.shape[2]
+        tasks, skills = self.module.tasks, range(self.weights.shape[2])
         before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
-        layers = self.groups if per_group else [ALL_LAYERS]
         arrays: dict[str, np.ndarray] = {}
         for name in ("losses", "scores") if self.scored else ("losses",):
             # An undefined score counts as 0, as in every mean of ours.
-            start = np.array([getattr(before, name)[task] or 0 for task in tasks])
-            arrays[f"{name}_before"] = start
-            arrays[name] = np.array(
-                [
-                    [
-                        _changes(
-                            getattr(results.finished[DisabledSkill(part, skill)], name),
-                            tasks,
-                            start,
-                        )
-                        for skill in range(n_skills)
-                    ]
-                    for part in layers
+            start = [getattr(before, name)[task] or 0 for task in tasks]
+            arrays[f"{name}_before"] = np.array(start)
+
+            def changes(part: str, skill: int, name: str = name, start: Any = start) -> list[float]:
+                found = getattr(results.finished[DisabledSkill(part, skill)], name)
+                return [
+                    (found[task] or 0) - first
+                    if task in found
+                    else 0.0  # it does not use the skill
+                    for task, first in zip(tasks, start, strict=True)
                 ]
-            ).swapaxes(1, 2)
+
+            found = [[changes(part, skill) for skill in skills] for part in layers]
+            arrays[name] = np.array(found).swapaxes(1, 2)
         arrays |= {"tasks": np.array(tasks), "layers": np.array(layers)}
         write_arrays(path, **arrays, groups=np.array(self.groups), pairs=self.pairs)
-
-
-def _changes(
-    found: Mapping[str, float | None], tasks: Sequence[str], before: Float[np.ndarray, "T"]
-) -> list[float]:
-    """Return the change of every task; none where the switch does not touch it."""
-    return [
-        (found[task] or 0) - start if task in found else 0.0
-        for task, start in zip(tasks, before.tolist(), strict=True)
-    ]
 
 
 @contextmanager

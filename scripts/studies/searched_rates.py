@@ -63,8 +63,10 @@ class SearchedRates(MethodComparison):
         trains = "adapt.mode=zero_shot" not in variant.settings
         return [*([f"search-{variant.name}"] if trains else []), *super().stages(variant)]
 
-    def command(self, item: Plan, variant: AdaptationVariant, stage: str) -> list[str]:
-        """Return the command of a stage of adaptation."""
+    def command(self, item: Plan, variant: AdaptationVariant | None, stage: str) -> list[str]:
+        """Return the command of a stage of adaptation, or of training without a variant."""
+        if variant is None:
+            return super().command(item, variant, stage)
         if stage.startswith("adapt-"):
             return [*super().command(item, variant, stage), *self.rates(item, variant)]
         run, given, files = (

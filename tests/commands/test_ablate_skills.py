@@ -25,7 +25,7 @@ from mttl.runtime.command import run_command
 
 Capture = pytest.CaptureFixture[str]
 SHORT = ("trainer.max_steps=3", "trainer.val_check_interval=3", "data.evaluate=[]")
-OPEN_ROWS = "mttl.commands.routing_report.open_rows"
+READING = "mttl.commands.routing_report.read_routing"
 
 
 def ablate(*arguments: object) -> int:
@@ -162,13 +162,13 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, ca
         return " ".join(capsys.readouterr().err.split())
 
     built, config = load_run(run), load_any_config([str(run / "config.yaml")])
-    monkeypatch.setattr("mttl.commands.ablate_skills.load_run", lambda *_, **__: built)
+    monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
     for section, message in (
         ({"skills": NoSkills(kind="none")}, "there are no skills that tasks mix"),
         ({"aggregation": Fusion(kind="fusion", source="x")}, "token mixes skills by attention"),
     ):
         other = config.model_copy(update=section)
-        monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, found=other, **__: found)
+        monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, found=other, **__: found)
         assert message in refused()
-    monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, **__: None)
+    monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, **__: None)
     assert "has no config.yaml of a training on text" in refused()

@@ -112,34 +112,34 @@ def test_labels_are_chosen(recipe, run, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_file_is_continued(recipe, run, tmp_path, monkeypatch, kind) -> None:
-    """Eight batches are written at once; what was cut off is answered again, with equal draws."""
+def test_an_interrupted_command_continues(recipe, run, tmp_path, monkeypatch, capsys, kind) -> None:
+    """Eight batches are answered together; what is missing is answered with equal draws."""
     words = WORDS * 4
-    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    questions, out, whole = (tmp_path / f"{name}.{kind}" for name in ("q", "a", "whole"))
     write_questions(questions, [f"{word}\nx" for word in words] if kind == "csv" else words)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    given += ["--batch-size", "1", "--temperature", "2", "--seed", "3"]
-    assert recipe.main(given) == 0
-    whole = out.read_bytes()
-    out.write_bytes(whole[: len(whole) * 3 // 4])
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--batch-size", "1"]
+    given += ["--temperature", "2", "--seed"]
+    assert recipe.main([*given, "3", "--out", str(whole)]) == 0
     asked: list[int] = []
     predict = Predictor.predict
 
     def counted(self: Predictor, tasks: list, texts: list, **more: object) -> list[str]:
+        if sum(asked) == 16:
+            asked.clear()
+            raise KeyboardInterrupt
         asked.append(len(texts))
         return predict(self, tasks, texts, **more)
 
     monkeypatch.setattr(Predictor, "predict", counted)
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
+    with pytest.raises(KeyboardInterrupt):
+        recipe.main([*given, "3", "--out", str(out)])
+    assert not out.exists()
+    told = fails(recipe, capsys, *given, "4", "--out", str(out))
+    assert "holds answers of other questions or settings: seed (3 before, 4 now)" in told
+    assert recipe.main([*given, "3", "--out", str(out)]) == 0
+    assert out.read_bytes() == whole.read_bytes()
     assert asked == [8]
-    out.write_bytes(whole[:-3])  # within the very last answer
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-    asked.clear()
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-    assert asked == []
+    assert not (tmp_path / f".{out.name}.part").exists()
 
 
 @pytest.mark.parametrize("kind", ["tsv", "jsonl"])
@@ -153,10 +153,9 @@ def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind
     questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
     questions.write_text(text + "\n\n")
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), "--batch-size", "1"]
-    for _ in range(2):  # the second start finds all answers
-        assert recipe.main(given) == 0
-        told = " ".join(capsys.readouterr().err.split())
-        assert "2 of 4 questions have no answer: their inputs are empty" in told
+    assert recipe.main(given) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "2 of 4 questions have no answer: their inputs are empty" in told
     found = parse_rows_of(out.read_text(), kind, "out")
     answers = mttl.load(run).predict("copy", ["ab", "b"])
     none = None if mark is None else ""
@@ -165,78 +164,15 @@ def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind
     assert [row.get("unanswered") or "" for row in found] == ["", reason, reason, ""]
 
 
-def test_answers_to_other_questions_are_left_alone(recipe, run, tmp_path, capsys) -> None:
-    first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}, {"input": "b"}])
-    out = tmp_path / "a.jsonl"
-    given = ["--from", str(run), "--task", "copy", "--out", str(out), "--in"]
-    assert recipe.main([*given, str(first)]) == 0
-    before = out.read_bytes()
-    jsonl(first, [{"input": "c"}])
-    assert "row 1 does not answer row 1" in fails(recipe, capsys, *given, str(first))
-    jsonl(first, [{"input": "ab"}])
-    assert "holds 2 answers to 1 questions" in fails(recipe, capsys, *given, str(first))
-    jsonl(first, [])
-    assert "there is no question" in fails(recipe, capsys, *given, str(first))
-    assert out.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("csv", "precious notes"),
-        ("csv", "input,prediction\nanother,c"),
-        ("tsv", "to do:\n- water the plants\n"),
-        ("jsonl", '{"input": "another", "predi'),
-    ],
-)
-def test_a_file_of_other_things_is_left_alone(recipe, run, tmp_path, capsys, kind, text) -> None:
-    """Also a short one: a part of the answers that is not whole is cut off."""
-    questions, out = tmp_path / f"q.{kind}", tmp_path / "a"
-    write_questions(questions, WORDS)
-    out.write_text(text)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert "remove this one" in fails(recipe, capsys, *given)
-    assert out.read_text() == text
-
-
-@pytest.mark.parametrize(("kind", "length"), [("csv", 3), ("jsonl", 18)])
-def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
-    recipe, run, tmp_path, kind, length
-) -> None:
-    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
-    write_questions(questions, WORDS)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert recipe.main(given) == 0
-    whole = out.read_bytes()
-    out.write_bytes(whole[:length])
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-
-
 def test_the_two_files_have_one_format(recipe, run, tmp_path, capsys) -> None:
     questions = tmp_path / "q.csv"
     questions.write_text("input,choices\na,a|b\n")
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
     assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
-    assert "is a folder: name a file" in fails(recipe, capsys, *given, str(tmp_path))
+    assert "exists already" in fails(recipe, capsys, *given, str(questions))
     out = tmp_path / "a.csv"
     assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
     assert out.read_text().startswith("input,choices,prediction,probabilities\n")
-
-
-def test_answers_do_not_go_over_the_questions(recipe, run, tmp_path, capsys) -> None:
-    file = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy"}])
-    before = file.read_bytes()
-    given = [
-        "--from",
-        str(run),
-        "--in",
-        str(file),
-        "--out",
-        f"{tmp_path}/../{tmp_path.name}/q.jsonl",
-    ]
-    assert "is the file of the questions: name another one" in fails(recipe, capsys, *given)
-    assert file.read_bytes() == before
 
 
 def test_models_have_to_be_named(recipe, kept, tmp_path, capsys) -> None:
@@ -264,6 +200,7 @@ def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> No
         ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
         ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
+        ({}, [], "there is no column 'input'"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
         (
             {"input": "a"},

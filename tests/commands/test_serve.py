@@ -120,7 +120,7 @@ def test_what_cannot_be_served_is_told(recipe, run, capsys, monkeypatch) -> None
         assert "in use" in told
     with pytest.raises(SystemExit):
         recipe.main(["--port", "65536"])
-    assert "must be at most 65535" in capsys.readouterr().err
+    assert "and at most 65535" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         recipe.main(["--cors", "page:3000"])
     assert "must read http://HOST[:PORT], or *" in capsys.readouterr().err
