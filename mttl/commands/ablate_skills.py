@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from datasets import Dataset
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.analysis.skill_matching import align_groups
@@ -25,14 +23,11 @@ from mttl.assembly.model import Built
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.commands.routing_report.read_routing import open_run
 from mttl.config.capabilities import require_features
-from mttl.data.collate import EvalCollator, pad_id_of
-from mttl.data.evaluation import evaluation_batches
-from mttl.data.row_columns import lengths_of, numbers_of, pick
+from mttl.data.data_module import TextToTextDataModule
 from mttl.inference.task_options import wanted_options
 from mttl.io.record import Record
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
-from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
 from mttl.training.history_monitor import write_arrays
@@ -85,14 +80,8 @@ def ablate(
 ) -> None:
     """Switch off skill after skill, and write the results; finished ones are not repeated.
 
-    Args:
-        run: The folder of a finished run.
-        out: Folder of ``results.jsonl``, ``settings.yaml`` and, at the end, ``ablation.npz``.
-        loss_only: Compute losses only; answers take longer.
-        per_group: Switch off every skill in one group of layers at a time, rather than in all.
-        share: Give the weight of the skill to the others, in proportion to theirs.
-        n_rows: Development rows of every task and sample; by default as in validation.
-        backbone: Where a pretrained backbone is now.
+    ``out`` gets ``results.jsonl``, ``settings.yaml`` and, at the end, ``ablation.npz``. The options
+    are those of `mttl ablate`.
     """
     rows = {} if n_rows is None else {"max_eval_rows": n_rows}
     config, built, gym, module, data = open_run(
@@ -113,10 +102,8 @@ def ablate(
         )
         module.set_options(options, built.form, per_token=config.generation.per_token)
         weights = as_rows(built.model.router.matrix())
-        size, pairs = data.data.eval_batch_size, align_groups(weights)
-        study = _Study(
-            *(module, built, data.prepared("dev"), size, not loss_only, share, weights, pairs)
-        )
+        pairs = align_groups(weights)
+        study = _Study(module, built, data, not loss_only, share, weights, pairs)
         layers = study.groups if per_group else [ALL_LAYERS]
         off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
         left = [s for s in (DisabledSkill(ALL_LAYERS, NONE), *off) if s not in results.finished]
@@ -131,8 +118,7 @@ class _Study:
 
     module: TextToTextModule
     built: Built
-    rows: Dataset
-    batch_size: int
+    data: TextToTextDataModule
     scored: bool
     share: bool
     weights: Float[np.ndarray, "GH T K"]
@@ -169,42 +155,28 @@ class _Study:
         losses: dict[int, list[float]] = {task: [] for task in users}
         answers: dict[int, list[Prediction]] = {task: [] for task in users}
         router = self.module.model.router
-        with switched_off(router, torch.from_numpy(self.cells(switch)), share=self.share):
-            for batch in self._batches(users):
+        cells = torch.from_numpy(self.cells(switch))
+        with (
+            torch.no_grad(),
+            self.built.precision.forward_context(),
+            switched_off(router, cells, share=self.share),
+        ):
+            for batch in self.data.evaluation_dataloader("dev", users) if users else ():
+                batch = self.module.transfer_batch_to_device(batch, self.module.device, 0)
                 found, labels, _ = self.module.nll(batch)
-                for task, loss in zip(
-                    batch["task_ids"].tolist(), example_means(found, labels).tolist(), strict=True
-                ):
+                means = example_means(found, labels).tolist()
+                for task, loss in zip(batch["task_ids"].tolist(), means, strict=True):
                     losses[task].append(loss)
                 for row in self.module.predict(batch) if self.scored else ():
                     answers[row.task_id].append(row)
         scores = {names[task]: self._score(task, rows) for task, rows in answers.items() if rows}
-        means = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
-        return SwitchedOff(**switch._asdict(), losses=means, scores=scores)
+        mean = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
+        return SwitchedOff(**switch._asdict(), losses=mean, scores=scores)
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
         texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
         score = score_answers(self.module.metric_names[task], texts, references)
         return score if math.isfinite(score) else None
-
-    def _batches(self, tasks: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of some tasks; the rows of a batch are of similar length."""
-        if not tasks:
-            return
-        rows = pick(self.rows, np.flatnonzero(np.isin(numbers_of(self.rows, "task_id"), tasks)))
-        collate = EvalCollator(
-            *(pad_id_of(self.built.tokenizer), len(self.built.tasks)),
-            is_decoder_only(self.module.model.backbone),
-        )
-        lengths = lengths_of(rows, "input_ids")
-        loader = DataLoader(
-            rows,  # pyright: ignore
-            batch_sampler=evaluation_batches(lengths, batch_size=self.batch_size),  # pyright: ignore
-            collate_fn=collate,
-        )
-        with torch.no_grad(), self.built.precision.forward_context():
-            for batch in loader:
-                yield self.module.transfer_batch_to_device(batch, self.module.device, 0)
 
     def write(self, path: Path, results: ResumableJobs[SwitchedOff], layers: Sequence[str]) -> None:
         """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""

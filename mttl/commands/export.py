@@ -49,10 +49,7 @@ class Export(NamedTuple):
     Attributes:
         folder: Name of its folder in that of the export; empty for that one.
         kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
-        tasks: Tasks that it answers.
-        about: Description in one sentence.
         exact: Whether nothing was cut off.
-        adapter: The files of the adapter.
         answers: Expected answers to the probe; without any, it is not probed.
     """
 

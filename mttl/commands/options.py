@@ -45,6 +45,10 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_help()
 
 
+Declare = Callable[[CommandParser], object]
+Work = Callable[[argparse.Namespace], int | None]
+
+
 class Command:
     """A command of ``mttl``: called with its arguments, it does its work and returns its status.
 
@@ -53,17 +57,13 @@ class Command:
         work: What it does with the options; returns an exit status, or None for 0.
     """
 
-    def __init__(
-        self,
-        declare: Callable[[CommandParser], object],
-        work: Callable[[argparse.Namespace], int | None],
-    ) -> None:
+    def __init__(self, declare: Declare, work: Work) -> None:
         self._declare, self._work = declare, work
 
     def parser(self) -> CommandParser:
         """Return the parser of its command line."""
-        module = sys.modules[self._work.__module__]
-        parser = make_parser(NAMES[module.__name__.rpartition(".")[2]], module.__doc__)
+        file = self._work.__globals__  # type: ignore[attr-defined]
+        parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
         self._declare(parser)
         return parser
 
@@ -77,14 +77,8 @@ class Command:
         return self._work(self.parse(arguments)) or 0
 
 
-def command(
-    declare: Callable[[CommandParser], object],
-) -> Callable[[Callable[[argparse.Namespace], int | None]], Command]:
-    """Make a function the `Command` of its file; decorator.
-
-    Args:
-        declare: Adds the options to a parser.
-    """
+def command(declare: Declare) -> Callable[[Work], Command]:
+    """Make a function the `Command` of its file, with the options that another adds; decorator."""
     return lambda work: Command(declare, work)
 
 

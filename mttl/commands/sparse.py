@@ -173,7 +173,8 @@ def make_objective(
         raise ConfigError(
             f"--model '{options.model}' is a masked language model: learn text with --lm masked"
         )
-    lines = [line for path in options.text for line in read_lines(Path(path))]
+    texts = [read_text(path, ConfigError) for path in options.text]
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     if not is_decoder_only(model):
         if options.lm == "causal":
             raise ConfigError("--lm causal needs a decoder-only model; leave it out")
@@ -184,19 +185,13 @@ def make_objective(
     return kind(tokenizer, lines, options.max_length)
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file that hold text."""
-    text = read_text(path, ConfigError)
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
     """Return the parameters that may change: all but norms and patterns that are frozen."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:
-        norms = {path for path, module in model.named_modules() if is_norm(module)}
-        frozen |= {name for name in names if name.rpartition(".")[0] in norms}
+        kinds = {path: type(module).__name__ for path, module in model.named_modules()}
+        frozen |= {name for name in names if kinds[name.rpartition(".")[0]].endswith("Norm")}
     for pattern in freeze:
         found = {name for name in names if fnmatchcase(name, pattern)}
         if not found:
@@ -214,8 +209,3 @@ def reads_both_ways(model: "nn.Module") -> bool:
     """Return whether a folder holds an encoder, whatever class it was loaded as."""
     architectures: Any = getattr(model.config, "architectures", None) or []
     return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)
-
-
-def is_norm(module: "nn.Module") -> bool:
-    """Return whether a module is a normalisation layer."""
-    return type(module).__name__.endswith("Norm")

@@ -155,11 +155,8 @@ def test_weights_are_as_before_outside_of_the_block() -> None:
         assert not alone(ids[:1]).any()
 
 
-def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, capsys) -> None:
-    def refused() -> str:
-        assert ablate(run, "--out", tmp_path) == 2
-        return " ".join(capsys.readouterr().err.split())
-
+def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, refused) -> None:
+    given = (SCRIPT.main, run, "--out", tmp_path)
     built, config = load_run(run), load_any_config([str(run / "config.yaml")])
     monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
     for section, message in (
@@ -168,6 +165,6 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, ca
     ):
         other = config.model_copy(update=section)
         monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, found=other, **__: found)
-        assert message in refused()
+        assert message in refused(*given)
     monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, **__: None)
-    assert "has no config.yaml of a training on text" in refused()
+    assert "has no config.yaml of a training on text" in refused(*given)

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,14 +15,8 @@ from helpers.new_tasks import train_source
 from mttl.commands import predict
 from mttl.inference.input_table import format_header, format_rows, parse_rows_of
 from mttl.inference.predictor import Predictor
-from mttl.runtime.command import USER_MISTAKE, run_command
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
-
-
-@pytest.fixture(scope="module")
-def recipe() -> ModuleType:
-    return predict
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +48,11 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -> str:
-    assert run_command(lambda: recipe.main(list(given))) == USER_MISTAKE
-    return " ".join(capsys.readouterr().err.split())
-
-
-def test_a_pipe_is_answered(recipe, run, monkeypatch, capsys) -> None:
+def test_a_pipe_is_answered(run, monkeypatch, capsys) -> None:
     text = "id\tinput\toutput\n" + "".join(f"{n}\t{w}\t{w}\n" for n, w in enumerate(WORDS))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     capsys.readouterr()
-    assert recipe.main(["--from", str(run), "--task", "reverse"]) == 0
+    assert predict.main(["--from", str(run), "--task", "reverse"]) == 0
     told = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(told.out), delimiter="\t"))
     assert [row["input"] for row in rows] == WORDS
@@ -72,7 +61,7 @@ def test_a_pipe_is_answered(recipe, run, monkeypatch, capsys) -> None:
     assert "ACC" in told.err  # the metric of the run's own results
 
 
-def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(recipe, run, kept, tmp_path) -> None:
+def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(run, kept, tmp_path) -> None:
     names = ["new", "copy", "reverse", "new", "copy", "new"]
     questions = jsonl(
         tmp_path / "q.jsonl",
@@ -80,24 +69,24 @@ def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(recipe, run, kept,
     )
     out = tmp_path / "a.jsonl"
     given = ["--from", str(run), "--adapted", str(kept), "--in", str(questions)]
-    assert recipe.main([*given, "--out", str(out), "--batch-size", "2"]) == 0
+    assert predict.main([*given, "--out", str(out), "--batch-size", "2"]) == 0
     own, new = mttl.load(run), mttl.load(kept)
     for row, name, word in zip(lines(out), names, WORDS, strict=True):
         (answer,) = (new if name == "new" else own).predict(name, [word])
         assert row == {"task": name, "input": word, "output": [word], "prediction": answer}
     # An adapted task alone needs neither the run nor its name.
     words = jsonl(tmp_path / "words.jsonl", [{"input": word} for word in WORDS])
-    assert recipe.main(["--adapted", str(kept), "--in", str(words), "--out", f"{out}.jsonl"]) == 0
+    assert predict.main(["--adapted", str(kept), "--in", str(words), "--out", f"{out}.jsonl"]) == 0
     found = [row["prediction"] for row in lines(Path(f"{out}.jsonl"))]
     assert found == new.predict("new", WORDS)
 
 
-def test_labels_are_chosen(recipe, run, tmp_path, capsys) -> None:
+def test_labels_are_chosen(run, tmp_path, capsys) -> None:
     rows: list[dict] = [{"input": word, "output": "yes"} for word in WORDS]
     rows[1]["choices"] = ["a", "b", "c"]
     questions, out = jsonl(tmp_path / "q.jsonl", rows), tmp_path / "a.jsonl"
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert recipe.main([*given, "--choices", "yes", "no", "--per-token"]) == 0
+    assert predict.main([*given, "--choices", "yes", "no", "--per-token"]) == 0
     found = lines(out)
     expected = mttl.load(run).choose("copy", WORDS, ["yes", "no"], per_token=True)
     for number, (row, choice) in enumerate(zip(found, expected, strict=True)):
@@ -112,38 +101,38 @@ def test_labels_are_chosen(recipe, run, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_an_interrupted_command_continues(recipe, run, tmp_path, monkeypatch, capsys, kind) -> None:
+def test_an_interrupted_command_continues(run, tmp_path, monkeypatch, refused, kind) -> None:
     """Eight batches are answered together; what is missing is answered with equal draws."""
     words = WORDS * 4
     questions, out, whole = (tmp_path / f"{name}.{kind}" for name in ("q", "a", "whole"))
     write_questions(questions, [f"{word}\nx" for word in words] if kind == "csv" else words)
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--batch-size", "1"]
     given += ["--temperature", "2", "--seed"]
-    assert recipe.main([*given, "3", "--out", str(whole)]) == 0
+    assert predict.main([*given, "3", "--out", str(whole)]) == 0
     asked: list[int] = []
-    predict = Predictor.predict
+    real = Predictor.predict
 
     def counted(self: Predictor, tasks: list, texts: list, **more: object) -> list[str]:
         if sum(asked) == 16:
             asked.clear()
             raise KeyboardInterrupt
         asked.append(len(texts))
-        return predict(self, tasks, texts, **more)
+        return real(self, tasks, texts, **more)
 
     monkeypatch.setattr(Predictor, "predict", counted)
     with pytest.raises(KeyboardInterrupt):
-        recipe.main([*given, "3", "--out", str(out)])
+        predict.main([*given, "3", "--out", str(out)])
     assert not out.exists()
-    told = fails(recipe, capsys, *given, "4", "--out", str(out))
+    told = refused(predict.main, *given, "4", "--out", str(out))
     assert "holds answers of other questions or settings: seed (3 before, 4 now)" in told
-    assert recipe.main([*given, "3", "--out", str(out)]) == 0
+    assert predict.main([*given, "3", "--out", str(out)]) == 0
     assert out.read_bytes() == whole.read_bytes()
     assert asked == [8]
     assert not (tmp_path / f".{out.name}.part").exists()
 
 
 @pytest.mark.parametrize("kind", ["tsv", "jsonl"])
-def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind) -> None:
+def test_rows_without_a_question_are_counted(run, tmp_path, capsys, kind) -> None:
     """They have no answer and a reason; blank lines are not rows."""
     mark = {"csv": ",", "tsv": "\t"}.get(kind)
     rows = [("copy", "ab", "ab"), ("", "", "x"), ("copy", " ", ""), ("copy", "b", "b")]
@@ -153,7 +142,7 @@ def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind
     questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
     questions.write_text(text + "\n\n")
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), "--batch-size", "1"]
-    assert recipe.main(given) == 0
+    assert predict.main(given) == 0
     told = " ".join(capsys.readouterr().err.split())
     assert "2 of 4 questions have no answer: their inputs are empty" in told
     found = parse_rows_of(out.read_text(), kind, "out")
@@ -164,31 +153,31 @@ def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind
     assert [row.get("unanswered") or "" for row in found] == ["", reason, reason, ""]
 
 
-def test_the_two_files_have_one_format(recipe, run, tmp_path, capsys) -> None:
+def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
     questions = tmp_path / "q.csv"
     questions.write_text("input,choices\na,a|b\n")
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
-    assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
-    assert "exists already" in fails(recipe, capsys, *given, str(questions))
+    assert "differ in format" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
+    assert "exists already" in refused(predict.main, *given, str(questions))
     out = tmp_path / "a.csv"
-    assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
+    assert predict.main([*given, str(out), "--per-token"]) == 0  # the row has choices
     assert out.read_text().startswith("input,choices,prediction,probabilities\n")
 
 
-def test_models_have_to_be_named(recipe, kept, tmp_path, capsys) -> None:
+def test_models_have_to_be_named(kept, tmp_path, refused) -> None:
     questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
-    assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
+    assert "name a run with --from RUN" in refused(predict.main, "--in", str(questions))
     twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
-    assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
+    assert "another one is of the task 'new' too" in refused(predict.main, *twice)
 
 
-def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> None:
+def test_a_damaged_name_of_a_metric_is_told(run, tmp_path, refused) -> None:
     damaged = tmp_path / "run"
     shutil.copytree(run, damaged)
     results = damaged / "results.csv"
     results.write_text(results.read_text().replace(",EM,", ",eM,"))
     questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
-    told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
+    told = refused(predict.main, "--from", str(damaged), "--in", str(questions))
     assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told
 
 
@@ -220,9 +209,9 @@ def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> No
     ],
 )
 def test_mistakes_are_answered_before_anything_is_written(
-    recipe, run, tmp_path, capsys, row, more, message
+    run, tmp_path, refused, row, more, message
 ) -> None:
     questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
-    assert message in fails(recipe, capsys, *given)
+    assert message in refused(predict.main, *given)
     assert not out.exists()

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -49,19 +48,7 @@ Item = TypeVar("Item")
 class MethodComparison:
     """The folder of a comparison, and what all its runs share.
 
-    Args:
-        out: The folder.
-        config: Configuration files.
-        steps: Optimizer steps of every training.
-        adapt_steps: Optimizer steps of every adaptation job.
-        tasks: Unseen tasks; with folds, those of each fold.
-        samples: Few-shot samples of the unseen tasks, joined by commas; all by default.
-        overrides: Settings of all runs.
-        examples: Training rows of every unseen task; all by default.
-        n_folds: Number of folds in which every task is unseen once; None takes the partition.
-        unseen_only: Whether the tasks of a training are not scored.
-        methods: Methods by name.
-        reference: The method that others are compared with.
+    The arguments are the options of `mttl compare`, and the methods by name.
     """
 
     out: Path
@@ -157,11 +144,7 @@ class MethodComparison:
         return load_config(self.config, list(self.overrides))
 
     def check(self, plans: list[Plan]) -> None:
-        """Check that everything can run before the first training begins.
-
-        Raises:
-            MttlError: If a configuration, a task or a sample does not exist or is not allowed.
-        """
+        """Check that everything can run before the first training begins."""
         for name in (text.partition("=")[0].strip() for text in self.overrides):
             if name in OWN_SETTINGS:
                 raise ConfigError(
@@ -271,29 +254,19 @@ class MethodComparison:
 def carry_out(
     comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
 ) -> str:
-    """Run what is missing, and write tables whenever something has ended.
-
-    Returns:
-        The tables of everything.
-    """
-    if not plans:  # everything exists
-        with alone(comparison.out):
-            return write()
-    comparison.check(plans)
-    with alone(comparison.out):
-        comparison.keep_settings()
-        todo = [item for item in plans if not comparison.has_ended(item)]
-        run_all(todo, comparison.run, n_workers=n_workers, ended=write)
-    return write()
-
-
-def alone(out: Path) -> AbstractContextManager[None]:
-    """Keep other comparisons out of a folder."""
+    """Run what is missing, write tables whenever something has ended, and return those of all."""
+    if plans:  # else everything exists
+        comparison.check(plans)
     refusal = ConfigError(
-        f"another comparison is at work in '{out}': wait for it, or choose another folder "
-        "with --out"
+        f"another comparison is at work in '{comparison.out}': wait for it, or choose another "
+        "folder with --out"
     )
-    return locked(out / ".lock", refusal)
+    with locked(comparison.out / ".lock", refusal):
+        if plans:
+            comparison.keep_settings()
+            todo = [item for item in plans if not comparison.has_ended(item)]
+            run_all(todo, comparison.run, n_workers=n_workers, ended=write)
+        return write()
 
 
 def run_all(
