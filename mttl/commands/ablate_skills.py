@@ -106,9 +106,10 @@ def ablate(
         study = _Study(module, built, data, not loss_only, share, weights, pairs)
         layers = study.groups if per_group else [ALL_LAYERS]
         off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
-        left = [s for s in (DisabledSkill(ALL_LAYERS, NONE), *off) if s not in results.finished]
-        status = make_console(stderr=True)
-        results.run(left, lambda switch, _: study.measure(switch), status, doing="switching off")
+        switches, status = [DisabledSkill(ALL_LAYERS, NONE), *off], make_console(stderr=True)
+        results.run(
+            switches, lambda switch, _: study.measure(switch), status, doing="switching off"
+        )
         study.write(out / "ablation.npz", results, layers)
 
 

@@ -123,9 +123,8 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
                 f"'{hidden}' holds answers of other questions or settings",
                 "Remove it, or name another file with --out",
             )
-        left = [start for start in range(0, len(rows), size) if start not in results.finished]
-        status = make_console(stderr=True)
-        results.run(left, lambda start, _: answer(start), status, doing="answering")
+        starts, status = range(0, len(rows), size), make_console(stderr=True)
+        results.run(starts, lambda start, _: answer(start), status, doing="answering")
         parts = sorted(results.finished.items())
         found = [row for _, part in parts for row in part.rows]
         done = [row | own for row, own in zip(rows, found, strict=True)]
