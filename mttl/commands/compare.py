@@ -85,7 +85,7 @@ def declare(parser: CommandParser) -> None:
     help = "optimizer steps of each adaptation job (%(default)s)"
     add("--adapt-steps", **POSITIVE, default=60, help=help)
     help = "train F times, so that every task of the partition is unseen once"
-    add("--folds", **POSITIVE | {"metavar": "F"}, help=help)
+    add("--folds", **dict(POSITIVE, metavar="F"), help=help)
     help = "do not score the training tasks (for large backbones, where scoring is slow)"
     add("--unseen-only", action="store_true", help=help)
     help = "number of runs at a time, each on its share of the cores (%(default)s)"

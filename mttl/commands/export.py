@@ -83,7 +83,7 @@ def main(options: argparse.Namespace) -> None:
     """Export."""
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
-    check_run_task(options.run, options.task)
+    check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport

@@ -323,12 +323,12 @@ def declare(parser: CommandParser) -> None:
         made.group(READ).add_argument("library", metavar="LIBRARY", help="its folder")
         return made
 
-    members = LIST | {"metavar": "MEMBER", "help": "names or patterns (all)"}
+    members = dict(LIST, metavar="MEMBER", help="names or patterns (all)")
     parser = word("add", add)
     option = parser.group(READ).add_argument
     option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
     option("--backbone", metavar="NAME", help="the base model (as the sources say)")
-    option("--rank", **POSITIVE | {"metavar": "R"}, help="runs: largest rank of a task (exact)")
+    option("--rank", **dict(POSITIVE, metavar="R"), help="runs: largest rank of a task (exact)")
     option("--skills", action="store_true", help="runs: each skill instead of each task")
     option = parser.group(WRITTEN).add_argument
     option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
@@ -345,7 +345,7 @@ def declare(parser: CommandParser) -> None:
     parser.group(READ).add_argument("--members", **members)
     option = parser.group(WORK).add_argument
     help = "members whose mean is taken from the others (general knowledge)"
-    option("--general", **members | {"help": help})
+    option("--general", **dict(members, help=help))
     option("--mix", choices=("outputs", "deltas", "factors"), help="how skills combine (outputs)")
     add_out(parser, metavar="RUN")
     add_no_probe(parser)

@@ -43,7 +43,7 @@ def declare(parser: CommandParser) -> None:
 @command(declare)
 def main(options: argparse.Namespace) -> None:
     """Merge and save."""
-    check_run_task(options.run, options.task)
+    check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport

@@ -33,11 +33,13 @@ def run_tasks(run: str | Path) -> list[str]:
     return []
 
 
-def check_run_task(run: str | Path, task: str | None) -> None:
-    """Refuse a folder without an inventory, and a task that the run does not have."""
-    tasks = run_tasks(run)
-    if task is not None and tasks and task not in tasks:
-        raise TaskError(f"the run '{run}' has no task '{task}'.{nearest(task, tasks)}")
+def check_run_task(task: str | None, *runs: str | Path) -> None:
+    """Refuse folders without an inventory, and a task that none of the runs has."""
+    known = [run_tasks(run) for run in runs]
+    tasks = [name for names in known for name in names]
+    if task is not None and all(known) and task not in tasks:
+        named = ", ".join(f"'{run}'" for run in runs)
+        raise TaskError(f"{named} has no task '{task}'.{nearest(task, tasks)}")
 
 
 def check_different(name: str, folders: Sequence[str]) -> None:

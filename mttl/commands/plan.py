@@ -28,7 +28,7 @@ def declare(parser: CommandParser) -> None:
     add_config(parser)
     add = parser.group(WORK).add_argument
     add("--processes", **POSITIVE, help="number of processes (those of the section trainer)")
-    sizes = POSITIVE | {"metavar": "GIB"}
+    sizes = dict(POSITIVE, metavar="GIB")
     add("--gpu-memory", **sizes, nargs="+", default=[], help="does it fit?")
     add("--tasks", **POSITIVE, help="how many; by default the gym's are read")
     add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")

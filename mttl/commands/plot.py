@@ -57,7 +57,7 @@ def declare(parser: CommandParser) -> None:
     parser.group(READ).add_argument("--compare", metavar="RUN2", help=help)
     add_adapted(parser)
     add = parser.group(WORK).add_argument
-    rows = POSITIVE | {"metavar": "ROWS", "nargs": "?", "const": 32}
+    rows = dict(POSITIVE, metavar="ROWS", nargs="?", const=32)
     help = "compare the gradients of tasks, each of so many training rows (%(const)s)"
     add("--gradients", **rows, help=help)
     help = "count which experts tokens choose, on the rows of this split"

@@ -10,10 +10,9 @@ interrupted command continues where it stopped.
 """
 
 import argparse
-from collections.abc import Sequence
 
 from mttl.checkpoints.inventory_folder import check_named
-from mttl.commands.name_checks import run_tasks
+from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
     NATURAL,
     POSITIVE,
@@ -25,7 +24,7 @@ from mttl.commands.options import (
     add_source,
     command,
 )
-from mttl.io.errors import ConfigError, TaskError, nearest
+from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import require_file
 
 
@@ -67,21 +66,10 @@ def main(options: argparse.Namespace) -> None:
     check_named(options.source, options.adapted)
     if options.questions is not None:
         require_file(options.questions, TaskError)
-    check_task(options.task, [options.source, *options.adapted])
+    check_run_task(options.task, *filter(None, [options.source]), *options.adapted)
     from mttl.commands.prediction_table import prediction_table
 
     prediction_table(options, {name: value for name, value in search.items() if value is not None})
-
-
-def check_task(task: str | None, folders: Sequence[str | None]) -> None:
-    """Refuse a task of the questions that neither the run nor an adapted one has."""
-    known = [run_tasks(folder) for folder in folders if folder is not None]
-    tasks = [name for names in known for name in names]
-    if task is not None and all(known) and task not in tasks:
-        raise TaskError(
-            f"--task: there is no task '{task}'.{nearest(task, tasks)} --adapted DIR adds one that "
-            "was kept"
-        )
 
 
 def above_zero(text: str) -> float:

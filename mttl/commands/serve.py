@@ -36,11 +36,11 @@ def declare(parser: CommandParser) -> None:
     add("--cors", type=origin, nargs="+", default=[], metavar="ORIGIN", help=help)
     add("--most-bytes", **POSITIVE, default=1 << 20, help="bytes of a request (1 MiB)")
     help = "seconds that a request may take (%(default)s)"
-    add("--timeout", **POSITIVE | {"metavar": "S"}, default=120, help=help)
+    add("--timeout", **dict(POSITIVE, metavar="S"), default=120, help=help)
     add = parser.group("how it answers").add_argument
     add("--batch-size", **POSITIVE, default=32, help="answers at a time (%(default)s)")
     help = "milliseconds that an idle server waits to form a batch (%(default)s)"
-    add("--wait", **NATURAL | {"metavar": "MS"}, default=5, help=help)
+    add("--wait", **dict(NATURAL, metavar="MS"), default=5, help=help)
     help = "answers that wait; more are refused with status 429 (%(default)s)"
     add("--most-waiting", **POSITIVE, default=512, help=help)
     help = "largest max_tokens of a request; at least the run's length (%(default)s)"

@@ -181,11 +181,9 @@ class MethodComparison:
 
     def shared_settings(self) -> dict[str, object]:
         """Return what all runs share."""
-        apart = ("out", "methods", "reference")
-        shared = {
-            one.name: getattr(self, one.name) for one in fields(self) if one.name not in apart
-        }
-        return shared | {"overrides": list(self.overrides)}
+        names = {one.name for one in fields(self)} - {"out", "methods", "reference"}
+        shared: dict[str, object] = {name: getattr(self, name) for name in sorted(names)}
+        return {**shared, "overrides": list(self.overrides)}
 
     def keep_settings(self) -> None:
         """Write what all runs share, or refuse to mix runs of different budgets."""
