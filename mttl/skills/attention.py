@@ -31,6 +31,7 @@ class AttendedInventory(Inventory):
     """
 
     cut_by_heads = ()
+    no_weight = "attention chooses skills by token, so that no weight stands for those of a task"
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class GatedInventory(Inventory):
 
     undecayed = ("bias",)
     cut_by_heads = ()
+    no_weight = "a gate changes with every token, which no weight does"
 
     def __init__(self, skills: Inventory) -> None:
         sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads

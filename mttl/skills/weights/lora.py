@@ -105,9 +105,9 @@ class LoRAInventory(ProductInventory):
         mix: Annotated[str, OneOf("factors", "deltas", "outputs")] = "factors",
         init: Annotated[str, ReadFrom(Literal["zero", "pissa", "orthogonal"])] = "zero",
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
         if mix == "factors":
-            self.require_divisible("in_features")
+            self.cut_by_heads = ("in_features", "out_features")
+        super().__init__(in_features, out_features, n_skills, n_heads)
         if scale is not None and (alpha is not None or rslora):
             raise ValueError(f"scale ({scale}) must stay out with alpha or rslora, which say it")
         self.rank, self.rslora, self.dropout = rank, rslora, dropout
