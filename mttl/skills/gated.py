@@ -64,7 +64,6 @@ class GatedInventory(Inventory):
         self.bias = nn.Parameter(torch.zeros(skills.n_skills, 1))
 
     def reset_parameters(self) -> None:
-        """Re-initialise the skills, and open the gates half."""
         self.skills.reset_parameters()
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)

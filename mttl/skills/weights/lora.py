@@ -137,7 +137,6 @@ class LoRAInventory(ProductInventory):
         return super().of_tensor(shape, n_skills, **settings)
 
     def reset_parameters(self) -> None:
-        """Draw the input side as `nn.Linear` does, and the output side as ``init`` says."""
         if self.starts:
             with torch.no_grad():
                 self.down.copy_(self.start_down)
