@@ -200,7 +200,10 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
         for key in TRAINING:
             if (value := folder.config.get(key)) is not None:
                 training[key] = value
-        words = {"data": _told(told.get("datasets")), "licence": _told(told.get("license"))}
+        words: dict[str, Any] = {
+            "data": _told(told.get("datasets")),
+            "licence": _told(told.get("license")),
+        }
         card = MemberCard(name=name, task=name, source="", training=training, **words)
     own = {"name": below if isinstance(below, str) else ""}
     here = {"name": name, "source": f"'{path}'", "base": own}

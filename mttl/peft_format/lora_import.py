@@ -122,7 +122,7 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bo
     patterns = config.get("alpha_pattern") or {}
     try:
         found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
-        alpha = next(found, config.get("lora_alpha"))
+        alpha: Any = next(found, config.get("lora_alpha"))
         scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     except (AttributeError, TypeError, re.error) as error:
         raise CheckpointError(f"'{folder.path}': lora_alpha or alpha_pattern: {error}") from error
