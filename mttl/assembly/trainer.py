@@ -26,17 +26,13 @@ from mttl.runtime.libraries import check_libraries
 from mttl.training.annealing import TemperatureAnnealing
 from mttl.training.distributed.sharded_strategy import ShardedStrategy
 from mttl.training.distributed.shared_experts import ExpertSharing
-from mttl.training.loggers.step_monitor import StepMonitor
-from mttl.training.loggers.tensor_board import TensorBoard
-from mttl.training.loggers.weights_and_biases import WeightsAndBiases
+from mttl.training.loggers import EXPERIMENT_LOGGERS, StepMonitor
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
 from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
-
-EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def build_trainer(

@@ -2,12 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from rich.markup import escape
 from rich.table import Table
 
 from mttl.aggregation.packed_weights import count_entries
@@ -17,6 +16,7 @@ from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.task_router import TaskRouter
+from mttl.runtime.tables import make_table
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
@@ -39,41 +39,32 @@ def attachment_table(
 ) -> Table:
     """Return what was attached: a row per kind of layer, then the totals."""
     what = "Skills" if token_layers is None else "Skills and experts"
-    table = Table(title=f"{what} on the backbone", title_justify="left")
-    table.add_column("layers", overflow="fold")
-    for heading in ("count", "shape", "parameters"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for pattern, count, shape, n_parameters in attachment.summary():
-        table.add_row(pattern, str(count), shape, f"{n_parameters:,}")
+    found = list(attachment.summary())
     if token_layers is not None:
-        for pattern, count, shape, n_parameters in token_layers.summary():
-            table.add_row(f"{pattern} (tokens)", str(count), shape, f"{n_parameters:,}")
+        found += [(f"{pattern} (tokens)", *rest) for pattern, *rest in token_layers.summary()]
+    rows = [(layers, count, shape, f"{size:,}") for layers, count, shape, size in found]
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(count_entries(p) for p in model.parameters())
     covered = [
         f"{n} of {m} linear layers in {word}" for word, (n, m) in attachment.coverage.items()
     ]
-    table.caption = (
+    caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
         + (f"Skills are on {' and '.join(covered)}. " if covered else "")
         + (f"{trainable:,} of {total:,} parameters are trained." if is_trained else "")
         + ("" if is_trained else f"{total:,} parameters.")
     )
-    table.caption_justify = "left"
-    return table
+    headings = ("count", "shape", "parameters")
+    return make_table(f"{what} on the backbone", ["layers"], headings, rows, caption=caption)
 
 
 def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     """Return what a task's network is made of: a row per part, then the totals."""
-    table = Table(title="Policies made of skills", title_justify="left")
-    table.add_column("part")
-    table.add_column("kind", overflow="fold")
-    for heading in ("parameters", "trained"):
-        table.add_column(heading, justify="right", no_wrap=True)
     router, inventory = model.router, model.inventory
     kinds = {type(module).__name__ for module in inventory.modules() if hasattr(module, "init")}
+    rows = []
     for part, name, module in (
         ("common", type(model.base).__name__, model.base),
         ("skills", f"{inventory.n_skills} × {' '.join(sorted(kinds))}", inventory),
@@ -81,12 +72,10 @@ def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     ):
         numbers = [(p.numel(), p.requires_grad) for p in module.parameters()]
         total, trained = sum(n for n, _ in numbers), sum(n for n, needed in numbers if needed)
-        table.add_row(part, name, f"{total:,}", f"{trained:,}")
-    table.caption = (
-        f"{len(tasks)} levels, {router.n_skills} skills, {router.n_groups} routed groups"
-    )
-    table.caption_justify = "left"
-    return table
+        rows.append((part, name, f"{total:,}", f"{trained:,}"))
+    caption = f"{len(tasks)} levels, {router.n_skills} skills, {router.n_groups} routed groups"
+    columns = ("part", "kind"), ("parameters", "trained")
+    return make_table("Policies made of skills", *columns, rows, caption=caption)
 
 
 def baseline_results(
@@ -133,30 +122,31 @@ def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
     """Return the scores (%) per task, next to the baselines of each split."""
-    splits = list(dict.fromkeys(result.split for result in results))
-    table = Table(title="Scores per task (%)", title_justify="left")
-    # Names fold where the terminal is narrow; numbers never do.
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    for split in splits:
-        for column in (split, *(HEADINGS[name] for name in baselines.get(split, {}))):
-            table.add_column(column, justify="right", no_wrap=True, min_width=5)
-    table.caption = "copy: the input as the answer; major: the most frequent training answer"
+    columns = {}
+    for split in dict.fromkeys(result.split for result in results):
+        for name, rows in {split: results, **baselines.get(split, {})}.items():
+            columns[split, HEADINGS.get(name, name)] = rows
+    caption = "copy: the input as the answer; major: the most frequent training answer"
     if any(math.isnan(result.score) for result in results):
-        table.caption += "; nan: undefined, counts as 0 in the mean"
-    table.caption_justify = "left"
-    tasks = list(dict.fromkeys(result.task for result in results if result.task != MEAN))
-    names = {result.task: result.metric for result in results}
-    for task in (*tasks, MEAN):
-        if task == MEAN:
-            table.add_section()
-        cells = []
-        for split in splits:
-            for rows in (results, *baselines.get(split, {}).values()):
-                scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
-                cells.append(f"{100 * sum(scores) / len(scores):.1f}" if scores else "")
-        table.add_row(escape(task), names[task] if task != MEAN else "", *cells)
-    return table
+        caption += "; nan: undefined, counts as 0 in the mean"
+    names = {result.task: result.metric for result in results} | {MEAN: ""}
+
+    def cells(task: str) -> Iterator[str]:
+        yield from (task, names[task])
+        for (split, _), rows in columns.items():
+            scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
+            yield f"{100 * sum(scores) / len(scores):.1f}" if scores else ""
+
+    body = [[*cells(task)] for task in names if task != MEAN]
+    headings = [heading for _, heading in columns]
+    return make_table(
+        "Scores per task (%)",
+        ["task", "metric"],
+        headings,
+        body,
+        caption=caption,
+        last=[*cells(MEAN)],
+    )
 
 
 def write_routing(

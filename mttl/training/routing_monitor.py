@@ -12,7 +12,7 @@ from mttl.analysis.statistics import active_cells, discreteness, usage
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.routing.task.task_router import TaskRouter
 from mttl.training.history_monitor import HistoryMonitor
-from mttl.training.loggers.experiment_logger import ExperimentLogger
+from mttl.training.loggers import experiment_loggers
 
 
 class RoutingMonitor(HistoryMonitor):
@@ -71,9 +71,8 @@ class RoutingMonitor(HistoryMonitor):
             statistics = routing_statistics(router.probabilities(), self.groups)
             weights = routing_weights(router)
         self.record(trainer, weights.astype(np.float16), statistics)
-        for logger in trainer.loggers:
-            if isinstance(logger, ExperimentLogger):
-                logger.log_image("routing", routing_image(weights), trainer.global_step)
+        for logger in experiment_loggers(trainer):
+            logger.log_image("routing", routing_image(weights), trainer.global_step)
 
 
 def routing_weights(router: TaskRouter) -> np.ndarray:

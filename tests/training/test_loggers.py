@@ -15,8 +15,7 @@ from helpers.command import column, load_recipe, read_csv, train
 from helpers.fake_wandb import install
 from helpers.gyms import write_config, write_gym
 from mttl.runtime.command import USER_MISTAKE, run_command
-from mttl.training.loggers.step_monitor import StepMonitor, rates_and_norms
-from mttl.training.loggers.tensor_board import TensorBoard
+from mttl.training.loggers import StepMonitor, TensorBoard, rates_and_norms
 from mttl.training.routing_monitor import CELL, GAP, routing_image
 
 SHORT = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.log_every_n_steps=2")
@@ -71,8 +70,6 @@ def test_a_resumed_logger_hides_what_was_lost(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for resumed_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         board = TensorBoard(tmp_path, resumed_step)
-        with pytest.raises(RuntimeError, match="the logger is not open: call `open` first"):
-            _ = board.writer
         board.open({"run.seed": resumed_step})
         for step in steps:
             board.log_metrics({"loss": step + 10.0 * resumed_step}, step)
@@ -137,7 +134,7 @@ def test_a_step_takes_as_long_after_a_resume(monkeypatch: pytest.MonkeyPatch) ->
     board.log_metrics = lambda numbers, step: shown.append(numbers)
     trainer, module = SimpleNamespace(loggers=[board], global_step=0), Mock()
     clock = iter(range(100))
-    monkeypatch.setattr("mttl.training.loggers.step_monitor.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mttl.training.loggers.time.monotonic", lambda: next(clock))
     optimizer = torch.optim.SGD([{"name": "skills", "params": [nn.Parameter(torch.ones(1))]}])
     monitor: Any = StepMonitor(10)
     trainer.global_step = 18
