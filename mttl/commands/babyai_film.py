@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 def skill_shares(model: "ComposedModel") -> list[list[float]]:
     """Return how much of each skill every level uses: a mean over groups, skills matched."""
     from mttl.analysis.skill_matching import align_groups, matched
-    from mttl.training.routing_monitor import as_rows
+    from mttl.training.monitors import as_rows
 
     weights = as_rows(model.router.matrix())
     return matched(weights, align_groups(weights)).mean(0).tolist()

@@ -22,8 +22,7 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
     """Return an optimizer over the trainable parameters of a model, grouped by role.
 
     Args:
-        optim: The optimizer and its learning rates: a slow one for skills, a fast one for the
-            router, and so on; ``lr`` stands for those that are None.
+        optim: The optimizer and its learning rates; ``lr`` stands for those that are None.
         model: A model whose parts carry roles.
         fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
 
@@ -151,8 +150,7 @@ def learning_rate_factor(
     def factor(step: int) -> float:
         if step < warmup_steps:
             return step / warmup_steps
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        progress = min(1.0, progress)
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         if schedule == "linear":
             return 1 - progress
         if schedule == "cosine":

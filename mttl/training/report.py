@@ -22,9 +22,8 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import MEAN
-from mttl.training.history_monitor import write_arrays
+from mttl.training.monitors import as_rows, head_names, routing_weights, write_arrays
 from mttl.training.predictions import COLUMNS, Result, mean_result
-from mttl.training.routing_monitor import as_rows, head_names, routing_weights
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}

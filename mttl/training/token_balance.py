@@ -19,9 +19,7 @@ LOADS = "token_loads"
 def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tensor, "M E+1"]:
     """Return how many pairs chose each expert of each layer, and in the last column, were dropped.
 
-    Args:
-        model: Its layers give the rows, in order; those of fewer experts than others end in zeros.
-        records: Of one forward pass.
+    Rows are those of `SkilledModel.token_layers`; those of fewer experts end in zeros.
     """
     layers = model.token_layers()
     rows = {name: number for number, name in enumerate(layers)}
@@ -46,12 +44,7 @@ def adjusted_biases(model: SkilledModel) -> list[Tensor]:
 
 
 def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
-    """Move the biases of routers that are balanced without a loss, after an optimizer step.
-
-    Args:
-        model: Its routers.
-        loads: Of the step, over all batches and processes that it was made of.
-    """
+    """Move the biases of routers that are balanced without a loss, by the loads of a whole step."""
     for layer, load in zip(model.token_layers().values(), loads, strict=True):
         if _adjusts(layer.router):
             layer.router.adjust(load[: layer.router.n_experts])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import mttl.babyai.train as world
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.training.stopping import StopRequested
+from mttl.training.callbacks import StopRequested
 
 
 class SignalAt(Callback):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
 from mttl.routing import CategoricalRouter, PolytroponRouter
-from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.callbacks import TemperatureAnnealing
 
 Router = type[PolytroponRouter] | type[CategoricalRouter]
 

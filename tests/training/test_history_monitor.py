@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mttl.training.history_monitor import HistoryMonitor
+from mttl.training.monitors import HistoryMonitor
 
 
 class Ones(HistoryMonitor):

@@ -16,7 +16,7 @@ from helpers.fake_wandb import install
 from helpers.gyms import write_config, write_gym
 from mttl.runtime.command import USER_MISTAKE, run_command
 from mttl.training.loggers import StepMonitor, TensorBoard, rates_and_norms
-from mttl.training.routing_monitor import CELL, GAP, routing_image
+from mttl.training.monitors import CELL, GAP, routing_image
 
 SHORT = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.log_every_n_steps=2")
 WANDB = (*SHORT, "trainer.loggers=[wandb]")

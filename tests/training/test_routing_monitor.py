@@ -10,7 +10,7 @@ import torch
 from helpers.skills import ROUTERS, spread
 from mttl.routing import PolytroponRouter, PrivateRouter, TaskRouter
 from mttl.training.metrics_file import MetricsFile
-from mttl.training.routing_monitor import RoutingMonitor, routing_statistics, routing_weights
+from mttl.training.monitors import RoutingMonitor, routing_statistics, routing_weights
 
 GROUPS = ("encoder", "decoder")
 TASKS = ("a", "b")

@@ -27,7 +27,7 @@ from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
 from mttl.peft_format.library_run import MEMBERS, MemberList
 from mttl.tasks.table import crossfit
-from mttl.training.routing_monitor import as_rows, routing_weights
+from mttl.training.monitors import as_rows, routing_weights
 
 
 def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:

@@ -22,7 +22,7 @@ from mttl.commands import train_tasks
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.files import locked
 from mttl.models.backbone import build_random
-from mttl.training.stopping import StopRequested
+from mttl.training.callbacks import StopRequested
 
 
 class SignalAt(Callback):

@@ -15,7 +15,7 @@ from helpers.gyms import write_config, write_gym
 from helpers.interruption import SignalAt
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.commands import explore, plot, train_tasks
-from mttl.training.stopping import StopRequested
+from mttl.training.callbacks import StopRequested
 
 # The fragments of `configs/router` at the size of the tiny model. Records come every third step, so
 # that a stop falls between two of them.
