@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least, require_positive
-from mttl.routing.token.choice import RoutingDecision
+from mttl.routing.token.choice import Assignment
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
 SMALLEST = 1e-20
@@ -55,9 +55,10 @@ class LoadSums:
         return LoadSums(total[0], pairs.detach(), first.detach(), *others, total[1])
 
 
-def load_sums(choice: RoutingDecision) -> LoadSums:
+def load_sums(choice: Assignment) -> LoadSums:
     """Sum what the losses need over the tokens of a choice."""
-    probabilities = choice.probabilities
+    probabilities, logits = choice.probabilities, choice.logits
+    assert logits is not None
     n_tokens, n_experts = probabilities.shape
     zeros = probabilities.new_zeros(n_experts)
     pairs = torch.bincount(choice.experts, minlength=n_experts).to(zeros)
@@ -69,7 +70,7 @@ def load_sums(choice: RoutingDecision) -> LoadSums:
         probabilities=probabilities.sum(0),
         gates=zeros.index_add(0, choice.experts, choice.weights),
         load=pairs if choice.load is None else choice.load,
-        squared_z=choice.logits.logsumexp(-1).square().sum(),
+        squared_z=logits.logsumexp(-1).square().sum(),
     )
 
 
@@ -185,7 +186,7 @@ class Balance(nn.Module):
         self.load = load
         self.global_statistics = global_statistics
 
-    def forward(self, choice: RoutingDecision) -> dict[str, Float[Tensor, ""]]:
+    def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
         if not any(self.coefficients.values()):
             return {}

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from mttl.routing.token.balanced_assignment import balanced_assignment
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
 
 
@@ -35,7 +35,7 @@ class BaseRouter(TokenRouter):
         """Draw nearly orthogonal centroids of length 0.1."""
         nn.init.orthogonal_(self.weight, gain=0.1)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose one expert of each token.
 
         Raises:
@@ -52,6 +52,4 @@ class BaseRouter(TokenRouter):
         else:
             experts = scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
-        return RoutingDecision(
-            tokens.numbers(), experts, gates, scores, torch.softmax(scores, dim=-1)
-        )
+        return Assignment(tokens.numbers(), experts, gates, torch.softmax(scores, dim=-1), scores)

@@ -5,7 +5,7 @@ import torch
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.dispatch import capacity_of, keep_pairs
 from mttl.routing.token.token_router import LinearRouter
 
@@ -50,7 +50,7 @@ class ExpertChoiceRouter(LinearRouter):
         require_at_most("n_experts", n_experts, capacity=capacity)
         self.capacity = capacity
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the most fitting tokens of each expert."""
         logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
@@ -58,7 +58,7 @@ class ExpertChoiceRouter(LinearRouter):
         weights, taken = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
         experts = torch.arange(self.n_experts, device=taken.device)[:, None].expand_as(taken)
         pairs = taken.flatten(), experts.flatten(), weights.flatten()
-        choice = RoutingDecision(*pairs, logits, probabilities)
+        choice = Assignment(*pairs, probabilities, logits)
         if tokens.prior is None:
             return choice
         # An expert takes no token that it is forbidden to.

@@ -5,7 +5,7 @@ import torch
 from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.dispatch import keep_pairs
 from mttl.routing.token.token_router import LinearRouter
 from mttl.routing.token.top_k import top_choice
@@ -46,7 +46,7 @@ class GShardRouter(LinearRouter):
         require_at_least(2, n_experts=n_experts)
         self.threshold = threshold
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose two experts of each token and drop second ones by chance."""
         logits = tokens.logits(self.weight)
         chosen = logits.topk(2, dim=-1).indices

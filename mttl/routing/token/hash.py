@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Seed
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
 
 
@@ -45,7 +45,7 @@ class HashRouter(TokenRouter):
         order = torch.randperm(len(self.table), generator=generator)
         self.table.copy_(order % self.n_experts)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Look up the expert of each token.
 
         Raises:
@@ -59,4 +59,4 @@ class HashRouter(TokenRouter):
         chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
         # As logits, minus infinity elsewhere: the softmax is the choice.
         gates = torch.ones_like(chosen[:, 0])
-        return RoutingDecision(tokens.numbers(), experts, gates, chosen.log(), chosen)
+        return Assignment(tokens.numbers(), experts, gates, chosen, chosen.log())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import PositiveInt
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import top_choice
 
@@ -63,7 +63,7 @@ class NoisyTopKRouter(TokenRouter):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.noise_weight)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the best experts of each token by noisy logits."""
         clean = tokens.logits(self.weight)
         noisy, load = clean, None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.members import MemberRouter
 
 
@@ -64,7 +64,7 @@ class PhatgooseRouter(MemberRouter):
         found = layer_norm(states, size) @ layer_norm(self.gates.float(), size).t()
         return found / self.in_features**0.5
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the members of the highest scores; while gates are learned, the given ones.
 
         Raises:
@@ -78,4 +78,4 @@ class PhatgooseRouter(MemberRouter):
         rows, experts = (tokens.prior > -torch.inf).nonzero(as_tuple=True)
         opened = logits.sigmoid()
         own = torch.softmax(tokens.prior, dim=-1)
-        return RoutingDecision(rows, experts, opened[rows, experts], logits, own)
+        return Assignment(rows, experts, opened[rows, experts], own, logits)

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least
-from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, RoutingDecision, Tokens
+from mttl.routing.token.balance import Balance, BiasBalance
+from mttl.routing.token.choice import Assignment, Tokens
 
 
 class TokenRouter(nn.Module, ABC):
@@ -26,6 +26,7 @@ class TokenRouter(nn.Module, ABC):
         causal: Whether a token's experts do not depend on later tokens of its text, as a decoder
             needs.
         needs_token_ids: Whether the kind routes by vocabulary entry.
+        bias: Balances without a loss, where the kind can.
 
     Raises:
         ValueError: If ``balance`` asks for what the kind cannot give.
@@ -48,13 +49,14 @@ class TokenRouter(nn.Module, ABC):
         self.in_features = in_features
         self.n_experts = n_experts
         self.balance = balance
+        self.bias: BiasBalance | None = None
 
     @abstractmethod
     def reset_parameters(self) -> None:
         """Re-initialise the router's parameters."""
 
     @abstractmethod
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose experts for tokens in float32 without padding; autocast is off."""
 
     def forward(self, tokens: Tokens) -> Assignment:
@@ -69,9 +71,7 @@ class TokenRouter(nn.Module, ABC):
             check_prior(given.prior)
             choice = self.choose(given)
             losses = {} if self.balance is None or not self.training else self.balance(choice)
-        assignment = Assignment(
-            choice.tokens, choice.experts, choice.weights, choice.probabilities, losses
-        )
+        assignment = replace(choice, logits=None, load=None, losses=losses)
         if kept is None:
             return assignment
         probabilities = choice.probabilities.new_zeros(len(tokens), self.n_experts)
@@ -80,18 +80,6 @@ class TokenRouter(nn.Module, ABC):
             tokens=kept[choice.tokens],
             probabilities=probabilities.index_copy(0, kept, choice.probabilities),
         )
-
-    @property
-    def adjusts(self) -> bool:
-        """Whether `adjust` does something."""
-        return False
-
-    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
-        """Take note of the load of a step; only routers that balance without a loss do.
-
-        Args:
-            load: Pairs of each expert, of all passes and processes, before any were dropped.
-        """
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Fraction, PositiveInt
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.dispatch import keep_pairs
 from mttl.routing.token.token_router import LinearRouter
 
@@ -69,17 +69,7 @@ class TopKRouter(LinearRouter):
         if self.bias is not None:
             self.bias.reset_parameters()
 
-    @property
-    def adjusts(self) -> bool:
-        """Whether `adjust` does something."""
-        return self.bias is not None
-
-    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
-        """Move the bias against the load of a step, where there is one."""
-        if self.bias is not None:
-            self.bias.adjust(load)
-
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the most probable experts of each token."""
         if self.training and self.jitter:
             factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
@@ -137,7 +127,7 @@ class ExampleRouter(TopKRouter):
     causal = False
     internal = ("jitter",)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the most probable experts of each example.
 
         Raises:
@@ -171,7 +161,7 @@ def top_choice(
     *,
     normalise: bool,
     forbids: bool = False,
-) -> RoutingDecision:
+) -> Assignment:
     """Turn the chosen experts of each token into pairs, all first choices before the second ones.
 
     Args:
@@ -187,7 +177,7 @@ def top_choice(
         gates = probabilities.gather(-1, chosen)
     tokens = torch.arange(len(logits), device=logits.device).repeat(chosen.shape[1])
     pairs = tokens, chosen.t().flatten(), gates.t().flatten()
-    choice = RoutingDecision(*pairs, logits, probabilities)
+    choice = Assignment(*pairs, probabilities, logits)
     if not forbids:
         return choice
     return keep_pairs(choice, (logits.gather(-1, chosen) > -torch.inf).t().flatten())

@@ -17,7 +17,7 @@ from mttl.routing.token.balance import (
     switch_loss,
     z_loss,
 )
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.top_k import top_choice
 
 E = 4
@@ -46,7 +46,7 @@ def test_by_hand() -> None:
     assert float(entropy_loss(sums)) == pytest.approx(math.log(2) - entropy)
 
 
-def choice(n: int = 30, top_k: int = 2) -> RoutingDecision:
+def choice(n: int = 30, top_k: int = 2) -> Assignment:
     logits = (3 * torch.randn(n, E)).requires_grad_()
     return top_choice(logits, logits.topk(top_k).indices, normalise=True)
 
