@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_at_least, require_positive
 from mttl.routing.token.choice import Assignment
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
@@ -162,9 +161,6 @@ class Balance(nn.Module):
         global_statistics: Take the statistics of all processes together. A loss that multiplies
             two means is larger for a part of a batch than for the whole, so this lets experts
             specialise on the data of one process.
-
-    Raises:
-        ValueError: If a coefficient is negative.
     """
 
     def __init__(
@@ -182,7 +178,6 @@ class Balance(nn.Module):
         names = ("switch", "gshard", "importance", "load", "z", "entropy")
         values = (switch, gshard, importance, load, z, entropy)
         self.coefficients = dict(zip(names, values, strict=True))
-        require_at_least(0, **self.coefficients)
         self.load = load
         self.global_statistics = global_statistics
 
@@ -218,9 +213,6 @@ class BiasBalance(nn.Module):
         n_experts: Experts E.
         rate: The step u.
 
-    Raises:
-        ValueError: If the rate is not positive.
-
     References:
         Wang, Gao, Zhao, Sun and Dai, *Auxiliary-Loss-Free Load Balancing Strategy for
         Mixture-of-Experts*, 2024, arXiv:2408.15664.
@@ -230,7 +222,6 @@ class BiasBalance(nn.Module):
 
     def __init__(self, n_experts: int, *, rate: float = 1e-3) -> None:
         super().__init__()
-        require_positive(rate=rate)
         self.rate = rate
         self.register_buffer("value", torch.zeros(n_experts))
 

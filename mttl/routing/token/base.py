@@ -15,19 +15,13 @@ class BaseRouter(TokenRouter):
     (without a gradient), evaluation takes :math:`a(n) = \arg\max_e s_{n,e}`. The gate is
     :math:`\sigma(s_{n, a(n)})`. No balancing loss is needed, and none is offered.
 
-    Args:
-        method: How the assignment is solved; see `balanced_assignment`.
-
     References:
         Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
         Large, Sparse Models*, ICML 2021, arXiv:2103.16716.
     """
 
-    internal = ("method",)
-
-    def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
+    def __init__(self, in_features: int, n_experts: int) -> None:
         super().__init__(in_features, n_experts)
-        self.method = method
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()
 
@@ -48,7 +42,7 @@ class BaseRouter(TokenRouter):
                     "a prior that forbids experts does not go with BASE routing, which gives every "
                     "expert the same load; use prior 'logits' with positive weights, or top-k"
                 )
-            experts = balanced_assignment(scores, method=self.method)
+            experts = balanced_assignment(scores)
         else:
             experts = scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))

@@ -22,7 +22,6 @@ class ExpertChoiceRouter(LinearRouter):
 
     Args:
         capacity: Experts per token, on average.
-        init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`; the load needs none, the z-loss may still be wanted.
 
     Raises:
@@ -35,18 +34,15 @@ class ExpertChoiceRouter(LinearRouter):
 
     causal = False
 
-    internal = ("init_scale",)
-
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
         capacity: Positive = 2.0,
-        init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, init_scale, balance)
+        super().__init__(in_features, n_experts, balance)
         require_at_most("n_experts", n_experts, capacity=capacity)
         self.capacity = capacity
 

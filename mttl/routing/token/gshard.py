@@ -20,7 +20,6 @@ class GShardRouter(LinearRouter):
 
     Args:
         threshold: A second gate of at least this is always taken.
-        init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`.
 
     Raises:
@@ -31,18 +30,15 @@ class GShardRouter(LinearRouter):
         Sharding*, ICLR 2021, arXiv:2006.16668.
     """
 
-    internal = ("init_scale",)
-
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
         threshold: Positive = 0.2,
-        init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, init_scale, balance)
+        super().__init__(in_features, n_experts, balance)
         require_at_least(2, n_experts=n_experts)
         self.threshold = threshold
 

@@ -13,6 +13,8 @@ from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import top_choice
 
+SMALLEST_NOISE = 1e-2
+
 
 class NoisyTopKRouter(TokenRouter):
     r"""Sends each token to its best experts by logits with learned noise (Shazeer et al.).
@@ -26,7 +28,6 @@ class NoisyTopKRouter(TokenRouter):
 
     Args:
         top_k: Experts per token.
-        smallest_noise: The least standard deviation of the noise.
         balance: As in `TokenRouter`; may have a load loss.
 
     Raises:
@@ -38,7 +39,6 @@ class NoisyTopKRouter(TokenRouter):
     """
 
     estimates_load = True
-    internal = ("smallest_noise",)
 
     def __init__(
         self,
@@ -46,14 +46,12 @@ class NoisyTopKRouter(TokenRouter):
         n_experts: int,
         *,
         top_k: PositiveInt = 2,
-        smallest_noise: float = 1e-2,
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, balance)
         # The estimate of the load compares with the first expert that is not chosen.
         require_at_most("n_experts - 1", n_experts - 1, top_k=top_k)
         self.top_k = top_k
-        self.smallest_noise = smallest_noise
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.noise_weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()
@@ -69,7 +67,7 @@ class NoisyTopKRouter(TokenRouter):
         noisy, load = clean, None
         if self.training:
             spread = nn.functional.softplus(tokens.states @ self.noise_weight.float().t())
-            deviation = spread + self.smallest_noise
+            deviation = spread + SMALLEST_NOISE
             noisy = clean + torch.randn_like(clean) * deviation
             load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
         chosen = noisy.topk(self.top_k, dim=-1).indices

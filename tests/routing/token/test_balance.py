@@ -110,13 +110,6 @@ def test_without_processes_global_statistics_are_local_ones() -> None:
     assert torch.equal(Balance(switch=1.0, global_statistics=True)(given)["switch"], one)
 
 
-def test_refused() -> None:
-    with pytest.raises(ValueError, match=r"z \(-1.0\) must not be negative"):
-        Balance(z=-1.0)
-    with pytest.raises(ValueError, match=r"rate \(0.0\) must be positive"):
-        BiasBalance(E, rate=0.0)
-
-
 def test_the_bias_follows_the_load() -> None:
     bias = BiasBalance(E, rate=0.5)
     bias.adjust(torch.tensor([10, 0, 5, 5]))
