@@ -178,7 +178,6 @@ class Balance(nn.Module):
         names = ("switch", "gshard", "importance", "load", "z", "entropy")
         values = (switch, gshard, importance, load, z, entropy)
         self.coefficients = dict(zip(names, values, strict=True))
-        self.load = load
         self.global_statistics = global_statistics
 
     def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:

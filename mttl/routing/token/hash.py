@@ -49,10 +49,9 @@ class HashRouter(TokenRouter):
         """Look up the expert of each token.
 
         Raises:
-            ValueError: If there are no vocabulary entries, or there is a prior.
+            ValueError: If there is a prior.
         """
-        if tokens.ids is None:
-            raise ValueError("HashRouter routes by vocabulary entry: pass the ids of the tokens")
+        assert tokens.ids is not None
         if tokens.prior is not None:
             raise ValueError("HashRouter has no logits that a prior could be added to; give none")
         experts = self.table[tokens.ids]

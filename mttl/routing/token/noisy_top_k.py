@@ -38,8 +38,6 @@ class NoisyTopKRouter(TokenRouter):
         Layer*, ICLR 2017, arXiv:1701.06538.
     """
 
-    estimates_load = True
-
     def __init__(
         self,
         in_features: int,

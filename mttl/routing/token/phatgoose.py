@@ -65,15 +65,10 @@ class PhatgooseRouter(MemberRouter):
         return found / self.in_features**0.5
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the members of the highest scores; while gates are learned, the given ones.
-
-        Raises:
-            ValueError: If gates are learned, and nothing says whose.
-        """
+        """Choose the members of the highest scores; while gates are learned, the given ones."""
         if not self.learning:
             return super().choose(tokens)
-        if tokens.prior is None:
-            raise ValueError("gates are learned on each member's own task: give a prior")
+        assert tokens.prior is not None
         logits = tokens.states @ self.gates.float().t()
         rows, experts = (tokens.prior > -torch.inf).nonzero(as_tuple=True)
         opened = logits.sigmoid()

@@ -27,25 +27,15 @@ class TokenRouter(nn.Module, ABC):
             needs.
         needs_token_ids: Whether the kind routes by vocabulary entry.
         bias: Balances without a loss, where the kind can.
-
-    Raises:
-        ValueError: If ``balance`` asks for what the kind cannot give.
     """
 
     role = "token_router"
     causal = True
     needs_token_ids = False
-    estimates_load = False
 
     def __init__(self, in_features: int, n_experts: int, balance: Balance | None = None) -> None:
         super().__init__()
         require_at_least(1, in_features=in_features, n_experts=n_experts)
-        if balance is not None and balance.load and not self.estimates_load:
-            raise ValueError(
-                f"balance.load ({balance.load}) needs a router with an estimate of the load that "
-                f"has a gradient, and {type(self).__name__} has none; use NoisyTopKRouter, or "
-                "another loss"
-            )
         self.in_features = in_features
         self.n_experts = n_experts
         self.balance = balance

@@ -128,13 +128,8 @@ class ExampleRouter(TopKRouter):
     internal = ("jitter",)
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most probable experts of each example.
-
-        Raises:
-            ValueError: If there are no examples.
-        """
-        if tokens.examples is None:
-            raise ValueError("ExampleRouter routes whole examples: pass the example of each token")
+        """Choose the most probable experts of each example."""
+        assert tokens.examples is not None
         x, prior = tokens.states, tokens.prior
         names, example_of = tokens.examples.unique(return_inverse=True)
         sums = x.new_zeros(len(names), x.shape[1]).index_add(0, example_of, x)

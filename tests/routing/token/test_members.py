@@ -127,8 +127,6 @@ def test_gates_are_learned_behind_sigmoids_of_the_members_that_the_prior_allows(
     torch.testing.assert_close(found.weights, (x * router.gates[own]).sum(1).sigmoid())
     found.weights[own != 2].sum().backward()
     assert [bool(grad.any()) for grad in router.gates.grad] == [True, True, False, True]
-    with pytest.raises(ValueError, match="gates are learned on each member's own task: give a"):
-        router(Tokens(x))
 
 
 def layer(router: TokenRouter, scale: float = 0.5) -> MoELayer:

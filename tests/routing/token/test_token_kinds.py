@@ -188,10 +188,8 @@ def test_hashing_is_fixed_and_even() -> None:
     assert (found.weights == 1).all()
 
 
-def test_hashing_needs_ids_and_takes_no_prior() -> None:
+def test_hashing_takes_no_prior() -> None:
     router, x, ids = HashRouter(I, E, vocabulary_size=10), torch.randn(3, I), torch.arange(3)
-    with pytest.raises(ValueError, match="pass the ids"):
-        router(Tokens(x))
     with pytest.raises(ValueError, match="no logits that a prior could be added to"):
         router(Tokens(x, ids=ids, prior=torch.zeros(3, E)))
 
@@ -214,8 +212,3 @@ def test_an_example_is_routed_by_its_mean() -> None:
         == found.probabilities.amax(1)[found.tokens]
     )
     assert first.tolist() == [True] * 12 + [False] * 12
-
-
-def test_examples_are_needed() -> None:
-    with pytest.raises(ValueError, match="pass the example of each token"):
-        ExampleRouter(I, E)(Tokens(torch.randn(3, I)))

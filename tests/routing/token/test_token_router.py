@@ -7,7 +7,6 @@ import torch
 
 from mttl.routing import (
     ArrowRouter,
-    Balance,
     BaseRouter,
     ExampleRouter,
     ExpertChoiceRouter,
@@ -143,7 +142,6 @@ def test_the_printed_form_names_sizes() -> None:
     [
         (lambda: TopKRouter(0, E), r"in_features \(0\) must be at least 1"),
         (lambda: BaseRouter(I, 0), r"n_experts \(0\) must be at least 1"),
-        (lambda: TopKRouter(I, E, balance=Balance(load=1.0)), "TopKRouter has none"),
         (lambda: TopKRouter(I, E, top_k=5), r"top_k \(5\) must be at most n_experts \(4\)"),
         (lambda: TopKRouter(I, E, top_k=1), r"top_k \(1\) with normalise makes every gate 1"),
         (lambda: NoisyTopKRouter(I, E, top_k=4), r"top_k \(4\) must be at most n_experts - 1"),
