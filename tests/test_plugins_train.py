@@ -44,7 +44,7 @@ class Composed(LoRAInventory):
 
 class FirstChoice(LinearRouter):
     def __init__(self, in_features: int, n_experts: int, *, scale: float = 0.1):
-        super().__init__(in_features, n_experts, scale, None)
+        super().__init__(in_features, n_experts, init_scale=scale)
     def choose(self, tokens):
         logits = tokens.logits(self.weight)
         return top_choice(logits, logits.topk(1).indices, normalise=False)

@@ -83,7 +83,12 @@ class LinearRouter(TokenRouter):
     """
 
     def __init__(
-        self, in_features: int, n_experts: int, balance: Balance | None, init_scale: float = 0.1
+        self,
+        in_features: int,
+        n_experts: int,
+        balance: Balance | None = None,
+        *,
+        init_scale: float = 0.1,
     ) -> None:
         super().__init__(in_features, n_experts, balance)
         self.init_scale = init_scale

@@ -51,7 +51,7 @@ class TopKRouter(LinearRouter):
         bias: BiasBalance | None = None,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance, init_scale)
+        super().__init__(in_features, n_experts, balance, init_scale=init_scale)
         require_at_most("n_experts", n_experts, top_k=top_k)
         if normalise and top_k == 1 and n_experts > 1:
             raise ValueError(
