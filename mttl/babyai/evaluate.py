@@ -14,6 +14,7 @@ from envs.vector import make_vector_env
 from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.missions import without_padding
 from mttl.runtime.progress_bar import counting
+from mttl.runtime.tables import make_table
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 
@@ -131,12 +132,9 @@ def episode_results(
 
 def episode_table(results: Sequence[Result]) -> Table:
     """Return success rates (%) and mean steps, a row per level and a column per choice."""
-    table = Table(title="Success per level (%), and steps", title_justify="left")
-    table.add_column("level", overflow="fold")
     samples = list(dict.fromkeys(result.sample for result in results))
-    for sample in samples:
-        table.add_column(sample, justify="right", no_wrap=True)
-        table.add_column("steps", justify="right", no_wrap=True)
+    headings = [heading for sample in samples for heading in (sample, "steps")]
+    table = make_table("Success per level (%), and steps", ["level"], headings)
     by_place = {(row.task, row.sample, row.metric): row.score for row in results}
     for level in dict.fromkeys(result.task for result in results):
         if level == "mean":

@@ -144,17 +144,14 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
 def show_all(options: argparse.Namespace) -> None:
     """Print a table of the members."""
     from rich.markup import escape
-    from rich.table import Table
 
     from mttl.library.library_folder import open_library
+    from mttl.runtime.tables import make_table
 
     library = open_library(options.library)
     title = f"{library.folder}, version {library.version}, over {library.base.name}"
-    table = Table(title=escape(title), title_justify="left")
-    for heading in ("member", "task", "data", "licence"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("rank", "layers", "parameters", "score"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    texts = ("member", "task", "data", "licence")
+    table = make_table(title, texts, ("rank", "layers", "parameters", "score"))
     for name in library.names:
         card = library.card(name)
         words = (card.name, card.task, card.data or "", card.licence or "")

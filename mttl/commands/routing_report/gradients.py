@@ -19,6 +19,7 @@ from rich.table import Table
 from mttl.commands.routing_report.open_rows import open_rows
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.errors import CheckpointError
+from mttl.runtime.tables import make_table
 from mttl.training.loss import global_mean
 
 MOST_PAIRS = 5
@@ -63,9 +64,8 @@ def gradient_table(
     one, other = np.triu_indices(len(tasks), 1)
     values, names = cosines[one, other], np.array(categories)
     within = names[one] == names[other]
-    table = Table(title="Cosines of the gradients of tasks", title_justify="left")
-    for heading in ("pairs of tasks", "mean", "below 0"):
-        table.add_column(heading, justify="left" if heading == "pairs of tasks" else "right")
+    title = "Cosines of the gradients of tasks"
+    table = make_table(title, ["pairs of tasks"], ["mean", "below 0"])
     for name, chosen in (
         ("all", np.ones_like(within)),
         ("of one category", within),
@@ -78,5 +78,4 @@ def gradient_table(
     pairs = [(tasks[int(one[pair])], tasks[int(other[pair])], values[pair]) for pair in worst]
     shown = (f"{first} and {second} {value:.2f}" for first, second, value in pairs)
     table.caption = f"Lowest cosines: {escape(', '.join(shown))}"
-    table.caption_justify = "left"
     return table

@@ -17,14 +17,12 @@ from mttl.analysis.tokens.token_page import expert_tokens
 from mttl.analysis.tokens.token_record import (
     TokenRoutingRecord,
 )
+from mttl.runtime.tables import make_table
 
 
 def statistics_table(view: RoutingView) -> Table:
     """Return the statistics of every group of layers, and the means."""
-    table = Table(title=f"Routing of {escape(view.name)}", title_justify="left")
-    table.add_column("layers", overflow="fold")
-    for name in STATISTICS:
-        table.add_column(name, justify="right")
+    table = make_table(f"Routing of {view.name}", ["layers"], STATISTICS)
     for group, values in zip(view.record.groups, view.statistics, strict=True):
         table.add_row(escape(group), *(f"{value:.3f}" for value in values))
     table.add_section()
@@ -35,15 +33,13 @@ def statistics_table(view: RoutingView) -> Table:
         "discreteness: 1 binary, 0 undecided; active cells: their share; usage: 1 all skills "
         f"equally; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
     )
-    table.caption_justify = "left"
     return table
 
 
 def likeness_table(view: RoutingView, n_adapted: int) -> Table:
     """Return which tasks of the run the adapted ones, the last, are routed like."""
-    table = Table(title="Tasks that are routed like the adapted ones", title_justify="left")
-    table.add_column("adapted task", overflow="fold")
-    table.add_column("most similar tasks, with the correlation of routing weights", overflow="fold")
+    headings = "adapted task", "most similar tasks, with the correlation of routing weights"
+    table = make_table("Tasks that are routed like the adapted ones", headings, [])
     n_known = len(view.record.tasks) - n_adapted
     for number in range(n_known, len(view.record.tasks)):
         likeness = view.similarity[number, :n_known]
@@ -55,11 +51,8 @@ def likeness_table(view: RoutingView, n_adapted: int) -> Table:
 
 def load_table(tokens: TokenRoutingRecord) -> Table:
     """Return how evenly the experts of every layer are used, and what decides their choice."""
-    table = Table(title="Experts that tokens choose", title_justify="left")
-    table.add_column("layers", overflow="fold")
     heads = ("load entropy", "dropped", "bits", "by task", "by token before", "by token")
-    for name in heads:
-        table.add_column(name, justify="right")
+    table = make_table("Experts that tokens choose", ["layers"], heads)
     columns = np.stack(
         [
             *(tokens.evenness(), tokens.dropped, tokens.expert_bits),
@@ -75,7 +68,6 @@ def load_table(tokens: TokenRoutingRecord) -> Table:
         "load entropy: 1 equal loads, 0 one expert; dropped: share of choices without room; bits: "
         "entropy of the choice, and what task, preceding token and token tell about it"
     )
-    table.caption_justify = "left"
     return table
 
 
@@ -103,10 +95,7 @@ def comparison_table(
     view: RoutingView, other: RoutingView | None, factors: Mapping[str, Sequence[str]]
 ) -> Table:
     """Return how routing fits categories, known factors and another run, compared with chance."""
-    table = Table(title="Beside chance", title_justify="left")
-    table.add_column("", overflow="fold")
-    for name in ("value", "chance", "95 %", "p"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = make_table("Beside chance", [""], ["value", "chance", "95 %", "p"])
 
     def add(name: str, found: PermutationTest) -> None:
         values = (found.value, found.mean, found.percentile_95, found.p_value)
@@ -137,5 +126,4 @@ def comparison_table(
     if other is not None:
         correlation = matched_correlation(view.record.weights, other.record.weights)[1]
         add(f"matched skills of {escape(other.name)} (correlation)", correlation)
-    table.caption_justify = "left"
     return table
