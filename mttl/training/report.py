@@ -14,7 +14,6 @@ from mttl.checkpoints.whole_tensors import is_first, whole_parameters
 from mttl.config.data_schema import Data
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
-from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.tables import make_table
 from mttl.skills.attach import Attachment
@@ -32,7 +31,7 @@ HEADINGS = {COPY: "copy", MAJORITY: "major"}
 def attachment_table(
     attachment: Attachment,
     model: SkilledModel,
-    token_layers: TokenLayers | None = None,
+    token_layers: Attachment | None = None,
     *,
     is_trained: bool = True,
 ) -> Table:

@@ -1,14 +1,9 @@
 """Input embeddings of the backbone together with the prompts that stand in front of them.
 
 Prompts live inside the stack that reads the text, an encoder or a decoder-only model without its
-head: what it is called with is widened when it is called, and in a decoder-only model what comes
-out is cut again. Ids, labels, masks and logits have the length of the text everywhere else, in
-generation too. A decoder that looks at an encoder is shown the prompt there.
-
-::
-
-    ids, mask ──> [prompt; embedded text] ──> layers ──> encoder: all of it, to the decoder
-                                                     └─> decoder-only: the text's, to the head
+head: its inputs are widened when it is called, and in a decoder-only model what comes out is cut
+again. Ids, labels, masks and logits have the length of the text everywhere else, in generation
+too. A decoder that looks at an encoder is shown the prompt there.
 """
 
 from typing import Any
@@ -25,26 +20,14 @@ class SkilledEmbedding(SkilledLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The vocabulary's vectors."""
         return self.base.weight  # type: ignore[return-value]
 
     def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
-        """Return the embeddings of the text alone."""
         return self.base(ids)
 
     def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
-        """Return the prompt of the current routing and the embedded text.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples, or hold several.
-        """
-        routing, (prompts,) = self.merge()
-        if routing.segments:
-            raise ValueError(
-                "prompts of several examples cannot be separated in a packed sequence; leave "
-                "data.packed_length out"
-            )
+        """Return the prompt of the current routing and the embedded text."""
+        routing, (prompts,) = self.merge(packed=False)
         embedded = self.base(ids)
         return routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded
 
@@ -89,7 +72,6 @@ def last_stack(backbone: Any) -> Any:
 
 
 def _reader(backbone: Any) -> Any:
-    """Return the stack that reads the text."""
     stack = backbone.get_encoder() if has_encoder(backbone) else last_stack(backbone)
     return stack if hasattr(stack, "get_input_embeddings") else None
 
@@ -126,7 +108,6 @@ def _widen(
 
 
 def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: Any) -> Any:
-    """Keep what belongs to the text."""
     embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
     if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
         length: int = embeddings.inventory.length  # type: ignore[assignment]

@@ -29,11 +29,7 @@ MOST_STORED = 2**26
 
 
 def require_storable(n_in: int, n_out: int) -> None:
-    """Refuse a dense projection of more than 2²⁶ entries.
-
-    Raises:
-        ValueError: If it has more.
-    """
+    """Raise ValueError if a dense projection had more than 2²⁶ entries."""
     if n_in * n_out > MOST_STORED:
         raise ValueError(
             f"a dense projection of {n_in} to {n_out} numbers would hold {n_in * n_out:,}, "
@@ -42,27 +38,15 @@ def require_storable(n_in: int, n_out: int) -> None:
 
 
 class DenseProjection:
-    """A Gaussian matrix with columns of length 1.
-
-    Args:
-        n_in: Size d of the vector.
-        n_out: How many numbers D it becomes.
-        seed: Of the draws, below 2³².
-        device: Where it is used.
-
-    Raises:
-        ValueError: If the matrix would have more than 2²⁶ entries.
-    """
+    """A Gaussian matrix with columns of length 1, from vectors of d numbers to D."""
 
     def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
-        require_storable(n_in, n_out)
         matrix = np.random.RandomState(seed).standard_normal((n_out, n_in))
         matrix /= np.linalg.norm(matrix, axis=0)
         self.device = device
         self._matrix = torch.from_numpy(matrix).to(device, torch.float32)
 
     def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N D"]:
-        """Project some vectors."""
         return x @ self._matrix.to(x.dtype).t()
 
 
@@ -84,7 +68,6 @@ class Fastfood:
         self._scales = torch.from_numpy(scales).to(device, torch.float32)
 
     def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N D"]:
-        """Project some vectors."""
         block = torch.nn.functional.pad(x * self._signs.to(x.dtype), (0, self._padding))
         spread = walsh_hadamard(block)[:, self._places]
         return walsh_hadamard(spread * self._scales.to(x.dtype))[:, : self._n_out]
