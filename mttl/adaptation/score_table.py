@@ -8,7 +8,7 @@ from rich.table import Table
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.analysis.bootstrap import mean_and_interval
 from mttl.io.errors import some
-from mttl.runtime.tables import make_table
+from mttl.runtime.tables import TextTable
 from mttl.training.text_to_text import mean_score
 
 
@@ -47,7 +47,7 @@ def few_shot_table(
         title: Title of the table.
         reference: Results to state the average relative gain over.
     """
-    table = make_table(title, ["task", "metric"], ["dev", "test", "jobs"])
+    table = TextTable(title).words("task", "metric").numbers("dev", "test", "jobs")
     if not results:
         table.caption = "No job has ended yet"
         return table

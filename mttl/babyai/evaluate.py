@@ -15,7 +15,7 @@ from envs.vector import make_vector_env
 from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.missions import without_padding
 from mttl.runtime.progress_bar import counting
-from mttl.runtime.tables import make_table
+from mttl.runtime.tables import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 
@@ -127,7 +127,7 @@ def episode_table(results: Sequence[Result]) -> Table:
     """Return success rates (%) and mean steps, a row per level and a column per choice."""
     samples = list(dict.fromkeys(result.sample for result in results))
     headings = [heading for sample in samples for heading in (sample, "steps")]
-    table = make_table("Success per level (%), and steps", ["level"], headings)
+    table = TextTable("Success per level (%), and steps").words("level").numbers(*headings)
     cells: dict[str, list[str]] = {}
     for sample in samples:
         for metric, factor in (("success", 100), ("steps", 1)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from mttl.io.record import Record
-from mttl.runtime.tables import make_table
+from mttl.runtime.tables import TextTable
 
 CHOICES = ("greedy", "sampled")
 
@@ -61,7 +61,7 @@ class LevelResult(Record):
 def level_table(results: Sequence[LevelResult], title: str) -> Table:
     """Return a row per level: success (%) and episodes to solve it, means over seeds."""
     headings = ("seeds", *CHOICES, "episodes", "solved after")
-    table = make_table(title, ["level"], headings)
+    table = TextTable(title).words("level").numbers(*headings)
     for level in dict.fromkeys(result.level for result in results):
         rows = [result for result in results if result.level == level]
         solved = [row.solved_after for row in rows if row.solved_after is not None]

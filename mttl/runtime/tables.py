@@ -1,39 +1,43 @@
 """Tables that commands print."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Self
 
 from rich.markup import escape
 from rich.table import Table
 
 
-def make_table(
-    title: str,
-    texts: Sequence[str],
-    numbers: Sequence[str],
-    rows: Iterable[Sequence[object]] = (),
-    *,
-    caption: str | None = None,
-    last: Sequence[object] | None = None,
-) -> Table:
-    """Return a table: texts fold where the terminal is narrow, and numbers never do.
+class TextTable(Table):
+    """A table whose words are escaped and whose numbers have a fixed number of places.
 
     Args:
-        title: Its title.
-        texts: Headings of the first columns.
-        numbers: Headings of the others.
-        rows: Cells of every row; brackets in them are no markup.
-        caption: What stands below.
-        last: A row of its own, such as means.
+        title: Title, or None.
+        digits: Decimal places of floats.
     """
-    table = Table(title=escape(title), title_justify="left", caption_justify="left")
-    table.caption = caption
-    for heading in texts:
-        table.add_column(escape(heading), overflow="fold")
-    for heading in numbers:
-        table.add_column(escape(heading), justify="right", no_wrap=True, min_width=5)
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    if last is not None:
-        table.add_section()
-        table.add_row(*(escape(str(cell)) for cell in last))
-    return table
+
+    def __init__(self, title: str | None = None, *, digits: int = 3) -> None:
+        super().__init__(title=title and escape(title), title_justify="left")
+        self.caption_justify = "left"
+        self.digits = digits
+
+    def words(self, *heads: str) -> Self:
+        """Add columns of text, which break long words."""
+        for head in heads:
+            self.add_column(escape(head), overflow="fold")
+        return self
+
+    def numbers(self, *heads: str) -> Self:
+        """Add columns of numbers."""
+        for head in heads:
+            self.add_column(escape(head), justify="right", no_wrap=True)
+        return self
+
+    def add(self, *cells: object, then: Iterable[object] = ()) -> None:
+        """Add a row of the cells, and then more."""
+        self.add_row(*map(self._cell, (*cells, *then)))
+
+    def _cell(self, value: object) -> str:
+        if isinstance(value, Real) and not isinstance(value, Integral):
+            return f"{value:.{self.digits}f}"
+        return escape(str(value))

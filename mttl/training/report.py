@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from mttl.config.data_schema import Data
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
-from mttl.runtime.tables import make_table
+from mttl.runtime.tables import TextTable
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
@@ -40,29 +40,32 @@ def attachment_table(
     found = list(attachment.summary())
     if token_layers is not None:
         found += [(f"{pattern} (tokens)", *rest) for pattern, *rest in token_layers.summary()]
-    rows = [(layers, count, shape, f"{size:,}") for layers, count, shape, size in found]
+    table = TextTable(f"{what} on the backbone").words("layers")
+    table.numbers("count", "shape", "parameters")
+    for layers, count, shape, size in found:
+        table.add(layers, count, shape, f"{size:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(count_entries(p) for p in model.parameters())
     covered = [
         f"{n} of {m} linear layers in {word}" for word, (n, m) in attachment.coverage.items()
     ]
-    caption = (
+    table.caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
         + (f"Skills are on {' and '.join(covered)}. " if covered else "")
         + (f"{trainable:,} of {total:,} parameters are trained." if is_trained else "")
         + ("" if is_trained else f"{total:,} parameters.")
     )
-    headings = ("count", "shape", "parameters")
-    return make_table(f"{what} on the backbone", ["layers"], headings, rows, caption=caption)
+    return table
 
 
 def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     """Return what a task's network is made of: a row per part, then the totals."""
     router, inventory = model.router, model.inventory
     kinds = {type(module).__name__ for module in inventory.modules() if hasattr(module, "init")}
-    rows = []
+    table = TextTable("Policies made of skills").words("part", "kind")
+    table.numbers("parameters", "trained")
     for part, name, module in (
         ("common", type(model.base).__name__, model.base),
         ("skills", f"{inventory.n_skills} × {' '.join(sorted(kinds))}", inventory),
@@ -70,10 +73,11 @@ def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     ):
         numbers = [(p.numel(), p.requires_grad) for p in module.parameters()]
         total, trained = sum(n for n, _ in numbers), sum(n for n, needed in numbers if needed)
-        rows.append((part, name, f"{total:,}", f"{trained:,}"))
-    caption = f"{len(tasks)} levels, {router.n_skills} skills, {router.n_groups} routed groups"
-    columns = ("part", "kind"), ("parameters", "trained")
-    return make_table("Policies made of skills", *columns, rows, caption=caption)
+        table.add(part, name, f"{total:,}", f"{trained:,}")
+    table.caption = (
+        f"{len(tasks)} levels, {router.n_skills} skills, {router.n_groups} routed groups"
+    )
+    return table
 
 
 def baseline_results(
@@ -124,27 +128,21 @@ def result_table(
     for split in dict.fromkeys(result.split for result in results):
         for name, rows in {split: results, **baselines.get(split, {})}.items():
             columns[split, HEADINGS.get(name, name)] = rows
-    caption = "copy: the input as the answer; major: the most frequent training answer"
+    table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
+    table.numbers(*(heading for _, heading in columns))
+    table.caption = "copy: the input as the answer; major: the most frequent training answer"
     if any(math.isnan(result.score) for result in results):
-        caption += "; nan: undefined, counts as 0 in the mean"
-    names = {result.task: result.metric for result in results} | {MEAN: ""}
-
-    def cells(task: str) -> Iterator[str]:
-        yield from (task, names[task])
+        table.caption += "; nan: undefined, counts as 0 in the mean"
+    names = {result.task: result.metric for result in results if result.task != MEAN}
+    for task, metric in {**names, MEAN: ""}.items():
+        if task == MEAN:
+            table.add_section()
+        cells: list[float | str] = []
         for (split, _), rows in columns.items():
-            scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
-            yield f"{100 * sum(scores) / len(scores):.1f}" if scores else ""
-
-    body = [[*cells(task)] for task in names if task != MEAN]
-    headings = [heading for _, heading in columns]
-    return make_table(
-        "Scores per task (%)",
-        ["task", "metric"],
-        headings,
-        body,
-        caption=caption,
-        last=[*cells(MEAN)],
-    )
+            scores = [100 * row.score for row in rows if (row.task, row.split) == (task, split)]
+            cells.append(sum(scores) / len(scores) if scores else "")
+        table.add(task, metric, then=cells)
+    return table
 
 
 def write_routing(
