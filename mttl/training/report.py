@@ -139,8 +139,8 @@ def result_table(
             table.add_section()
         cells: list[float | str] = []
         for (split, _), rows in columns.items():
-            scores = [100 * row.score for row in rows if (row.task, row.split) == (task, split)]
-            cells.append(sum(scores) / len(scores) if scores else "")
+            scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
+            cells.append(100 * sum(scores) / len(scores) if scores else "")
         table.add(task, metric, then=cells)
     return table
 
