@@ -1,8 +1,8 @@
 """The section `backbone`: the language model."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
 from mttl.config.section import Section
 
@@ -34,6 +34,12 @@ class Pretrained(_AnyBackbone):
             "torchao cannot split its weights; use nf4 or strategy ddp, or remove it",
         )
     }
+    refuses: ClassVar = {
+        "quantize and train": "quantize ('{quantize}') is for a frozen backbone: weights in few "
+        "bits cannot be trained. Set train: false, or remove quantize",
+        "quantize and gguf_file": "quantize ('{quantize}') cannot be with gguf_file, which is read "
+        "in floating point; name a folder with safetensors, or remove quantize",
+    }
     name: str
     """Name on the hub, or a folder."""
     revision: str | None = None
@@ -50,20 +56,6 @@ class Pretrained(_AnyBackbone):
     quantize: Quantisation | None = None
     """Keep the weights of its linear layers in fewer bits, frozen: `nf4` by bitsandbytes, `int8`
     and `int4` (on processors) by torchao. Embeddings and the head stay as they are."""
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.quantize is not None and self.train:
-            raise ValueError(
-                f"quantize ('{self.quantize}') is for a frozen backbone: weights in few bits "
-                "cannot be trained. Set train: false, or remove quantize"
-            )
-        if self.quantize is not None and self.gguf_file is not None:
-            raise ValueError(
-                f"quantize ('{self.quantize}') cannot be with gguf_file, which is read in floating "
-                "point; name a folder with safetensors, or remove quantize"
-            )
-        return self
 
 
 class RandomBackbone(_AnyBackbone):

@@ -104,8 +104,8 @@ def _line(
         own = " A custom class is module:Class." if _takes_plugins(key, root) else ""
         return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}{own}"
     if kind == "value_error":
-        text = str(context["error"])
-        return f"{key}: {text}" if key else text
+        lines = str(context["error"]).splitlines()
+        return "\n".join(f"{key}: {line}" if key else line for line in lines)
     if kind == "string_pattern_mismatch":
         form = FORMS.get(key, context["pattern"])
         return f"{key}: {_shown(value)} must {form}"

@@ -1,6 +1,7 @@
 """The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
 
 from pydantic import Field, PositiveInt, field_serializer, model_validator
 
@@ -65,22 +66,21 @@ class Several(_Sizes):
         kinds = [sizes | one if isinstance(one, dict) else one for one in given["kinds"]]
         return given | {"kinds": kinds}
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together, a sentence each."""
         for number, one in enumerate(self.kinds):
             for name in _Sizes.model_fields:
                 own, common = getattr(one, name), getattr(self, name)
                 if own != common:
-                    raise ValueError(
+                    yield (
                         f"kinds.{number}.{name} ({own}) must be the section's {name} ({common}): "
                         "one router mixes all kinds. Leave it out there"
                     )
             if getattr(one, "support", "random") != "random":
-                raise ValueError(
+                yield (
                     f"kinds.{number}.support must be random: the entries of a file are for a run "
                     "of sparse skills alone (skills.kind: sparse)"
                 )
-        return self
 
     @field_serializer("kinds", mode="wrap")
     def _without_sizes(self, kinds: list[Any], dump: Any) -> list[dict[str, Any]]:

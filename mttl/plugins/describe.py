@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,14 +17,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MaxLen, MinLen
 
-from mttl.plugins.classes import FAMILIES
+from mttl.plugins.classes import FAMILIES, arguments
 from mttl.plugins.part_settings import OneOf, ReadFrom
 from mttl.plugins.parts import PARTS, import_part
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
 NOTES = ("lacks", "asks", "refuses", "section_defaults")
 REQUIRED = ...
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -80,29 +79,17 @@ def describe(cls: type[Any], given: Sequence[str] = ()) -> Description:
     sentence = re.split(r"[:,]? :(?:math|sub):", " ".join(paragraph.replace("``", "`").split()))[
         0
     ].rstrip(".")
-    notes: dict[str, dict[str, Any]] = {name: {} for name in NOTES}
-    for name in NOTES:
-        for kind in reversed(cls.__mro__):
-            notes[name].update(vars(kind).get(name, {}))
-    for name in notes["section_defaults"].keys() & settings.keys():
-        settings[name] = dataclasses.replace(
-            settings[name], default=notes["section_defaults"].pop(name)
-        )
+    notes = {name: notes_of(cls, name) for name in NOTES}
+    for name in notes["section_defaults"].keys() & {*settings, *left_out}:
+        default = notes["section_defaults"].pop(name)
+        if name in settings:
+            settings[name] = dataclasses.replace(settings[name], default=default)
     return Description(cls.__name__, f"{sentence}.", settings, notes)
 
 
-def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
-    """Yield the arguments of a constructor, each with the class that declares it.
-
-    Where it passes ``**settings`` on, those of its base that are keyword-only follow.
-    """
-    owner = next(kind for kind in cls.__mro__ if "__init__" in vars(kind))
-    listed = list(inspect.signature(owner.__init__).parameters.values())[1:]
-    yield from ((owner, item) for item in listed if item.kind not in _MANY)
-    if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD and owner is not object:
-        base = owner.__mro__[1]
-        only = inspect.Parameter.KEYWORD_ONLY
-        yield from ((kind, item) for kind, item in arguments(base) if item.kind is only)
+def notes_of(cls: type[Any], name: str) -> dict[str, Any]:
+    """Return the entries of a table, such as ``lacks``, of a class and its bases."""
+    return {k: v for kind in reversed(cls.__mro__) for k, v in vars(kind).get(name, {}).items()}
 
 
 def _setting(owner: type[Any], item: inspect.Parameter) -> Setting:

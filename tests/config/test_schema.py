@@ -142,7 +142,7 @@ def test_defaults() -> None:
         ("generation.length_penalty=2", "length_penalty needs num_beams above 1"),
         (
             "optim.warmup=3.5",
-            "optim.warmup: 3.5 must be below 1 (a fraction) or a whole number of steps",
+            "optim: warmup (3.5) must be below 1 (a fraction) or a whole number of steps",
         ),
         ("optim.lr=.inf", "optim.lr: 'inf' must be a finite number"),
         (
@@ -159,11 +159,11 @@ def test_defaults() -> None:
         ),
         (
             "data.global_batch_size=8; data.token_budget=8192",
-            "data.token_budget (8192) cannot be with data.global_batch_size (8)",
+            "data: token_budget (8192) cannot be with global_batch_size (8)",
         ),
         (
             "data.global_batch_size=8; data.packed_length=2048",
-            "data.packed_length (2048) cannot be with data.global_batch_size (8)",
+            "data: packed_length (2048) cannot be with global_batch_size (8)",
         ),
         (
             "router.kind=score_function; trainer.strategy=fsdp2",
@@ -297,7 +297,7 @@ def test_meta_learning_is_for_tasks_of_text_without_token_routing() -> None:
         load_any_config("babyai.yaml", ["optim.meta.kind=maml"])
 
 
-SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.devices=2")
+SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true")
 
 
 @pytest.mark.parametrize(
@@ -310,12 +310,6 @@ SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.
         ),
         ("optim.kind=adafactor", "does not work with optim.kind 'adafactor': its updates"),
         ("backbone.compile=true", "does not work with backbone.compile (True): tokens travel"),
-        ("trainer.devices=1", "moe.parallel shares experts out among processes, and one process"),
-        (
-            "trainer.devices=3",
-            "moe.n_experts (8) must be a multiple of the number of processes (3)",
-        ),
-        ("trainer.num_nodes=3", "must be a multiple of the number of processes (6)"),
     ],
 )
 def test_what_experts_that_are_shared_out_cannot_be(setting: str, message: str) -> None:
@@ -323,3 +317,12 @@ def test_what_experts_that_are_shared_out_cannot_be(setting: str, message: str) 
     load_config(files, SHARED)
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(files, [*SHARED, setting])
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "message"),
+    [(1, "one process trains: set moe.parallel"), (2, None), (3, "n_experts (8) must be a multi")],
+)
+def test_experts_are_shared_out_evenly(n_processes: int, message: str | None) -> None:
+    moe = load_config("crossfit.yaml+router/token_top2.yaml", SHARED).moe
+    assert (moe.problem_of(n_processes) or "None").count(str(message))  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least
-from mttl.plugins.describe import arguments
+from mttl.plugins.classes import arguments
 
 # What `forward` may ask for besides the task ids: a vector per example, of the prompt itself, of
 # the task's description, or of a few of its training rows. It is the mean of the backbone's input
@@ -61,6 +61,10 @@ class TaskRouter(nn.Module, ABC):
             something else.
     """
 
+    lacks: ClassVar[Mapping[str, Any]] = {
+        "gives_zeros": "its rows are learned and have none; set moe.task_prior: logits, or take "
+        "the router expert or private"
+    }
     role = "router"
     draws = True
     consistency = 0.0

@@ -1,6 +1,7 @@
 """Example-level routing: all tokens of an example go to the same experts."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -21,6 +22,7 @@ class ExampleRouter(TopKRouter):
     """
 
     causal = False
+    lacks: ClassVar = {"takes_bias": "it chooses by example; use top_k or switch"}
     internal = ("jitter",)
 
     def choose(self, tokens: Tokens) -> RoutingDecision:

@@ -1,5 +1,7 @@
 """Expert choice: each expert takes the tokens it fits best."""
 
+from typing import ClassVar
+
 import torch
 
 from mttl.plugins.part_settings import Positive
@@ -7,6 +9,7 @@ from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.dispatch import capacity_of
 from mttl.routing.token.linear_router import LinearRouter
+from mttl.routing.token.token_router import EVEN
 from mttl.routing.token.tokens import Tokens
 
 
@@ -35,6 +38,7 @@ class ExpertChoiceRouter(LinearRouter):
         arXiv:2202.09368.
     """
 
+    lacks: ClassVar = {**EVEN, "drops_evaluated_tokens": EVEN["drops_tokens"]}
     causal = False
 
     internal = ("init_scale",)

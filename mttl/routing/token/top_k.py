@@ -1,6 +1,7 @@
 """Top-k routing: each token goes to its k most probable experts."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +41,11 @@ class TopKRouter(LinearRouter):
     """
 
     internal = ("init_scale",)
+    lacks: ClassVar = {"takes_bias": ""}
+    refuses: ClassVar = {
+        "normalise and top_k = 1": "normalise with top_k 1 makes every gate 1, and nothing is "
+        "learned: set normalise: false, or kind: switch"
+    }
 
     def __init__(
         self,

@@ -56,3 +56,9 @@ class AdapterInventory(BottleneckInventory):
         """Return the way down and the way up, each with its bias."""
         parts = self.blocks.up, self.blocks.up_bias, self.blocks.down, self.blocks.down_bias
         return tuple(part if weights is None else mix_blocks(part, weights) for part in parts)  # type: ignore[arg-type,return-value]
+
+
+class AdapterExperts(AdapterInventory):
+    """Bottleneck adapters beside feed-forward blocks."""
+
+    internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages")

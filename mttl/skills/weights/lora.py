@@ -82,7 +82,7 @@ class LoRAInventory(Inventory):
         NeurIPS 2024, arXiv:2404.02948, which changes the base weight instead.
     """
 
-    lacks: ClassVar = {"exports_inventory": ""}
+    lacks: ClassVar = {"exports_inventory": "", "has_factors": ""}
     refuses: ClassVar = {
         **{
             f"scale and {condition}": f"scale ({{scale}}) and {told} say the same; remove one: the "
