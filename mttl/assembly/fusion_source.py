@@ -74,7 +74,7 @@ def load_source(model: SkilledModel, config: Config) -> None:
             "-k data.prefix=%s to show them what they know",
             *(name, source, built_from.data.prefix, config.data.prefix, built_from.data.prefix),
         )
-    if config.skills.kind == "sparse":
+    if hasattr(config.skills, "support"):
         place_supports(model.skilled_layers(), saved_supports(saved.skills))
     load_skills(model, saved)
 

@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = ModelSettings(backbone=backbone, data=form, **sections)
     imported = build_imported(settings, layers, tasks, logits=logits)
     written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
-    save_imported(out, imported, backbone, written)
+    save_imported(out, imported, written)
     console = make_console()
     console.print(attachment_table(imported.attachment, imported.model, is_trained=False))
     console.print(f"The run is in {out}", markup=False)

@@ -57,6 +57,11 @@ class Pretrained(_AnyBackbone):
     """Keep the weights of its linear layers in fewer bits, frozen: `nf4` by bitsandbytes, `int8`
     and `int4` (on processors) by torchao. Embeddings and the head stay as they are."""
 
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return self.name
+
 
 class RandomBackbone(_AnyBackbone):
     """A new language model with random weights."""
@@ -73,6 +78,12 @@ class RandomBackbone(_AnyBackbone):
     train: bool | Annotated[list[str], Field(min_length=1)] = True
     """Train it jointly with the skills; or those of its parameters whose names end as a pattern
     says."""
+    quantize: ClassVar[None] = None
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return f"random {self.model_type}"
 
 
 Backbone = Annotated[Pretrained | RandomBackbone, Field(discriminator="kind")]

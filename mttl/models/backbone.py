@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -170,15 +171,23 @@ def _unpacked(gguf_file: str | None) -> dict[str, Any]:
     return {"quantization_config": settings(dequantize=True)} if gguf_file and settings else {}
 
 
-def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
-    """Build a language model with random weights.
+def build_random(model_type: str, settings: Mapping[str, Any]) -> PreTrainedModel:
+    """Build a language model with random weights, in training mode.
 
     Args:
         model_type: A model type of transformers, such as ``"t5"`` or ``"llama"``.
         settings: Arguments of its configuration class.
 
-    Returns:
-        The model, in training mode.
+    Raises:
+        ConfigError: As for `new_architecture`.
+    """
+    kind, config = new_architecture(model_type, settings)
+    with _refused(model_type):
+        return kind.from_config(config)
+
+
+def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any, PretrainedConfig]:
+    """Return the class and configuration of a language model; see `build_random`.
 
     Raises:
         ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
@@ -197,22 +206,27 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
                 f"backbone.config.{key} is not a setting of '{model_type}'."
                 f"{nearest(key, known.to_dict())}"
             )
-    try:
+    with _refused(model_type):
         config = AutoConfig.for_model(model_type, **settings)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id
-        kind, kinds = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
-        if config.is_encoder_decoder:
-            kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-        model = kind.from_config(config) if type(config) in kinds else None
-    except Exception as error:  # model types answer bad values with errors of all sorts
-        cause = " ".join(str(error).split())
-        raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
-    if model is None:
+    kind, kinds = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder:
+        kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if type(config) not in kinds:
         raise ConfigError(
             f"backbone.model_type ('{model_type}') is not a language model; t5, bart and llama are"
         )
-    return model
+    return kind, config
+
+
+@contextmanager
+def _refused(model_type: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # model types answer bad values with errors of all sorts
+        cause = " ".join(str(error).split())
+        raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
 
 
 def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:

@@ -9,8 +9,7 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
-from mttl.assembly.build_router import build_router
-from mttl.assembly.expert_matrix import read_expert_matrix
+from mttl.assembly.build_router import build_router, read_expert_matrix
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import load_config
 from mttl.config.router_schema import Router, router_section

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from helpers.command import ROOT
-from mttl.assembly.expert_matrix import read_expert_matrix
+from mttl.assembly.build_router import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import configs_dir, dump_config, load_any_config, load_config, resolve_path
 from mttl.config.moe_schema import TokenExperts

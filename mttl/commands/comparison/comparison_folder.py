@@ -189,7 +189,7 @@ class MethodComparison:
             training = load_config(self.files(item), self.training(item))
             n_skills = getattr(training.skills, "n_skills", None)
             if training.router.kind == "expert" and isinstance(n_skills, int):
-                from mttl.assembly.expert_matrix import read_expert_matrix  # it brings PyTorch
+                from mttl.assembly.build_router import read_expert_matrix  # it brings PyTorch
 
                 read_expert_matrix(training.router.matrix, [*seen, *unseen], n_skills)
             for variant in item.variants:
