@@ -147,7 +147,7 @@ def check_vocabulary(
         raise ConfigError(
             f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} tokens, "
             f"and the backbone '{backbone.title}' embeddings for {size}; it must have at most as "
-            "many. Name the tokenizer that the backbone was trained with, or give the backbone more "
+            "many. Name the tokenizer that it was trained with, or give the backbone more "
             "embeddings: a new one by backbone.config.vocab_size, another by "
             "resize_token_embeddings of transformers"
         )

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -79,15 +79,14 @@ def load_any_config(
     """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     listed = [name for name in listed if name] if run is not None else listed
-    joined = _join(listed) if listed else None
-    if run is not None and (joined is None or not _is_whole(joined.tree)):
+    tree, sources, paths = _join(listed) if listed else ({}, {}, [])
+    if run is not None and not _is_whole(tree):
         path = Path(run) / "config.yaml"
         if not path.is_file():
             raise ConfigError(f"'{run}' has no config.yaml: name a configuration with -c")
-        joined = _join([str(path), *listed])
-    joined = joined or _join(listed)
-    _refuse_overruled(joined)
-    tree, sources = joined.tree, joined.sources
+        tree, sources, paths = _join([str(path), *listed])
+    elif not listed:
+        find_file("")
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
@@ -95,7 +94,7 @@ def load_any_config(
         tree = _with_prefix(tree)
     run = tree.get("run", {})
     if isinstance(run, dict):
-        tree = {**tree, "run": {"name": "-".join(path.stem for path in joined.paths), **run}}
+        tree = {**tree, "run": {"name": "-".join(path.stem for path in paths), **run}}
     world = next((world for world in WORLDS if world.section in tree), WORLDS[-1])
     schema = world.schema
     try:
@@ -117,13 +116,6 @@ def _is_whole(tree: Tree) -> bool:
         )
         for world in WORLDS
     )
-
-
-def join_files(names: str, last: str) -> str:
-    """Return files joined with one more, without those that it overrides completely."""
-    listed = [*names.split("+"), last]
-    overruled = _join(listed).overruled
-    return "+".join(name for place, name in enumerate(listed) if place not in overruled)
 
 
 def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
@@ -198,38 +190,14 @@ def _read(path: Path) -> Tree:
     return tree
 
 
-class _Joined(NamedTuple):
-    """Files merged left to right."""
-
-    tree: Tree
-    sources: Sources
-    paths: list[Path]
-    overruled: list[int]  # places of files, but the first, of which nothing is left
-
-
-def _join(names: Sequence[str]) -> _Joined:
+def _join(names: Sequence[str]) -> tuple[Tree, Sources, list[Path]]:
+    """Return files merged left to right, where each value comes from, and the files' paths."""
     tree: Tree = {}
     sources: Sources = {}
     paths = [find_file(name, suffix=".yaml") for name in names]
-    trees = [_read(path) for path in paths]
-    for path, own in zip(paths, trees, strict=True):
-        tree = merge(tree, own, str(path), sources)
-    heard = set(sources.values())
-    said = [place for place, own in enumerate(trees) if own]
-    overruled = [place for place in said[1:] if str(paths[place]) not in heard]
-    return _Joined(tree, sources, paths, overruled)
-
-
-def _refuse_overruled(joined: _Joined) -> None:
-    """Refuse a file whose settings are all overridden by later files."""
-    heard = set(joined.sources.values())
-    for place in joined.overruled:
-        after = map(str, joined.paths[place + 1 :])
-        later = ", ".join(f"'{path}'" for path in after if path in heard)
-        raise ConfigError(
-            f"'{joined.paths[place]}' has no effect: all that it sets is set again by what is "
-            f"named after it ({later}). Leave one of them out, or name it last"
-        )
+    for path in paths:
+        tree = merge(tree, _read(path), str(path), sources)
+    return tree, sources, paths
 
 
 def _with_prefix(tree: Tree) -> Tree:

@@ -11,7 +11,6 @@ from mttl.config.load import (
     configs_dir,
     dump_config,
     find_file,
-    join_files,
     load_config,
     resolve_folder,
     resolve_path,
@@ -112,26 +111,6 @@ def test_another_kind_replaces_a_section(write: Writer) -> None:
     assert config.data.batch_size == load_config("crossfit.yaml").data.batch_size
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("router/shared", "router/private"),
-        ("skills/head_mask", "router/token_top2"),  # which has no skills of tasks
-        ("optim/adam", "optim/adamw"),
-    ],
-)
-def test_a_file_that_others_overrule_is_refused(first: str, second: str) -> None:
-    message = rf"'configs/{first}.yaml' has no effect: .*\('configs/{second}.yaml'\)\. Leave one"
-    with pytest.raises(ConfigError, match=message):
-        load_config(f"crossfit.yaml+{first}.yaml+{second}.yaml")
-    load_config(f"crossfit.yaml+{second}.yaml")
-    # A command that names the second itself leaves the first out.
-    names = f"crossfit.yaml+trainer/quick.yaml+{first}.yaml"
-    assert join_files(names, f"{second}.yaml") == f"crossfit.yaml+trainer/quick.yaml+{second}.yaml"
-    with pytest.raises(ConfigError, match=r"the file 'none\.yaml' does not exist"):
-        join_files(names, "none.yaml")
-
-
 def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
     for part in ("router/shared.yaml", "data/grid.yaml"):
         with pytest.raises(ConfigError, match=rf"whole .* first, as crossfit\.yaml\+{part}$"):
@@ -149,12 +128,6 @@ def test_a_file_that_a_setting_names_is_told_with_it() -> None:
         ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not exist here, nor"
     ):
         resolve_path("lexicl.json", "data.partition")
-
-
-@pytest.mark.parametrize("text", ["", "trainer: {max_steps: 2}\nrun: {seed: 1}"])
-def test_a_file_may_be_overruled_in_part_and_hold_nothing(write: Writer, text: str) -> None:
-    quick = load_config("crossfit.yaml+trainer/quick.yaml")
-    assert load_config(f"{write(text)}+trainer/quick.yaml").trainer == quick.trainer
 
 
 def test_an_override_of_the_kind_replaces_too() -> None:
