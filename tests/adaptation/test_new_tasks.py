@@ -202,7 +202,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
         ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
-        ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' composes"),
+        ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' sets none"),
         ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
