@@ -198,7 +198,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
             ConfigError,
             "mode 'average' takes no row over",
         ),
-        ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
+        ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean'"),
         ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
         ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
