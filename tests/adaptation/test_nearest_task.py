@@ -22,7 +22,7 @@ from mttl.models.backbone import build_random, load_tokenizer
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.fixed import AverageRouter, PrivateRouter, SharedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.routing.task.smear import SmearRouter
+from mttl.routing.task.prompt_router import SmearRouter
 from mttl.tasks.folder import Gym
 from mttl.training.text_to_text import TextToTextModule
 
