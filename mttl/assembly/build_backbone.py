@@ -1,21 +1,20 @@
 """From the section `backbone` to a language model and its tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone, Pretrained, RandomBackbone
 from mttl.config.load import resolve_folder
-from mttl.io.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import (
     BYTE_TOKENIZER,
     build_random,
+    choose_trained,
     load_pretrained,
     load_tokenizer,
     new_architecture,
@@ -108,33 +107,6 @@ def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedMode
         )
     choose_trained(model, backbone.train)
     return model
-
-
-def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
-    """Let gradients reach the parameters of a backbone that are trained.
-
-    Args:
-        model: The backbone.
-        train: All, none, or patterns with ``*`` and ``?`` that match the end of a name.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter; the message names near ones.
-    """
-    if isinstance(train, bool):
-        model.requires_grad_(train)
-        return
-    model.requires_grad_(False)
-    named = dict(model.named_parameters())
-    for pattern in train:
-        found = [name for name in named if fnmatchcase(f".{name}", f"*.{pattern}")]
-        if not found:
-            raise ConfigError(
-                f"backbone.train: '{pattern}' matches no parameter of the backbone."
-                f"{nearest(pattern, named)} Patterns match the ends of names, such as "
-                f"'{next(iter(named))}'"
-            )
-        for name in found:
-            named[name].requires_grad_(True)
 
 
 def check_vocabulary(

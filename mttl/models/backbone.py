@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -81,7 +81,7 @@ def load_pretrained(
     kind, config = read_architecture(name, revision=revision, gguf_file=gguf_file)
     if masked and not config.is_encoder_decoder:
         kind = AutoModelForMaskedLM
-    where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
+    where = _where(revision, gguf_file)
     try:
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         if empty:
@@ -140,12 +140,16 @@ def read_architecture(
     Raises:
         ConfigError: If it cannot be found, reached or read.
     """
-    where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
+    where = _where(revision, gguf_file)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM, config
+
+
+def _where(revision: str | None, gguf_file: str | None) -> dict[str, str]:
+    return {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
 
 
 def _packing(
@@ -247,15 +251,43 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
     parameters = dict(model.named_parameters())
     for pattern, factor in factors.items():
         names = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not names:
-            endings = sorted({".".join(name.split(".")[-2:]) for name in parameters})
-            raise ConfigError(
-                f"backbone.initial_scale: '{pattern}' matches no parameter."
-                f"{nearest(pattern, parameters)} Their names end in: {', '.join(endings)}"
-            )
+        _require_match("backbone.initial_scale", pattern, names, parameters)
         with torch.no_grad():
             for name in names:
                 parameters[name].mul_(factor)
+
+
+def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
+    """Let gradients reach the parameters of a backbone that are trained.
+
+    Args:
+        model: The backbone.
+        train: All, none, or patterns with ``*`` and ``?`` that match the end of a name.
+
+    Raises:
+        ConfigError: If a pattern matches no parameter; the message names near ones.
+    """
+    model.requires_grad_(train is True)
+    parameters = dict(model.named_parameters())
+    for pattern in [] if isinstance(train, bool) else train:
+        names = [name for name in parameters if fnmatchcase(f".{name}", f"*.{pattern}")]
+        _require_match("backbone.train", pattern, names, parameters)
+        for name in names:
+            parameters[name].requires_grad_(True)
+
+
+def _require_match(setting: str, pattern: str, found: Sequence[str], names: Iterable[str]) -> None:
+    """Refuse a pattern that matches no parameter.
+
+    Raises:
+        ConfigError: With the setting, near names, and how names end.
+    """
+    if not found:
+        endings = sorted({".".join(name.split(".")[-2:]) for name in names})
+        raise ConfigError(
+            f"{setting}: '{pattern}' matches no parameter of the backbone."
+            f"{nearest(pattern, names)} Their names end in: {', '.join(endings)}"
+        )
 
 
 def load_tokenizer(
@@ -279,9 +311,7 @@ def load_tokenizer(
     """
     if name == BYTE_TOKENIZER:
         return ByT5Tokenizer()
-    where = {"revision": revision or "main"}
-    if gguf_file:
-        where["gguf_file"] = gguf_file
+    where = _where(revision, gguf_file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts

@@ -125,7 +125,7 @@ def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
     before = weights(model)
     with pytest.raises(ConfigError, match=near) as caught:
         scale_initial_weights(model, {pattern: 2.0})
-    message = f"backbone.initial_scale: '{pattern}' matches no parameter."
+    message = f"backbone.initial_scale: '{pattern}' matches no parameter of the backbone."
     assert str(caught.value).startswith(message)
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
 

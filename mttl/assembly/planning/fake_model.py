@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from mttl.assembly.build_backbone import architecture, choose_trained
+from mttl.assembly.build_backbone import architecture
 from mttl.assembly.model import assemble
 from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.schema import Config
 from mttl.io.shipped_files import shipped_folder
+from mttl.models.backbone import choose_trained
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import SparseInventory
 
