@@ -3,8 +3,7 @@
 import csv
 import io
 import os
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_text
 from mttl.io.shipped_files import shipped_folder
-from mttl.plugins.classes import ROUTERS
-from mttl.plugins.describe import described
+from mttl.plugins.describe import notes_of
 
 COMMAND_LINE = "-k"
 CONFIGS = "configs"  # in the working directory, and among what is shipped
@@ -90,15 +88,13 @@ def load_any_config(
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
-    if not as_written:
-        tree = _with_prefix(tree)
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(path.stem for path in paths), **run}}
     world = next((world for world in WORLDS if world.section in tree), WORLDS[-1])
     schema = world.schema
     try:
-        return schema.model_validate(tree, context=plugins)
+        config = schema.model_validate(tree, context=plugins)
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
         sections = schema.model_fields.items()
@@ -106,6 +102,9 @@ def load_any_config(
         if len(absent) > 1:
             found += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
+    if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:
+        config = _with_prefix(config)
+    return config
 
 
 def _is_whole(tree: Tree) -> bool:
@@ -200,42 +199,27 @@ def _join(names: Sequence[str]) -> tuple[Tree, Sources, list[Path]]:
     return tree, sources, paths
 
 
-def _with_prefix(tree: Tree) -> Tree:
+def _with_prefix(config: Config) -> Config:
     """Replace `data.prefix: auto` by what it means below the router."""
-    match tree:
-        case {"data": {"prefix": "auto"}, "router": {"kind": "expert", "matrix": str(matrix)}}:
-            blind = _has_equal_rows(matrix)
-        case {
-            "data": {"prefix": "auto"},
-            "router": {"kind": "metadata", "factors": {**factors}},
-        } if factors:
-            blind = _repeats(tuple(sorted(map(str, _listed(own)))) for own in factors.values())
-        case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
-            found = described(ROUTERS.name).get(str(kind))
-            blind = found is not None and "tells_tasks_apart" in found.notes["lacks"]
-        case _:
-            return tree
-    return merge(tree, nested("data.prefix", "name" if blind else "none"), "", {})
+    router, rows = config.router, []
+    if isinstance(getattr(router, "factors", None), Mapping):
+        rows = [tuple(sorted(own)) for own in router.factors.values()]
+    elif router.kind == "expert":
+        rows = _shares(router.matrix)
+    blind = "tells_tasks_apart" in notes_of(type(router), "lacks") or len({*rows}) < len(rows)
+    data = config.data.model_copy(update={"prefix": "name" if blind else "none"})
+    return config.model_copy(update={"data": data})
 
 
-def _has_equal_rows(matrix: str) -> bool:
-    """Tell whether an expert's matrix gives two tasks the same skills, in the same shares."""
+def _shares(matrix: str) -> list[tuple[float, ...]]:
+    """Return the shares of skills that an expert's matrix gives tasks; none if it is malformed."""
     try:
         lines = csv.reader(io.StringIO(read_text(find_file(matrix), ConfigError), newline=""))
         rows = [[float(weight) for weight in cells] for _, *cells in list(lines)[1:]]
         # Shares of the same weights may differ by rounding.
-        return _repeats(tuple(round(weight / sum(row), 9) for weight in row) for row in rows)
+        return [tuple(round(weight / sum(row), 9) for weight in row) for row in rows]
     except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
-        return False  # reported when the matrix is read
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return a list as it is, and any other value, which validation refuses, in a list."""
-    return value if isinstance(value, list) else [value]
-
-
-def _repeats(rows: Iterable[Hashable]) -> bool:
-    return max(Counter(rows).values(), default=0) > 1
+        return []  # reported when the matrix is read
 
 
 def _of_the_gym(tree: Tree) -> Tree:

@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from mttl.config.section import Section, kind_of, models_in
 from mttl.plugins.classes import Family, PluginError, find_class, make
-from mttl.plugins.describe import Description, describe, described, from_data
+from mttl.plugins.describe import NOTES, describe, described
 from mttl.plugins.parts import PARTS, import_part
 
 # Contexts of a validation.
@@ -180,24 +180,28 @@ def make_section(family: Family, base: type[Section], kind: str, **settings: Any
 
 
 def _section(
-    found: Description, kind: str | None, base: type[Section], place: Any, root: Any = PartSection
+    found: Mapping[str, Any],
+    kind: str | None,
+    base: type[Section],
+    place: Any,
+    root: Any = PartSection,
 ) -> type[Any]:
     fields: dict[str, Any] = {} if kind is None else {"kind": (Literal[kind], ...)}
-    for name, one in found.settings.items():
-        annotation = _decode(one.type) if isinstance(one.type, dict) else one.type
-        default = one.default
+    for name, one in found["settings"].items():
+        annotation = _decode(one["type"]) if isinstance(one["type"], dict) else one["type"]
+        default = one.get("default", ...)
         if isinstance(default, dict) and hasattr(annotation, "model_validate"):
             default = annotation.model_validate(default)
-        fields[name] = (annotation, Field(default, description=one.sentence or None))
-    for name, value in found.notes["section_defaults"].items():
+        fields[name] = (annotation, Field(default, description=one["sentence"] or None))
+    for name, value in found.get("section_defaults", {}).items():
         common = base.model_fields[name]
         annotation = Annotated[common.annotation, *common.metadata]  # type: ignore[valid-type]
         fields[name] = (annotation, Field(value, description=common.description))
     bases = (root,) if base is Section else (root, base)
-    made: Any = create_model(found.name, __base__=bases, __doc__=found.sentence, **fields)
-    for name, value in found.notes.items():
-        setattr(made, name, value)
-    made.place, made.own_settings = place, tuple(found.settings)
+    made: Any = create_model(found["name"], __base__=bases, __doc__=found["sentence"], **fields)
+    for name in NOTES:
+        setattr(made, name, found.get(name, {}))
+    made.place, made.own_settings = place, tuple(found["settings"])
     return made
 
 
@@ -209,7 +213,7 @@ def _decode(data: Mapping[str, Any]) -> Any:
         case {"any": choices}:
             return Union[tuple(map(_decode, choices))]  # noqa: UP007 - of a tuple
         case {"section": place}:
-            return _section(from_data(data), None, Section, place)
+            return _section(data, None, Section, place)
         case {"list": inside}:
             found: Any = list[_decode(inside)]  # type: ignore[misc]
         case {"mapping": inside}:
@@ -226,13 +230,13 @@ def _custom(cls: type[Any], kind: str, family: Family, base: type[Section]) -> t
         found = describe(cls, family.given)
     except (NameError, TypeError) as error:
         raise PluginError(f"'{kind}': the types of its arguments: {error}") from error
-    for name, item in found.settings.items():
+    for name, item in found["settings"].items():
         if name == "kind" or name in base.model_fields or hasattr(PluginSection, name):
             raise PluginError(f"'{kind}': its argument '{name}' needs another name")
         try:
-            TypeAdapter(item.type)
+            TypeAdapter(item["type"])
         except PydanticUserError as error:
-            shown = getattr(item.type, "__name__", item.type)
+            shown = getattr(item["type"], "__name__", item["type"])
             raise PluginError(
                 f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
                 "can hold; take numbers, texts, true or false, lists or mappings"

@@ -245,12 +245,9 @@ def _file(name: str) -> Path:
 def _loaded(module_name: str) -> ModuleType | None:
     if not module_name.endswith(".py"):
         return sys.modules.get(module_name)
-    path = _file(module_name)
-    for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
-            return module
-    return None
+    file = str(_file(module_name))
+    loaded = [*sys.modules.values()]
+    return next((one for one in loaded if getattr(one, "__file__", None) == file), None)
 
 
 def _import(module_name: str) -> ModuleType:
