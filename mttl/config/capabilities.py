@@ -12,7 +12,11 @@ A section of settings names the features that it lacks, each with the reason and
 | ``shards`` | ``trainer.strategy: fsdp2`` |
 | ``scales_losses`` | ``trainer.precision: 16-mixed`` |
 | ``routes_tokens`` | a section ``moe`` |
-| ``weighs_experts``, ``shares_experts`` | ``moe.task_prior``, ``moe.parallel`` |
+| ``weighs_experts``, ``gives_zeros``, ``shares_experts`` | ``moe.task_prior``, ``moe.parallel`` |
+| ``balances``, ``estimates_load``, ``takes_bias`` | ``moe.balance`` |
+| ``drops_tokens``, ``drops_evaluated_tokens`` | ``moe.capacity_factor``, ``eval_capacity_factor`` |
+| ``has_factors`` | routers among members of a library |
+| ``trains`` | training |
 | ``starts`` | ``run.start`` |
 | ``has_heads`` | ``skills.n_heads`` above 1 |
 | ``takes_signed_weights`` | routers whose weights may be negative |

@@ -224,6 +224,7 @@ def test_every_setting_is_described_and_every_section_closed(model: type[BaseMod
             "adapt.mode 'full' trains the backbone, which backbone.quantize ('nf4')",
         ),
         ("backbone.quantize=nf3", "'nf3' must be one of"),
+        ("backbone.quantize=int8; backbone.gguf_file=a.gguf", "('int8') cannot be with gguf_file"),
         ("skills.kind=krona; skills.shape=[1]", "skills.shape: '[1]' must have at least 2"),
         ("skills.kind=diff_pruning; skills.stretch=[1]", "must have at least 2 items"),
     ],
