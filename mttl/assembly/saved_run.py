@@ -29,7 +29,6 @@ from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.io.yaml12 import dump, read_yaml
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
-from mttl.moe.attach_experts import TokenLayers
 from mttl.skills.attach import Attachment
 from mttl.skills.inputs.prefix import PrefixInventory
 
@@ -48,7 +47,7 @@ class Built(Predictor):
 
     backbone: Backbone
     attachment: Attachment
-    token_layers: TokenLayers | None = None
+    token_layers: Attachment | None = None
     folder: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
