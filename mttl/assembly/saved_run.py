@@ -148,16 +148,13 @@ class Built(Predictor):
         token: str | None = None,
         message: str = "Upload a run of mttl",
     ) -> str:
-        """Write what `save_pretrained` writes into a repository of the model hub.
+        """Write what `save_pretrained` writes to the model hub; return the address of the commit.
 
         Args:
             name: ``"OWNER/NAME"``, or ``"NAME"`` for your own account; made if it does not exist.
             private: Whether a new one is.
             token: That may write; by default that of `hf auth login`.
             message: Of the commit.
-
-        Returns:
-            The address of the commit.
 
         Raises:
             CheckpointError: If the model was not loaded from a run.

@@ -1,9 +1,9 @@
 """Every setting of a policy for BabyAI; the sections that both worlds share are in `schema`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from mttl.config.capabilities import missing_features
 from mttl.config.optim_schema import Optim
@@ -228,16 +228,6 @@ class BabyAIConfig(Section):
     """Adaptation to new levels."""
     trainer: Trainer
     """The training loop; an epoch is a rollout, or a pass over the demonstrations."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_tokens(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("moe") is not None:
-            raise ValueError(
-                "a section moe does not work with a policy (section rl): tokens choose experts, "
-                "and a policy reads none. Leave out files router/token_*.yaml and experts/"
-            )
-        return given
 
     def problems(self) -> Iterator[str]:
         """Yield what does not fit together, a sentence each."""
