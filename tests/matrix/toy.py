@@ -108,8 +108,8 @@ class World:
                 trainer={"max_steps": 2, "val_check_interval": 2},
                 adapt={"max_steps": 1, "eval_every": 1, "batch_size": 2},
             )
-            before, _, rest = path.read_text().partition("backbone:")
-            text = f"{before}skills:{rest.partition(chr(10) + 'skills:')[2]}"
+            before, rest = path.read_text().split("backbone:", 1)
+            text = f"{before}skills:" + rest.split("\nskills:")[1]
             lines = "".join(f"  {k}: {v}\n" for k, v in where.items())
             path.write_text(f"{text}\nbackbone:\n{lines}")
         return path
