@@ -206,7 +206,7 @@ def assemble(
         n_skills = moe.n_experts
     n_skills = count_skills(n_skills, router, len(tasks))
     if kinds:
-        make = partial(_make_inventory, settings.aggregation, n_skills)
+        make = partial(_make_inventory, settings.aggregation, n_heads, n_skills)
         attachment = _attach(network, kinds, make, slot, router.granularity, fresh=not trained)
     if moe is not None:
         token_layers = build_experts(
@@ -265,6 +265,7 @@ def _attach(
 
 def _make_inventory(
     aggregation: Aggregation,
+    n_heads: int,
     n_skills: int,
     skills: PartSection,
     in_features: int,
@@ -273,7 +274,7 @@ def _make_inventory(
 ) -> Inventory:
     sizes = {"in_features": in_features, "out_features": out_features, "n_skills": n_skills}
     own = zip(getattr(skills.part_class, "internal", ()), more, strict=False)
-    made = skills.make(**sizes, n_heads=skills.n_heads, **dict(own))
+    made = skills.make(**sizes, n_heads=n_heads, **dict(own))
     made.require_use("task")
     if isinstance(aggregation, Fusion):
         return AttendedInventory(made, **aggregation.model_dump(exclude={"kind", "source"}))
