@@ -190,7 +190,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
-        (["moe.n_experts=4"], "a section moe does not work with a policy"),
+        (["moe.n_experts=4"], "moe: the configuration has no 'moe'"),
         (["data.dir=x"], "data: the configuration has no 'data'"),
     ],
 )
