@@ -1,11 +1,13 @@
 """BASE routing: while training, tokens are dealt out to experts evenly."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from mttl.routing.token.balanced_assignment import balanced_assignment
 from mttl.routing.token.choice import Assignment, Tokens
-from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.token_router import EVEN, TokenRouter
 
 
 class BaseRouter(TokenRouter):
@@ -19,6 +21,8 @@ class BaseRouter(TokenRouter):
         Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
         Large, Sparse Models*, ICML 2021, arXiv:2103.16716.
     """
+
+    lacks: ClassVar = EVEN
 
     def __init__(self, in_features: int, n_experts: int) -> None:
         super().__init__(in_features, n_experts)

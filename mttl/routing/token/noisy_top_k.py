@@ -1,6 +1,7 @@
 """Noisy top-k routing: trained noise explores, and makes the load differentiable."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,8 @@ class NoisyTopKRouter(TokenRouter):
         Shazeer et al., *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
         Layer*, ICLR 2017, arXiv:1701.06538.
     """
+
+    lacks: ClassVar = {"estimates_load": ""}
 
     def __init__(
         self,
