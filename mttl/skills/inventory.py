@@ -79,6 +79,7 @@ class Inventory(nn.Module, ABC):
         ValueError: If a size is not positive, heads do not divide, or a setting is out of bounds.
     """
 
+    lacks: ClassVar[Mapping[str, Any]] = {"has_factors": "it has none; set its kind to lora"}
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"

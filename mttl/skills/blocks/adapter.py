@@ -45,8 +45,15 @@ class AdapterInventory(BottleneckInventory):
         nn.init.zeros_(self.blocks.down)
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
+        """Return the way down and the way up, each with its bias."""
         parts: Any = (
             *(self.blocks.up, self.blocks.up_bias),
             *(self.blocks.down, self.blocks.down_bias),
         )
         return averaged(parts, weights)
+
+
+class AdapterExperts(AdapterInventory):
+    """Bottleneck adapters beside feed-forward blocks."""
+
+    internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages")

@@ -72,7 +72,7 @@ class LoRAInventory(ProductInventory):
         NeurIPS 2024, arXiv:2404.02948, which changes the base weight instead.
     """
 
-    lacks: ClassVar = {"exports_inventory": ""}
+    lacks: ClassVar = {"exports_inventory": "", "has_factors": ""}
     refuses: ClassVar = {
         **dict.fromkeys(
             ("scale and alpha", "scale and rslora"),
