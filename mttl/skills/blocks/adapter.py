@@ -19,11 +19,10 @@ class AdapterInventory(BottleneckInventory):
     scaled parallel     the same with the factor 4, beside feed-forward blocks
     ==================  ==================================================================
 
-    Places are those of the formulas in the survey of He et al.: skills read the block's output, or
-    its input. In the library `adapters` a Pfeiffer adapter reads the sum of output and residual,
-    behind the norm in models that normalise there, such as BERT (so does the release of
-    AdapterFusion); and a parallel adapter reads the residual, which is not what the block reads in
-    models that normalise first, such as T5. From the same input both make the same change.
+    Places are those of the survey of He et al.: skills read the block's output, or its input. In
+    the library `adapters`, and the release of AdapterFusion, a Pfeiffer adapter reads the sum of
+    output and residual, behind the norm if the model normalises there, and a parallel adapter the
+    residual. From the same input both make the same change.
 
     References:
         Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019,
