@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger
@@ -17,23 +18,17 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
+from mttl.config.skills_schema import Mixture
 from mttl.io.errors import ConfigError
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
-from mttl.training.annealing import TemperatureAnnealing
-from mttl.training.distributed.sharded_strategy import ShardedStrategy
-from mttl.training.distributed.shared_experts import ExpertSharing
-from mttl.training.loggers.step_monitor import StepMonitor
-from mttl.training.loggers.tensor_board import TensorBoard
-from mttl.training.loggers.weights_and_biases import WeightsAndBiases
+from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
+from mttl.training.distributed import ExpertSharing, ShardedStrategy
+from mttl.training.loggers import EXPERIMENT_LOGGERS, StepMonitor
 from mttl.training.metrics_file import MetricsFile
+from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
-from mttl.training.routing_monitor import RoutingMonitor
-from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
-from mttl.training.token_monitor import TokenMonitor
-
-EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def build_trainer(
@@ -163,12 +158,7 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
 def _lightning_trainer(**settings: Any) -> Trainer:
     try:
         return Trainer(**settings, enable_model_summary=False)
-    except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
-        raise ConfigError(f"section trainer: {error}") from error
-    except Exception as error:
-        # Lightning's MisconfigurationException derives from Exception alone.
-        if type(error).__name__ != "MisconfigurationException":
-            raise
+    except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
         raise ConfigError(f"section trainer: {error}") from error
 
 
@@ -181,7 +171,7 @@ def _annealing(router: Router) -> list[Callback]:
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [TrainingProgress()]
-    if built.attachment.groups and config.aggregation.kind == "mixture":  # else no router learns
+    if built.attachment.groups and isinstance(config.aggregation, Mixture):  # else none learns
         callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.moe is not None:
