@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from mttl.assembly.model import Built
 from mttl.checkpoints.checkpoint_file import CheckpointFile
