@@ -34,16 +34,9 @@ def heat_maps(
 ) -> Figure:
     """Draw matrices of tasks by skills side by side, in one order of tasks and one scale.
 
-    Args:
-        panels: The matrices.
-        names: A heading for each; long ones break at dots and slashes.
-        tasks: Names of the tasks.
-        order: The tasks from top to bottom.
-        categories: One per task.
-        title: Of the figure.
-        changes: What the colours of the last panel mean, if it has a scale of its own around zero.
-        less_is_worse: What is below zero there is red, rather than what is above it.
-        skills: What they are called; by default they have numbers.
+    Names are headings; long ones break at dots and slashes. With ``changes``, what its colours
+    mean, the last panel has a scale of its own around zero, on which worse is red. Skills have
+    numbers unless they have names.
     """
     n_panels, n_tasks, n_skills = panels.shape
     panel = max(n_skills * ROW, PANEL[0])
@@ -57,7 +50,7 @@ def heat_maps(
     plain = panels[:-1] if changes else panels
     low, high = float(plain.min()), float(plain.max())
     scale = {"cmap": COLOUR_MAP, "vmin": low, "vmax": high if high > low else low + 1}
-    chosen = [categories[task] for task in order]
+    chosen = [categories[task] for task in order.tolist()]
     for number, (matrix, heading) in enumerate(zip(panels, headings, strict=True)):
         axes = place(figure, number * (panel + GAP), 0, panel, top)
         if changes and number == n_panels - 1:
@@ -72,7 +65,7 @@ def heat_maps(
             axes.set_xticks(range(0, n_skills, every))
             axes.tick_params(labeltop=True)
         if number == 0:
-            label_rows(axes, [tasks[task] for task in order], chosen, marks=MARKS / panel)
+            label_rows(axes, [tasks[task] for task in order.tolist()], chosen, marks=MARKS / panel)
             _add_scale(figure, image, right, top, "mixing weight")
     if changes:
         _add_scale(figure, image, right, top - SCALE, changes)
@@ -96,7 +89,7 @@ def similarity_matrix(
     axes = place(figure, 0, 0, size, size)
     shown = np.ma.array(similarity[np.ix_(order, order)], mask=np.eye(len(tasks), dtype=bool))
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
-    names, chosen = ([texts[task] for task in order] for texts in (tasks, categories))
+    names, chosen = ([texts[task] for task in order.tolist()] for texts in (tasks, categories))
     axes.set_xticks(range(len(tasks)), names, rotation=90)
     label_rows(axes, names, chosen, marks=MARKS / size)
     for label, coloured in zip(axes.get_xticklabels(), axes.get_yticklabels(), strict=True):
