@@ -237,7 +237,7 @@ class Adaptation:
         if saved.meta["settings"].get("backbone", {}).get("quantize"):
             modes.require_frozen(config.adapt.mode)
         built = load_run(run, backbone=backbone)
-        gym = open_gym(config.data, samples)
+        gym = open_gym(config, samples)
         names = new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen)
         jobs = plan_jobs(
             *(gym, names, config.adapt.seeds),

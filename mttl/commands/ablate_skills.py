@@ -135,7 +135,7 @@ class _Study:
 
     @classmethod
     def of(cls, built: Built, config: Config, data: Any, *, scored: bool, share: bool) -> Self:
-        gym, tasks, model = open_gym(config.data), list(built.tasks), built.model
+        gym, tasks, model = open_gym(config), list(built.tasks), built.model
         module = TextToTextModule(
             *(model, built.tokenizer, {task: gym.metric(task) for task in tasks}),
             generation=config.generation,

@@ -26,7 +26,7 @@ from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.config.skills_schema import kinds_of
-from mttl.data.chosen_tasks import open_gym, partition_of
+from mttl.data.chosen_tasks import cache_folder, open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
 from mttl.inference.task_options import wanted_options
@@ -88,7 +88,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     console = make_console()
 
     # What to learn: tasks, their rows, and the model over them.
-    gym = open_gym(config.data)
+    gym = open_gym(config)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
     check_rows(gym, tasks, config.data.evaluate, config.data.samples)
@@ -185,12 +185,11 @@ def train(config: Config, *, resume: bool = False) -> None:
 
 def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
     """Return the batches that the section ``data`` describes."""
-    cache = config.data.cache_dir or str(Path(config.run.dir) / ".cache")
     return TextToTextDataModule(
         gym,
         built.tasks,
         built.tokenizer,
-        config.data.model_copy(update={"cache_dir": cache}),
+        config.data.model_copy(update={"cache_dir": str(cache_folder(config))}),
         decoder_only=is_decoder_only(built.model.backbone),
         seed=config.run.seed,
     )

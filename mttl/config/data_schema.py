@@ -64,10 +64,9 @@ class Data(Section):
     """The tasks, and how their rows become batches."""
 
     dir: str | None = None
-    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`. With `tasks` it may
-    be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
+    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`."""
     tasks: str | None = None
-    """YAML file of custom tasks, which are built into the gym when a command starts."""
+    """In place of `dir`: YAML file of custom tasks, whose files are converted into the cache."""
     partition: str | dict[str, list[TaskName]] = "auto"
     """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
     `tasks` on its `side`, or without `tasks` every task of the gym in train."""
@@ -136,14 +135,14 @@ class Data(Section):
     """Processes that collate; 0 collates in the training process."""
     asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
     cache_dir: str | None = None
-    """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
+    """Where tokenised rows and converted tasks are kept; by default `<run.dir>/.cache`."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.dir is None and self.tasks is None:
+        if (self.dir is None) == (self.tasks is None):
             raise ValueError(
-                "dir must name the folder of a gym; it may be left out only with tasks, a YAML "
-                "file of custom tasks"
+                "dir must name the folder of a gym, or be null with tasks, a YAML file of custom "
+                "tasks (`mttl build --config` adds these to a gym)"
             )
         for name in ("system", "date"):
             if getattr(self, name) is not None and self.template != "chat":

@@ -34,7 +34,7 @@ def open_rows(
     built = load_run(run)
     module = TextToTextModule(built.model, built.tokenizer, dict.fromkeys(built.tasks, "EM"))
     data = TextToTextDataModule(
-        *(open_gym(config.data), list(built.tasks), built.tokenizer),
+        *(open_gym(config), list(built.tasks), built.tokenizer),
         config.data.model_copy(update={"cache_dir": None} | settings),
         decoder_only=is_decoder_only(built.model.backbone),
         seed=0,

@@ -160,7 +160,7 @@ def gym_column(settings: Section | None, column: str) -> dict[str, str]:
     """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
     if not isinstance(settings, Config):
         return {}
-    table = gym_folder(settings.data) / "TASKS.csv"
+    table = gym_folder(settings) / "TASKS.csv"
     rows = read_table(table, TaskError) if table.exists() else []
     return {
         row["task"].strip(): row[column].strip()

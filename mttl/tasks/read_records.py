@@ -1,17 +1,14 @@
 """Records from files, in order: TSV, CSV or JSON Lines, each of them also packed with gzip."""
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mttl.io.errors import TaskError
-from mttl.io.reading import JSON_RULES, parse_json, require_file, table_rows
-from mttl.tasks.task import FILE_ENDINGS
-
-DECODE = json.JSONDecoder(**JSON_RULES).decode
+from mttl.io.reading import parse_json, reason, require_file, table_rows
+from mttl.tasks.task import FILE_ENDINGS, Source
 
 
 def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -31,45 +28,44 @@ def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
     """
     if not path.name.endswith(FILE_ENDINGS):
         raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(FILE_ENDINGS)}.")
-    json_lines = ".jsonl" in path.suffixes[-2:]
-    if json_lines and columns:
-        raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
-    if json_lines:
-        yield from _json_lines(path)
+    if ".jsonl" not in path.suffixes[-2:]:
+        delimiter = "\t" if ".tsv" in path.suffixes[-2:] else ","
+        table = {"delimiter": delimiter, "names": columns}
+        yield from (row for _, row in table_rows(_lines(path), str(path), TaskError, **table))
         return
-    kind = {"delimiter": "\t" if ".tsv" in path.suffixes[-2:] else ",", "names": columns}
-    for _, row in table_rows(_lines(path), str(path), TaskError, **kind):
-        yield row
+    if columns:
+        raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            yield parse_json(line, f"{path}, line {number}", TaskError, dict)
 
 
-def open_unpacked(path: Path) -> IO[bytes]:
-    """Open a regular file, packed or not, to read what it holds."""
-    require_file(path, TaskError)
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+def from_files(source: Source, split: str) -> Iterator[dict[str, Any]]:
+    """Return the records of a source whose splits are files; see `read_records`."""
+    return read_records(Path(split), source.columns)
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Give the lines with their ends; only a line feed ends one."""
+    require_file(path, TaskError)
     number = 0
     try:
-        with open_unpacked(path) as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise TaskError(
-            f"{path}, line {number}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is "
-            "not valid UTF-8; save the file as UTF-8."
-        ) from error
+        raise not_utf8(f"{path}, line {number}", error) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TaskError(
             f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again."
         ) from error
     except OSError as error:
-        raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
+        raise TaskError(f"cannot read '{path}': {reason(error)}.") from error
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        yield parse_json(line, f"{path}, line {number}", TaskError, dict)
+def not_utf8(place: str, error: UnicodeDecodeError) -> TaskError:
+    """Return the error about a line that is not UTF-8."""
+    return TaskError(
+        f"{place}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is not valid UTF-8; "
+        "save the file as UTF-8."
+    )
