@@ -61,15 +61,13 @@ def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
             chunk = list(islice(prepared, _CHUNK))
         except TaskError:
             raise
-        except RecordError as error:
-            raise TaskError(f"{_place(task, split, last)}: {error}") from error
-        except KeyError as error:
-            raise TaskError(f"{_place(task, split, last)}: the field {error} is missing") from error
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise TaskError(
-                f"{_place(task, split, last)}: the record is malformed for '{task.prepare}' "
-                f"({error!r})"
-            ) from error
+        except (RecordError, LookupError, AttributeError, TypeError, ValueError) as error:
+            what = f"the record is malformed for '{task.prepare}' ({error!r})"
+            if isinstance(error, RecordError):
+                what = str(error)
+            elif isinstance(error, KeyError):
+                what = f"the field {error} is missing"
+            raise TaskError(f"{_place(task, split, last)}: {what}") from error
         if not chunk:
             return
         yield [number for number, _ in chunk], [record for _, record in chunk]

@@ -8,6 +8,7 @@ from typing import Any
 
 from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, reason, require_file, table_rows
+from mttl.tasks.rows import decoded
 from mttl.tasks.task import FILE_ENDINGS, Source
 
 
@@ -52,20 +53,10 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise not_utf8(f"{path}, line {number}", error) from error
+                yield decoded(line, f"{path}, line {number}", first=number == 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TaskError(
             f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again."
         ) from error
     except OSError as error:
         raise TaskError(f"cannot read '{path}': {reason(error)}.") from error
-
-
-def not_utf8(place: str, error: UnicodeDecodeError) -> TaskError:
-    """Return the error about a line that is not UTF-8."""
-    return TaskError(
-        f"{place}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is not valid UTF-8; "
-        "save the file as UTF-8."
-    )

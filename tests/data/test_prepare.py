@@ -191,5 +191,5 @@ def test_mistakes(gym, byte_tokenizer):
     with pytest.raises(TaskError, match="line 1: no tab"):
         prepare(gym, byte_tokenizer)
     path.unlink()
-    with pytest.raises(TaskError, match=r"cannot read '.*a_16_100_train.tsv': No such file"):
+    with pytest.raises(TaskError, match=r"'.*a_16_100_train.tsv' does not exist"):
         prepare(gym, byte_tokenizer)
