@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import torch
-from mttl.plugins.settings import Positive
 from torch import Tensor, nn
 
+from mttl.plugins.part_settings import Positive
 from mttl.routing import TaskRouter
 from mttl.routing.task.task_router import TaskRows
 

@@ -24,7 +24,7 @@ from pytorch_lightning import Callback
 from mttl.metrics.text_metric import TextMetric
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.task_router import TaskRouter
-from mttl.routing.token.linear_router import LinearRouter
+from mttl.routing.token.token_router import LinearRouter
 from mttl.routing.token.top_k import top_choice
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.lora import LoRAInventory

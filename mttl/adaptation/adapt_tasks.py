@@ -4,17 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
-from mttl.adaptation.resumable_jobs import Diverged
 from mttl.adaptation.score_table import few_shot_table
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.config.schema import Config
-from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
 
 
@@ -36,65 +32,20 @@ def adapt_run(
 ) -> None:
     """Adapt, score and print a table."""
     console, status = make_console(), make_console(stderr=True)
-
-    # What to adapt, and to which tasks.
-    adaptation = Adaptation.of(
-        config,
-        source,
-        tasks,
-        samples=read_samples(samples),
-        allow_seen=allow_seen,
-        backbone=backbone,
-    )
-    jobs = adaptation.jobs
-    known = Results(Path(reference)).finished if reference else {}
-    if reference and not known:
-        raise ConfigError(f"--reference '{reference}' holds no results*.jsonl of an adaptation")
-    name = f"adapt-{config.adapt.mode}"
-    folder = Path(out) if out else adaptation.folder(name)
-    adaptation.check_folder(folder, config)
+    options = {"samples": read_samples(samples), "allow_seen": allow_seen, "backbone": backbone}
+    adaptation = Adaptation.load(config, source, tasks, **options)
+    folder = Path(out) if out else adaptation.folder(f"adapt-{config.adapt.mode}")
+    adaptation.check_folder(folder)
     if workers > 1:
         start_workers(workers, shard, command)
-    results = Results(folder, shard)
-    models = folder / "models" if save else None
-    todo = [
-        job
-        for job in shard.share(jobs)
-        if job not in results.finished
-        or (models is not None and not model_folder(models, job).exists())
-    ]
-    diverged = None
-    if todo:
-        adaptation.to_device(shard.number)
-        diverged = run_jobs(adaptation, config, todo, results, status, models)
+    results, jobs = Results(folder, shard), shard.share(adaptation.jobs)
+    n_starts = adaptation.n_starts
 
-    ended = [results.finished[job] for job in jobs if job in results.finished]
-    title = f"Adaptation, mode {config.adapt.mode} (%)"
-    if len(ended) < len(jobs):
-        title += f"; {len(ended)} of {len(jobs)} jobs have ended"
-    if ended or not todo:
-        console.print(few_shot_table(ended, title, list(known.values())))
-    console.print(f"The results are in {folder}", highlight=False)
-    if models is not None:
-        console.print(f"The adapted tasks are in {models}", highlight=False)
-    if diverged is not None:
-        diverged.report()
-
-
-def run_jobs(
-    adaptation: Adaptation,
-    config: Config,
-    todo: Sequence[FewShotJob],
-    results: Results,
-    status: Console,
-    models: Path | None,
-) -> Diverged:
-    """Run jobs one after another and keep their results, and what they learned in ``models``."""
-    n_starts = adaptation.n_starts(config)
+    def model_folder(job: FewShotJob) -> Path:
+        return folder / "models" / f"{job.task}-{job.sample}-{job.seed}"
 
     def work(job: FewShotJob, on_step: Callable[[], object]) -> FewShotResult:
-        save = model_folder(models, job) if models is not None else None
-        return adaptation.run_job(job, config, on_step=on_step, save=save)
+        return adaptation.run_job(job, on_step=on_step, save=model_folder(job) if save else None)
 
     def shown(result: FewShotResult) -> str:
         start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
@@ -102,10 +53,21 @@ def run_jobs(
         dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
         return f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
 
-    n_steps = n_starts * config.adapt.max_steps
-    return results.run(todo, work, status, doing="adapting", n_steps=n_steps, shown=shown)
-
-
-def model_folder(models: Path, job: FewShotJob) -> Path:
-    """Return where what a job has learned is kept."""
-    return models / f"{job.task}-{job.sample}-{job.seed}"
+    adaptation.to_device(shard.number)
+    diverged = results.run(
+        *(jobs, work, status),
+        doing="adapting",
+        n_steps=n_starts * config.adapt.max_steps,
+        shown=shown,
+        again=[job for job in jobs if save and not model_folder(job).exists()],
+    )
+    ended = [results.finished[job] for job in adaptation.jobs if job in results.finished]
+    title = f"Adaptation, mode {config.adapt.mode} (%)"
+    if len(ended) < len(adaptation.jobs):
+        title += f"; {len(ended)} of {len(adaptation.jobs)} jobs have ended"
+    known = Results(Path(reference)).finished.values() if reference else ()
+    console.print(few_shot_table(ended, title, list(known)))
+    console.print(f"The results are in {folder}", highlight=False)
+    if save:
+        console.print(f"The adapted tasks are in {folder / 'models'}", highlight=False)
+    diverged.report()

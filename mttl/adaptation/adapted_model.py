@@ -1,6 +1,17 @@
-"""A model that was adapted to one task and answers inputs."""
+"""A model that was adapted to one task: it answers inputs, and is kept in a folder.
 
-from collections.abc import Sequence
+The folder is a run of one task, whose inventory names the one it builds on:
+
+| path | content |
+|---|---|
+| ``config.yaml`` | the settings of the adaptation |
+| ``results.csv`` | the scores |
+| ``predictions/<task>_<split>.jsonl`` | every answer |
+| ``plots/routing_history.npz`` | how the task's row came about |
+| ``skills/`` | the task's row, and what else training changed |
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,13 +19,30 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.adaptation.save_adapted import Answers, save_adapted
+from mttl.adaptation.modes import TRAINED_ROLES
+from mttl.assembly.build_router import counted
+from mttl.assembly.saved_settings import ModelSettings, read_found_settings
+from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.checkpoints.saved_inventory import read_inventory, save_adapted_inventory
+from mttl.config.load import dump_config
+from mttl.config.router_schema import router_section
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import CheckpointError
+from mttl.io.files import new_folder, write_text
+from mttl.routing.task.coefficients import CoefficientRouter
+from mttl.routing.task.fixed import FixedRouter
+from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
-from mttl.training.text_to_text import TextToTextModule
+from mttl.training.predictions import Result, write_predictions, write_results
+from mttl.training.text_to_text import Prediction, TextToTextModule
+
+# Settings of Polytropon's router that a row of its own keeps.
+POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_scale")
+POLYTROPON += ("logit_dropout",)
 
 
 @dataclass(frozen=True)
@@ -23,21 +51,21 @@ class AdaptedModel:
 
     Args:
         module: The adapted model with its tokenizer; its router has one task.
-        config: Settings of the adaptation.
         result: Score on the development rows, and the step whose weights were kept.
-        form: Prompt form of training.
-        answers: Answers to the development rows.
+        answers: Answers by split.
         history: History of the adaptation.
+        config: Settings of the adaptation.
+        form: Prompt form of training.
         skills: The folder ``skills/`` of the run that was adapted.
         inventory: Digest of that inventory.
     """
 
     module: TextToTextModule
-    config: Config
     result: FewShotResult
-    form: PromptForm
-    answers: Answers
+    answers: Mapping[str, Sequence[Prediction]]
     history: AdaptationHistory
+    config: Config
+    form: PromptForm
     skills: Path
     inventory: str
 
@@ -59,7 +87,6 @@ class AdaptedModel:
     @property
     def predictor(self) -> Predictor:
         """The same model as `mttl.load` would return it: it also chooses among given answers."""
-        precision = self.config.trainer.precision
         return Predictor(
             model=self.model,
             tokenizer=self.tokenizer,
@@ -67,36 +94,65 @@ class AdaptedModel:
             form=self.form,
             search=self.module.generation,
             per_token=self.config.generation.per_token,
-            precision=precision_plugin(precision, self.module.device.type),
+            precision=precision_plugin(self.config.trainer.precision, self.module.device.type),
         )
 
-    def save(self, folder: str | Path) -> None:
-        """Keep the adapted task in a new folder, which `mttl.load` reads.
+    def __call__(self, inputs: Sequence[str]) -> list[str]:
+        """Return an answer to each input, in order.
 
-        It holds what differs from the run, and the run has to stay where it is, or to be named.
+        Raises:
+            TypeError: If ``inputs`` is a single text rather than a list of them.
+        """
+        size = self.config.data.eval_batch_size
+        return self.predictor.predict(self.result.task, inputs, batch_size=size)
+
+    def save(self, folder: str | Path, *, replace: bool = False) -> None:
+        """Keep the adapted task in a folder, which `mttl.load` reads.
+
+        It holds what differs from the run, and the run has to stay where it is, or to be named. It
+        is written whole or not at all; with ``replace``, an earlier one is replaced.
 
         Raises:
             CheckpointError: If the run is another one by now.
             FileExistsError: If there is something at ``folder`` already.
         """
-        save_adapted(
-            *(folder, self.model, self.result, self.answers, self.config, self.form),
-            skills=self.skills,
-            inventory=self.inventory,
-            history=self.history,
-        )
+        if inventory_digest(self.skills) != self.inventory:
+            raise CheckpointError(
+                f"'{self.skills}' has changed since it was loaded, so what was adapted from it "
+                "cannot be saved. Adapt again"
+            )
+        source, result = read_inventory(self.skills), self.result
+        with new_folder(folder, replace=replace) as new:
+            files = RunFolder(new)
+            save_adapted_inventory(
+                *(files.skills, self.model, result.task, source),
+                place=Path(folder) / files.skills.name,
+                backbone_trained="backbone" in TRAINED_ROLES[self.config.adapt.mode],
+                settings=self._settings(read_found_settings(source)).model_dump(mode="json"),
+            )
+            write_text(files.config, dump_config(self.config))
+            scores = []
+            for split, rows in self.answers.items():
+                where = result.task, split, str(result.sample), result.seed, result.metric
+                scores.append(Result(*where, getattr(result, split), len(rows)))
+                write_predictions(files.predictions, rows, [result.task], split)
+            write_results(files.results, scores)
+            if self.history.rows:
+                self.history.write(files.plots / "routing_history.npz")
 
-    def __call__(self, inputs: Sequence[str]) -> list[str]:
-        """Answer.
-
-        Returns:
-            An answer to each, in order.
-
-        Raises:
-            TypeError: If ``inputs`` is a single text rather than a list of them.
-        """
-        if isinstance(inputs, str):
-            raise TypeError(f"inputs ('{inputs}') must be a list of texts; write ['{inputs}']")
-        return self.predictor.predict(
-            self.result.task, inputs, batch_size=self.config.data.eval_batch_size
-        )
+    def _settings(self, base: ModelSettings) -> ModelSettings:
+        """Return what builds the model: its router may be of another kind than the run's."""
+        router, skills, own = counted(base.router), base.skills, self.model.router
+        if isinstance(own, FixedRouter) and not own.draws and router.kind != "none":
+            router = router_section("average", granularity=router.granularity)
+        elif type(own) is CoefficientRouter:
+            router = router_section("coefficients", granularity=router.granularity)
+        elif type(own) is PolytroponRouter:  # a row that starts as `learned` has a plain one
+            settings = {name: getattr(own, name) for name in POLYTROPON}
+            router = router_section("polytropon", granularity=router.granularity, **settings)
+        if skills.kind != "none":
+            skills = skills.model_copy(update={"n_skills": own.n_skills})
+        changed = {"router": router, "skills": skills, "data": self.form}
+        changed |= {"generation": self.config.generation}
+        changed["precision"] = self.config.trainer.precision
+        return base.model_copy(update=changed)

@@ -45,6 +45,7 @@ def write_examples(
     metric: str = "EM",
     description: str | None = None,
     options: Sequence[str] = (),
+    factors: Sequence[str] = (),
 ) -> Gym:
     """Write a gym of one task, sample 0."""
     if not re.fullmatch(r"[\w-][\w.-]*", task):
@@ -57,7 +58,7 @@ def write_examples(
     if any("|" in option for option in options):
         raise TaskError(f"options {list(options)}: none may hold a bar (|), which joins them")
     row = {"task": task, "metric": metric, "description": description}
-    row["options"] = "|".join(options)
+    row |= {"options": "|".join(options), "factors": " ".join(factors)}
     write_table(folder / "TASKS.csv", list(row), [row])
     return Gym(folder)
 

@@ -1,9 +1,9 @@
 """One adaptation job from its settings to its scores."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,13 +14,7 @@ from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import (
-    adapted,
-    count_trained,
-    kept_state,
-    require_rows,
-    row_starts,
-)
+from mttl.adaptation.modes import adapted, count_trained, kept_state, require_rows, row_starts
 from mttl.adaptation.nearest_task import best_task
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
@@ -38,6 +32,15 @@ from mttl.training.text_to_text import Prediction, TextToTextModule
 ROWS_AT_ONCE = 8
 
 
+class Outcome(NamedTuple):
+    """What came of a job; ``answers`` are by split, and ``module`` is what gave them."""
+
+    module: TextToTextModule
+    result: FewShotResult
+    answers: dict[str, Sequence[Prediction]]
+    history: AdaptationHistory
+
+
 def run_job(
     model: SkilledModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -49,10 +52,9 @@ def run_job(
     tasks: Sequence[str] = (),
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
-    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], AdaptationHistory], object]
-    | None = None,
+    keep: Callable[[Outcome], object] | None = None,
     stay: bool = False,
-) -> FewShotResult:
+) -> Outcome:
     """Adapt to one sample of one task, score, and leave the model as it was.
 
     Of several starts, the one that ends best on the development rows is kept, of equal ones the
@@ -68,27 +70,27 @@ def run_job(
         tasks: Names of the trained tasks, for the result to name the nearest one.
         score_test: Whether the test rows are scored; else the test score is undefined.
         on_step: Called after every optimizer step.
-        keep: Called with the result, the answers of every split, and the history, while the model
-            is adapted.
+        keep: Called with the outcome while the model is adapted.
         stay: Whether the model stays adapted.
     """
     mode = config.adapt.mode
-    best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], AdaptationHistory] | None = None
-    bring_back = None
+    module = job_module(model, tokenizer, job, gym, config)
+    best, bring_back = None, None
     for init in row_starts(model.router, config.adapt):
         begun_as = None
         if init in AS_TRAINED:
-            row = nearest_task(model, tokenizer, job, gym, config)
-            begun_as = tasks[int(row)] if tasks else None
-        with (
-            seeded(job.seed, next(model.parameters()).device),
-            adapted(model, mode, init=init, rows=row),
-        ):
-            module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-            fitted = fit(module, job, gym, config, on_step=on_step)
-            if best is None or rank(fitted.dev) > rank(best[0].dev):
-                scored = score(module, job, config, fitted, begun_as, test=score_test)
-                best = (*scored, fitted.history)
+            nearest = nearest_task(module, job, gym, config)
+            row, begun_as = torch.tensor([[float(nearest)]]), tasks[nearest] if tasks else None
+        with seeded(job.seed, module.device), adapted(model, mode, init=init, rows=row):
+            last = best.result.dev if best is not None else None
+            found = _fit_and_score(
+                *(module, job, gym, config, begun_as),
+                better_than=last,
+                score_test=score_test,
+                on_step=on_step,
+            )
+            if found is not None:
+                best = found
                 if keep is not None or stay:
                     bring_back = kept_state(model, mode)
     assert best is not None  # there is at least one start
@@ -97,151 +99,114 @@ def run_job(
         try:
             bring_back()
             if keep is not None:
-                keep(*best)
+                keep(best)
         finally:
             if not stay:
                 leave()
-    return best[0]
+    return best
 
 
-def task_module(
+def job_module(
     model: SkilledModel,
     tokenizer: PreTrainedTokenizerBase,
-    metrics: Mapping[str, str],
+    job: FewShotJob,
+    gym: Gym,
     config: Config,
 ) -> TextToTextModule:
     """Return the module that trains and answers, on the model's device."""
-    return TextToTextModule(
-        *(model, tokenizer, metrics, config.optim, config.generation),
+    module = TextToTextModule(
+        *(model, tokenizer, {job.task: gym.metric(job.task)}, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
         loss=config.loss,
     ).to(next(model.parameters()).device)
+    form, place = PromptForm.of(config.data), (gym, [job.task], [job.sample])
+    ranked = wanted_options(*place, config.generation.mode)
+    module.set_options(ranked, form, per_token=config.generation.per_token)
+    if weights := config.adapt.option_weights:
+        module.contrast(wanted_options(*place, "rank"), form, **weights)
+    return module
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The result of training on a job's rows.
-
-    ``step`` is the step whose weights were kept; ``dev`` is NaN if nothing was trained; ``answers``
-    are by split.
-    """
-
-    step: int
-    dev: float
-    answers: dict[str, Sequence[Prediction]]
-    history: AdaptationHistory
-    data: TextToTextDataModule
-
-
-def fit(
+def _fit_and_score(
     module: TextToTextModule,
     job: FewShotJob,
     gym: Gym,
     config: Config,
+    begun_as: str | None,
     *,
-    on_step: Callable[[], object] = lambda: None,
-) -> Fitted:
-    """Train on a job's rows; the module keeps the weights that were best on development rows."""
-    data = _rows_of(job, module, gym, config)
+    better_than: float | None,
+    score_test: bool,
+    on_step: Callable[[], object],
+) -> Outcome | None:
+    """Train on a job's rows and score, unless its development score is no better than another.
+
+    The model keeps the weights that were best on the development rows.
+    """
+    adapt, data = config.adapt, _rows_of(module, job, gym, config)
     embed_tasks(module.model, data)
-    options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
-    form = PromptForm.of(config.data)
-    module.set_options(options, form, per_token=config.generation.per_token)
-    if weights := config.adapt.option_weights:
-        options = wanted_options(gym, [job.task], [job.sample], "rank")
-        module.contrast(options, form, **weights)
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    history = AdaptationHistory(module.model.router, config.adapt.max_steps)
-    if config.adapt.examples == 0:
-        return Fitted(0, math.nan, {}, history, data)
+    history = AdaptationHistory(module.model.router, adapt.max_steps)
+    step, dev, test, n_trained = 0, math.nan, math.nan, count_trained(module.model)
+    answers: dict[str, Sequence[Prediction]] = {}
 
     def stepped() -> None:
         history.note_step()
         on_step()
 
-    if config.adapt.gradient_free:
-        step, dev, answers = compose(
-            module,
-            data.train_dataloader(),
-            data.evaluation_dataloader("dev"),
-            n_evaluations=config.adapt.max_steps,
+    if adapt.examples == 0:
+        n_trained = 0
+    elif adapt.gradient_free:
+        n_trained = module.model.router.n_skills
+        step, dev, answers["dev"] = compose(
+            *(module, data.train_dataloader(), data.evaluation_dataloader("dev")),
+            n_evaluations=adapt.max_steps,
             precision=precision,
             on_step=on_step,
         )
     else:
-        step, dev, answers = fine_tune(
-            module,
-            data.train_dataloader(),
-            data.evaluation_dataloader("dev"),
-            n_steps=config.adapt.max_steps,
-            eval_every=config.adapt.eval_every,
-            gradient_clip_val=config.adapt.gradient_clip_val,
+        step, dev, answers["dev"] = fine_tune(
+            *(module, data.train_dataloader(), data.evaluation_dataloader("dev")),
+            n_steps=adapt.max_steps,
+            eval_every=adapt.eval_every,
+            gradient_clip_val=adapt.gradient_clip_val,
             precision=precision,
             on_step=stepped,
             on_score=history.note_score,
         )
-    return Fitted(step, dev, {"dev": answers}, history, data)
-
-
-def score(
-    module: TextToTextModule,
-    job: FewShotJob,
-    config: Config,
-    fitted: Fitted,
-    begun_as: str | None,
-    *,
-    test: bool,
-) -> tuple[FewShotResult, dict[str, Sequence[Prediction]]]:
-    """Return what a fitted job scored, and the answers of every split that was scored."""
-    answers, found = dict(fitted.answers), math.nan
-    if test:
-        precision = precision_plugin(config.trainer.precision, module.device.type)
-        loader = fitted.data.evaluation_dataloader("test")
-        found, answers["test"] = score_batches(module, loader, precision)
+    if better_than is not None and rank(dev) <= rank(better_than):
+        return None
+    if score_test:
+        test, answers["test"] = score_batches(module, data.evaluation_dataloader("test"), precision)
     rows = answers.get("test", answers.get("dev", []))
-    (metric,) = module.metric_names
-    n_trained = count_trained(module.model)
-    if config.adapt.gradient_free:
-        n_trained = module.model.router.n_skills
     result = FewShotResult(
-        **{"task": job.task, "sample": job.sample, "seed": job.seed},
-        metric=metric,
-        dev=fitted.dev,
-        test=found,
-        step=fitted.step,
-        n_trained=0 if config.adapt.examples == 0 else n_trained,
+        **vars(job),
+        metric=module.metric_names[0],
+        dev=dev,
+        test=test,
+        step=step,
+        n_trained=n_trained,
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
         begun_as=begun_as,
     )
-    return result, answers
+    return Outcome(module, result, answers, history)
 
 
-def nearest_task(
-    model: SkilledModel,
-    tokenizer: PreTrainedTokenizerBase,
-    job: FewShotJob,
-    gym: Gym,
-    config: Config,
-) -> Float[Tensor, "1 1"]:
+def nearest_task(module: TextToTextModule, job: FewShotJob, gym: Gym, config: Config) -> int:
     """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
-    require_rows(model.router)
-    module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
+    require_rows(module.model.router)
     few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}
     parts = config.model_copy(update={"data": config.data.model_copy(update=few)})
-    batches = _rows_of(job, module, gym, parts).train_dataloader()
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    return torch.tensor([[float(best_task(module, batches, precision))]])
+    return best_task(module, _rows_of(module, job, gym, parts).train_dataloader(), precision)
 
 
 def _rows_of(
-    job: FewShotJob, module: TextToTextModule, gym: Gym, config: Config
+    module: TextToTextModule, job: FewShotJob, gym: Gym, config: Config
 ) -> TextToTextDataModule:
     """Return the rows of a job, as the model reads them."""
     return TextToTextDataModule(
-        gym,
-        [job.task],
-        module.tokenizer,
+        *(gym, [job.task], module.tokenizer),
         config.data.model_copy(update={"samples": [job.sample]}),
         decoder_only=is_decoder_only(module.model.backbone),
         seed=job.seed,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.schema import Adapt
-from mttl.config.section import FREE, AdaptMode, RowInit
+from mttl.config.section import AS_TRAINED, FREE, AdaptMode, RowInit
 from mttl.io.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.coefficients import CoefficientRouter
@@ -70,37 +69,32 @@ def apply_mode(
         init: How new rows start; see `adapted_router`.
         rows: As for `adapted_router`.
 
-    Returns:
-        The same model.
-
     Raises:
-        ValueError: If the mode is unknown, or the rows are missing.
+        ValueError: If the rows are missing.
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
-            mixes skills, re-initialises experts that replaced parts of the backbone, or would leave
-            fresh skills untrained.
+            mixes skills, or re-initialises experts that replaced parts of the backbone.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
         ``average`` Caccia et al., arXiv:2211.03831.
     """
-    device = next(model.parameters()).device
-    known = model.router
+    known, roles = model.router, TRAINED_ROLES[mode]
     router = adapted_router(known, mode, n_tasks, init=init, rows=rows)
     reinitialised = mode == "from_scratch" or init == "private_skill"
     _check_mode(model, router, mode, init, reinitialised=reinitialised)
+    device = next(model.parameters()).device
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
     if reinitialised:
         for skills in parts["skills"]:
             skills.reset_all_skills()  # type: ignore[operator]
         # A mode that trains no router leaves those of tokens as they are.
-        for part in parts["router"] if "router" in TRAINED_ROLES[mode] else ():
+        for part in parts["router"] if "router" in roles else ():
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
     elif init != "nearest_task" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():
             layer.inventory.reset_skills(torch.tensor(own))
-    roles = TRAINED_ROLES[mode]
     tuned = _tuned_backbone(model) if "backbone" in roles else []
     model.backbone.requires_grad_(False)
     for value in tuned:
@@ -109,6 +103,14 @@ def apply_mode(
         for part in members:
             part.requires_grad_(role in roles)
     return model
+
+
+# The starts that need rows, and what these are.
+GIVEN_ROWS: dict[RowInit, str] = {
+    "expert_row": "the weights of the new tasks",
+    "factors": "the factors of the new tasks",
+    **dict.fromkeys(AS_TRAINED, "the id of the trained task to begin as"),
+}
 
 
 def adapted_router(
@@ -139,43 +141,41 @@ def adapted_router(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
-        rows: Of the new tasks: weights, for the start ``"expert_row"``; factors, for ``"factors"``;
-            the id of the trained task, for ``"nearest_task"`` and ``"best_coefficients"``.
+        rows: What `GIVEN_ROWS` names, for the starts that need them.
 
     Raises:
-        ValueError: If the mode is unknown, or the rows are missing.
+        ValueError: If the rows are missing.
         ConfigError: If a row of a trained task is wanted of a router that keeps none.
 
     References:
         Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
     """
-    if mode not in TRAINED_ROLES:
-        raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
+    shape = known.n_groups, n_tasks, known.n_heads, known.n_skills
     if "average" in (mode, init):
-        return AverageRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
+        return AverageRouter(*shape)
+    if init in GIVEN_ROWS and rows is None:
+        raise ValueError(f"init '{init}' needs rows, {GIVEN_ROWS[init]}")
+    given = torch.empty(0) if rows is None else rows
     if init == "expert_row":
-        if rows is None:
-            raise ValueError("init 'expert_row' needs rows, the weights of the new tasks")
-        return expert_router(rows, known.n_groups, known.n_heads)
+        return expert_router(given, known.n_groups, known.n_heads)
     if init == "factors":
-        if rows is None or not isinstance(known, MetadataRouter):
-            raise ValueError(
-                "init 'factors' needs a MetadataRouter, and rows of the tasks' factors"
-            )
-        return known.with_rows(known.composed(rows.to(known.factors.device)).detach())
+        assert isinstance(known, MetadataRouter)
+        return known.with_rows(known.composed(given.to(known.factors.device)).detach())
     if init == "private_skill":
         only = torch.eye(known.n_skills)[:1].repeat(n_tasks, 1)
         return FixedRouter(only, known.n_groups, known.n_heads)
-    if init in FREE:
-        free = CoefficientRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
-        if init == "best_coefficients":
-            free.rows.data.copy_(_one_task(known, init, rows).matrix().detach())
-        return free
     if init == "learned":
-        return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
-    if init == "nearest_task":
-        known, init = _one_task(known, init, rows), "mean"
-    start = "fresh" if mode == "from_scratch" else init
+        return PolytroponRouter(*shape)
+    if init in AS_TRAINED:
+        require_rows(known)
+        known = known.of_tasks(given[0, :1].long())
+    if init in FREE:
+        free = CoefficientRouter(*shape)
+        if init in AS_TRAINED:
+            free.rows.data.copy_(known.matrix().detach())
+        return free
+    start = "mean" if init in AS_TRAINED else init
+    start = "fresh" if mode == "from_scratch" else start
     if isinstance(known, CPolyRouter):
         return known.for_new_tasks(n_tasks, init=start, private="skills" in TRAINED_ROLES[mode])
     return known.for_new_tasks(n_tasks, init=start)
@@ -214,13 +214,6 @@ def require_rows(known: TaskRouter) -> None:
         )
 
 
-def _one_task(known: TaskRouter, init: RowInit, rows: Float[Tensor, "T _"] | None) -> TaskRouter:
-    if rows is None:
-        raise ValueError(f"init '{init}' needs rows, the id of the trained task to begin as")
-    require_rows(known)
-    return known.of_tasks(rows[0, :1].long())
-
-
 def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:
     """Return the skills that new tasks have for themselves, which begin fresh: C-Poly's."""
     if not (isinstance(known, CPolyRouter) and isinstance(new, CPolyRouter)):
@@ -229,24 +222,11 @@ def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:
 
 
 def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
-    """Refuse to train routers alone where they have nothing to train.
-
-    Raises:
-        ConfigError: If the mode is ``router_only`` and none has a parameter.
-    """
+    """Refuse to train routers alone where none of them has a parameter."""
     if mode == "router_only" and not any(True for part in routers for _ in part.parameters()):
         raise ConfigError(
             f"mode 'router_only' has nothing to train: a {type(routers[-1]).__name__} has no "
             "parameters. Use 'skills_only', or an inventory trained with a learned router"
-        )
-
-
-def require_frozen(mode: AdaptMode) -> None:
-    """Refuse to train a quantised backbone."""
-    if "backbone" in TRAINED_ROLES.get(mode, ()):
-        raise ConfigError(
-            f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use "
-            "'all', or 'skills_only'"
         )
 
 
@@ -295,53 +275,40 @@ def attention_parts(inventory: Inventory) -> list[nn.Module]:
 def _check_mode(
     model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, reinitialised: bool
 ) -> None:
-    layers = model.token_layers().values()
-    if packed_layers(model.backbone):
-        require_frozen(mode)
-    if init == "private_skill" and "skills" not in TRAINED_ROLES[mode]:
-        raise ConfigError(
-            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
-            "train; use 'skills_only', or 'full'"
-        )
-    rows_stay = isinstance(router, FixedRouter) and mode not in ("average", "from_scratch")
-    if init == "fresh" and rows_stay and _differ(model.router):
-        raise ConfigError(
-            "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: "
-            "a new task would keep equal weights of all skills. Use 'private_skill' (a skill of "
-            "its own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task "
-            "that fits best), or 'average' where that mixture is meant"
-        )
+    """Refuse what this model cannot do; `Adapt` checks what does not depend on it."""
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
-    attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
+    skilled = [layer.inventory for layer in model.skilled_layers().values()]
+    tokens = model.token_layers().values()
     weighed = mode == "average" or init in ("average", *FREE)
     cause = "mode 'average'" if mode == "average" else f"init '{init}'"
-    if weighed and any(attention):
-        raise ConfigError(
-            f"{cause} has no meaning for a fusion: attention takes the place of mixing "
-            "weights. Use 'skills_only', or the run whose skills were fused"
-        )
-    if weighed and not model.router.n_groups:
-        raise ConfigError(
-            f"{cause} weighs what tasks choose, and here only tokens choose. Use "
-            "'skills_only', which leaves their routers as they are"
-        )
-    stages = [getattr(layer.inventory, "stages", ()) for layer in model.skilled_layers().values()]
-    if init in FREE and any(len(own) > 1 for own in stages):
-        raise ConfigError(
-            f"init '{init}' may become negative, and stacked skills are mixed by their shares "
-            "of a row. Use 'mean', or another start"
-        )
-    if reinitialised and any(isinstance(layer.router, MemberRouter) for layer in layers):
-        raise ConfigError(
-            f"mode '{mode}' from fresh skills would re-initialise the members by whose weights "
-            "tokens are routed. Use 'zero_shot', or 'skills_only'"
-        )
-    if reinitialised and any(layer.base is None for layer in layers):
-        raise ConfigError(
-            f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
-            "experts replaced in training. Use another mode, or experts that keep the blocks "
-            "(lora, adapter)"
-        )
+    rows_stay = isinstance(router, FixedRouter) and mode not in ("average", "from_scratch")
+    problems = {
+        f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use 'all', "
+        "or 'skills_only'": "backbone" in TRAINED_ROLES[mode]
+        and bool(packed_layers(model.backbone)),
+        "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: a "
+        "new task would keep equal weights of all skills. Use 'private_skill' (a skill of its "
+        "own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task that "
+        "fits best), or 'average' where that mixture is meant": init == "fresh"
+        and rows_stay
+        and _differ(model.router),
+        f"{cause} has no meaning for a fusion: attention takes the place of mixing weights. Use "
+        "'skills_only', or the run whose skills were fused": weighed
+        and any(map(attention_parts, skilled)),
+        f"{cause} weighs what tasks choose, and here only tokens choose. Use 'skills_only', which "
+        "leaves their routers as they are": weighed and not model.router.n_groups,
+        f"init '{init}' may become negative, and stacked skills are mixed by their shares of a "
+        "row. Use 'mean', or another start": init in FREE
+        and any(len(getattr(own, "stages", ())) > 1 for own in skilled),
+        f"mode '{mode}' from fresh skills would re-initialise the members by whose weights tokens "
+        "are routed. Use 'zero_shot', or 'skills_only'": reinitialised
+        and any(isinstance(layer.router, MemberRouter) for layer in tokens),
+        f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
+        "experts replaced in training. Use another mode, or experts that keep the blocks (lora, "
+        "adapter)": reinitialised and any(layer.base is None for layer in tokens),
+    }
+    if found := next((problem for problem, wrong in problems.items() if wrong), None):
+        raise ConfigError(found)
 
 
 @contextmanager
@@ -388,11 +355,12 @@ def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
 
     Token routers may have a bias that is updated without a gradient.
     """
-    roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
+    roles, parts = TRAINED_ROLES[mode], parts_by_role(model)
     if "skills" in roles:  # re-initialised skills come with re-initialised routers of tokens
         roles = (*roles, "router")
     parts["router"].remove(model.router)
-    found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]
+    modules = [module for role, members in parts.items() if role in roles for module in members]
+    found = [value for module in modules for value in (*module.parameters(), *module.buffers())]
     return [*found, *(_tuned_backbone(model) if "backbone" in roles else [])]
 
 
@@ -402,7 +370,3 @@ def _tuned_backbone(model: SkilledModel) -> list[nn.Parameter]:
     others = {id(value) for part in parts for value in part.parameters()}
     backbone = [value for value in model.backbone.parameters() if id(value) not in others]
     return [value for value in backbone if value.requires_grad] or backbone
-
-
-def _values(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]

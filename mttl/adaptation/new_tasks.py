@@ -7,6 +7,7 @@ References:
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,18 @@ from jaxtyping import Float
 from rich.console import Console
 from torch import Tensor
 
-from mttl.adaptation import modes
-from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.custom_examples import Example, split_examples, write_examples
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import run_job, task_module
+from mttl.adaptation.job import Outcome, run_job
+from mttl.adaptation.modes import row_starts
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
-from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.factor_table import factor_rows
 from mttl.assembly.model import Built, load_run
-from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings, read_settings
+from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.load import dump_config, load_config
@@ -88,23 +87,21 @@ def adapt(
     given = _settings_of(run, config, settings)
     if gym is not None:
         given = with_settings(given, {"data.dir": str(gym), "data.tasks": None, "data.metrics": {}})
-    adaptation = Adaptation.of(
+    adaptation = Adaptation.load(
         given, run, tasks, samples=samples, allow_seen=allow_seen, backbone=backbone
     )
     if out is not None:
-        adaptation.check_folder(Path(out), given)
+        adaptation.check_folder(Path(out))
     results = Results(None if out is None else Path(out))
 
     def work(job: FewShotJob, on_step: Callable[[], object]) -> FewShotResult:
-        result = adaptation.run_job(job, given)
+        result = adaptation.run_job(job)
         results.add(result)
         on_result(result)
         return result
 
-    with results.writing():
-        adaptation.to_device()
-        todo = [job for job in adaptation.jobs if job not in results.finished]
-        results.run(todo, work, Console(quiet=True), doing="adapting").report()
+    adaptation.to_device()
+    results.run(adaptation.jobs, work, Console(quiet=True), doing="adapting").report()
     return [results.finished[job] for job in adaptation.jobs]
 
 
@@ -157,40 +154,28 @@ def adapt_to(
     if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
-    saved = read_inventory(run)
-    form = _form_of(read_settings(saved, ModelSettings))
-    if form["descriptions"] != (description is not None):
-        how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
+    inventory, built = (
+        inventory_digest(read_inventory(run).folder),
+        load_run(run, backbone=backbone),
+    )
+    if built.form.descriptions != (description is not None):
+        how, what = ("with", "give one") if description is None else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
     every = ("data.max_rows", "data.max_eval_rows", "adapt.examples")
     ranked = {"generation.mode": "rank"} if options else {}
     given = with_settings(given, dict.fromkeys(every) | ranked)
-    values = job_config(given, form)
     with tempfile.TemporaryDirectory() as folder:
         gym = write_examples(
             *(Path(folder), task, training, development),
             metric=metric,
             description=description,
             options=options,
+            factors=factors,
         )
-        inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
-        model = built.model.to(device_of())
-        rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
-        found: list[tuple[FewShotResult, Answers, AdaptationHistory]] = []
-        run_job(
-            *(model, built.tokenizer, FewShotJob(task, 0, seed), gym, values),
-            row=rows.get(task),
-            tasks=built.tasks,
-            score_test=False,
-            keep=lambda *best: found.append(best),
-            stay=True,
-        )
-        ((result, answers, history),) = found
-        module = task_module(model, built.tokenizer, {task: gym.metric(task)}, values)
-        known = wanted_options(gym, [task], [0], values.generation.mode)
-    descriptions = {} if description is None else {task: description}
-    shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
-    return AdaptedModel(module, values, result, shown, answers, history, saved.folder, inventory)
+        job = FewShotJob(task, 0, seed)
+        adaptation = Adaptation(built, inventory, gym, [job], given)
+        adaptation.to_device()
+        return adaptation.adapted(adaptation.outcome(job, score_test=False, stay=True))
 
 
 @dataclass(frozen=True)
@@ -199,28 +184,21 @@ class Adaptation:
 
     Args:
         run: Model and tokenizer.
+        inventory: Digest of what the model was read from, to tell results of one inventory from
+            those of another.
         gym: Where the rows are.
-        tasks: The new tasks.
-        jobs: Their samples, with every seed.
-        form: How rows became text in training.
-        trained: What the model was built from.
-        skills: The folder ``skills/`` that the model was read from.
-        inventory: Its digest, to tell results of one inventory from those of another.
-        meta: What the run says of itself.
+        jobs: The new tasks, their samples, with every seed.
+        given: The configuration.
     """
 
     run: Built
-    gym: Gym
-    tasks: list[str]
-    jobs: list[FewShotJob]
-    form: dict[str, Any]
-    trained: ModelSettings
-    skills: Path
     inventory: str
-    meta: Mapping[str, Any]
+    gym: Gym
+    jobs: list[FewShotJob]
+    given: Config
 
     @classmethod
-    def of(
+    def load(
         cls,
         config: Config,
         run: str | Path,
@@ -231,100 +209,123 @@ class Adaptation:
         splits: Sequence[str] = ("dev", "test"),
         backbone: str | Path | None = None,
     ) -> "Adaptation":
-        """Load a run, and plan its jobs on the gym of a configuration."""
-        saved = read_inventory(run)
-        inventory = inventory_digest(saved.folder)
-        if saved.meta["settings"].get("backbone", {}).get("quantize"):
-            modes.require_frozen(config.adapt.mode)
+        """Load a run, and plan its jobs on the gym of a configuration; a mistake costs no job."""
+        inventory = inventory_digest(read_inventory(run).folder)
         built = load_run(run, backbone=backbone)
         gym = open_gym(config, samples)
-        names = new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen)
         jobs = plan_jobs(
-            *(gym, names, config.adapt.seeds),
+            gym,
+            new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen),
+            config.adapt.seeds,
             samples=samples,
             splits=splits,
             n_examples=config.adapt.examples,
         )
         mode = "rank" if config.adapt.option_weights else config.generation.mode
-        check_options(gym, [(job.task, job.sample) for job in jobs], mode)  # before any is run
-        trained = read_settings(saved, ModelSettings)
-        form = _form_of(trained)
-        # A mistake costs no job.
-        _known_rows(config, saved.meta, built.model.router.n_skills, names, gym.factors)
-        return cls(built, gym, names, jobs, form, trained, saved.folder, inventory, saved.meta)
+        check_options(gym, [(job.task, job.sample) for job in jobs], mode)
+        adaptation = cls(built, inventory, gym, jobs, config)
+        adaptation.config, adaptation.rows  # noqa: B018 -- checks them
+        return adaptation
 
-    def check_folder(self, folder: Path, config: Config) -> None:
+    def changed(self, config: Config) -> "Adaptation":
+        """Return the same jobs with another configuration."""
+        return replace(self, given=config)
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings of all jobs."""
+        return job_config(self.given, self._form)
+
+    @cached_property
+    def rows(self) -> dict[str, Float[Tensor, "1 _"]]:
+        """Initial routing weights of new tasks, from the Expert's matrix or their factors."""
+        init, router = self.given.adapt.init, self.run.meta["settings"]["router"]
+        if init not in KNOWN_ROWS:
+            return {}
+        kind, name, file = KNOWN_ROWS[init]
+        if router["kind"] != kind:
+            raise ConfigError(
+                f"adapt.init '{init}' needs a run of the {name} router, and this one's is "
+                f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
+            )
+        tasks = list(dict.fromkeys(job.task for job in self.jobs))
+        if init == "expert_row":
+            rows = read_expert_matrix(router["matrix"], tasks, self.run.model.router.n_skills)
+        else:
+            table = {task: self.gym.factors(task) for task in tasks}
+            rows = factor_rows(table, tasks, router["factors"])
+        return dict(zip(tasks, rows.split(1), strict=True))
+
+    @cached_property
+    def _form(self) -> dict[str, Any]:
+        """How rows became text in training."""
+        return self.run.form.model_dump(exclude={"task_descriptions", "task_options"})
+
+    def check_folder(self, folder: Path) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
         check_rows(folder, set(self.jobs), self.gym.digest)
+        trained = ModelSettings.model_validate(self.run.meta["settings"])
         of_the_run: dict[str, Any] = {
-            name: getattr(self.trained, name)
-            for name in OF_THE_RUN
-            if name in type(config).model_fields
+            name: getattr(trained, name) for name in OF_THE_RUN if name in Config.model_fields
         }
-        of_the_run["data"] = config.data.model_copy(update=self.form)
-        check_folder(folder, dump_config(config.model_copy(update=of_the_run)), self.inventory)
+        of_the_run["data"] = self.given.data.model_copy(update=self._form)
+        settings = dump_config(self.given.model_copy(update=of_the_run))
+        check_folder(folder, settings, self.inventory)
 
     def folder(self, name: str) -> Path:
         """Return a folder next to ``skills/``, which the next save of the run would replace."""
+        assert self.run.folder is not None
         # The folder may be given as ".", whose parent has to be looked up.
-        skills = self.skills if self.skills.name else self.skills.absolute()
-        return skills.parent / name
+        return self.run.folder.absolute().parent / name
 
     def to_device(self, number: int = 1) -> None:
         """Move the model to a GPU, where there is one; parts of the jobs take them in turn."""
         self.run.model.to(device_of(number))
 
-    def n_starts(self, config: Config) -> int:
-        """Return from how many starts a job is adapted."""
-        return len(modes.row_starts(self.run.model.router, config.adapt))
+    @property
+    def n_starts(self) -> int:
+        """From how many starts a job is adapted."""
+        return len(row_starts(self.run.model.router, self.given.adapt))
 
     def run_job(
         self,
         job: FewShotJob,
-        config: Config,
         *,
         score_test: bool = True,
         on_step: Callable[[], object] = lambda: None,
         save: Path | None = None,
     ) -> FewShotResult:
-        """Run a job with the settings of a configuration; the model is left as it was.
+        """Run a job; the model is left as it was.
 
         With ``save``, the adapted task is kept in that folder; an earlier one there is replaced.
         """
-        values = job_config(config, self.form)
-        n_skills, tasks = self.run.model.router.n_skills, [job.task]
-        rows = _known_rows(config, self.meta, n_skills, tasks, self.gym.factors)
         digest = self.gym.digest(job.task, job.sample)
 
-        def keep(result: FewShotResult, answers: Answers, history: AdaptationHistory) -> None:
+        def keep(outcome: Outcome) -> None:
             assert save is not None
-            shown = self._shown(job, config)
-            where = {"skills": self.skills, "inventory": self.inventory, "history": history}
-            save_adapted(
-                save, self.run.model, result, answers, values, shown, **where, replace=True
-            )
+            self.adapted(outcome).save(save, replace=True)
 
-        result = run_job(
-            self.run.model,
-            self.run.tokenizer,
-            job,
-            self.gym,
-            values,
-            row=rows.get(job.task),
+        options = {"score_test": score_test, "on_step": on_step}
+        outcome = self.outcome(job, keep=keep if save is not None else None, **options)
+        return replace(outcome.result, rows=digest)
+
+    def outcome(self, job: FewShotJob, **options: Any) -> Outcome:
+        """Return what comes of a job; the options are those of `mttl.adaptation.job.run_job`."""
+        return run_job(
+            *(self.run.model, self.run.tokenizer, job, self.gym, self.config),
+            row=self.rows.get(job.task),
             tasks=self.run.tasks,
-            score_test=score_test,
-            on_step=on_step,
-            keep=keep if save is not None else None,
+            **options,
         )
-        return replace(result, rows=digest)
 
-    def _shown(self, job: FewShotJob, config: Config) -> PromptForm:
-        """Return how inputs of a job's task look."""
-        task = job.task
-        described = self.form["descriptions"]
-        texts = {task: self.gym.description(task) or ""} if described else {}
-        options = wanted_options(self.gym, [task], [job.sample], config.generation.mode)
-        return PromptForm(**self.form, task_descriptions=texts, task_options=options)
+    def adapted(self, outcome: Outcome) -> AdaptedModel:
+        """Return the model that a job has adapted, while it is."""
+        task, sample = outcome.result.task, outcome.result.sample
+        texts = {task: self.gym.description(task) or ""} if self.run.form.descriptions else {}
+        options = wanted_options(self.gym, [task], [sample], self.given.generation.mode)
+        form = PromptForm(**self._form, task_descriptions=texts, task_options=options)
+        assert self.run.folder is not None
+        return AdaptedModel(*outcome, self.config, form, self.run.folder, self.inventory)
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:
@@ -339,32 +340,3 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
             )
         given = load_config([str(own)], plugins=None)  # the run's file may name no code
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
-
-
-def _known_rows(
-    config: Config,
-    meta: Mapping[str, Any],
-    n_skills: int,
-    tasks: Sequence[str],
-    factors: Callable[[str], Sequence[str]],
-) -> dict[str, Float[Tensor, "1 _"]]:
-    """Return initial routing weights of new tasks, from the Expert's matrix or their factors."""
-    init, router = config.adapt.init, meta["settings"]["router"]
-    if init not in KNOWN_ROWS:
-        return {}
-    kind, name, file = KNOWN_ROWS[init]
-    if router["kind"] != kind:
-        raise ConfigError(
-            f"adapt.init '{init}' needs a run of the {name} router, and this one's is "
-            f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
-        )
-    if init == "expert_row":
-        rows = read_expert_matrix(router["matrix"], tasks, n_skills)
-    else:
-        rows = factor_rows({task: factors(task) for task in tasks}, tasks, router["factors"])
-    return dict(zip(tasks, rows.split(1), strict=True))
-
-
-def _form_of(trained: ModelSettings) -> dict[str, Any]:
-    """Rows look as they did in training."""
-    return trained.data.model_dump(exclude={"task_descriptions", "task_options"})

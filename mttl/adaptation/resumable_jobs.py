@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -127,35 +127,40 @@ class ResumableJobs(Generic[Result]):
         n_steps: int = 1,
         shown: Callable[[Result], str] | None = None,
         live: bool = True,
+        again: Collection[Any] = (),
     ) -> Diverged:
-        """Run jobs one after another, with a progress bar, and keep their results.
+        """Run the jobs without a result one after another, with a progress bar, and keep theirs.
 
         Args:
-            jobs: What to do; a job that has a result already keeps it.
+            jobs: What to do.
             work: Runs a job; it is given what to call after each step of it.
             console: Where progress is shown.
             doing: What is done, for the bar.
             n_steps: Steps of a job.
             shown: What a line says about the result of each job; no lines by default.
             live: Whether there is a bar; a job may have one of its own.
+            again: Jobs that are run though they have a result, which they keep.
 
         Returns:
             The jobs that diverged.
         """
         diverged = Diverged()
-        total = len(jobs) * n_steps
-        with self.writing(), counting(console, doing, total, live=live) as count:
-            for number, job in enumerate(jobs, 1):
-                result = None
-                with diverged.noted(job):
-                    result = work(job, count.advance)
-                    if job not in self.finished:
-                        self.add(result)
-                count.set(number * n_steps)
-                if shown is not None:
-                    said = "diverged" if result is None else shown(result)
-                    line = f"{number} of {len(jobs)}: {job}: {said}{count.left}"
-                    console.print(line, highlight=False)
+        if all(job in self.finished and job not in again for job in jobs):
+            return diverged
+        with self.writing():
+            todo = [job for job in jobs if job not in self.finished or job in again]
+            with counting(console, doing, len(todo) * n_steps, live=live) as count:
+                for number, job in enumerate(todo, 1):
+                    result = None
+                    with diverged.noted(job):
+                        result = work(job, count.advance)
+                        if job not in self.finished:
+                            self.add(result)
+                    count.set(number * n_steps)
+                    if shown is not None:
+                        said = "diverged" if result is None else shown(result)
+                        line = f"{number} of {len(todo)}: {job}: {said}{count.left}"
+                        console.print(line, highlight=False)
         return diverged
 
     def _read(self, path: Path) -> None:

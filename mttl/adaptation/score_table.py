@@ -1,12 +1,12 @@
 """Results of few-shot jobs in a table."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.adaptation.gains import average_relative_gain, comparable_tasks, interval
+from mttl.analysis.bootstrap import mean_and_interval
 from mttl.io.errors import some
 from mttl.training.text_to_text import mean_score
 
@@ -79,18 +79,22 @@ def _mean(scores: dict[str, list[float]]) -> str:
 
 
 def _interval(results: Sequence[FewShotResult]) -> str:
-    samples: dict[str, dict[int, list[float]]] = {}
+    samples: dict[str, set[int]] = {}
     for result in results:
-        of_task = samples.setdefault(result.task, {})
-        of_task.setdefault(result.sample, []).append(result.test)
-    few = [task for task, of_task in samples.items() if len(of_task) < 2]
-    if few:
+        samples.setdefault(result.task, set()).add(result.sample)
+    if few := [task for task, own in samples.items() if len(own) < 2]:
         return (
             "No interval of the mean: it needs two samples of every task (seeds of one sample are "
             f"not independent samples), and there are fewer of {some(few)}"
         )
-    low, high = interval({task: list(of_task.values()) for task, of_task in samples.items()})
-    if low == high:
+    # Each task is a fold of its own, so that its samples are drawn apart from those of others.
+    folds = {task: fold for fold, task in enumerate(sorted(samples))}
+    scores = {
+        (x.task, folds[x.task], x.sample, x.seed): 0.0 if math.isnan(x.test) else x.test
+        for x in results
+    }
+    _, low, high = mean_and_interval(scores, draw_tasks=False)
+    if math.isnan(low):
         return "No interval of the mean: all samples have equal scores"
     return (
         "95 % bootstrap interval of the mean test score over samples, and seeds within them: "
@@ -98,25 +102,47 @@ def _interval(results: Sequence[FewShotResult]) -> str:
     )
 
 
+def average_relative_gain(
+    scores: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
+) -> tuple[float, int]:
+    """Return the mean over tasks of ``(m - m_reference) / m_reference``, m the mean score.
+
+    Tasks whose reference is near zero dominate it, so look at plain means too. A task that the
+    reference lacks, or does not score above 0 on (as a correlation may), is left out.
+
+    Returns:
+        The gain as a fraction, NaN where no task can be compared; and how many tasks it is of.
+
+    References:
+        Ye, Lin and Ren, arXiv:2104.08835, section 5.
+    """
+    pairs = [
+        (float(mean_score(own)), float(mean_score(reference[task])))
+        for task, own in scores.items()
+        if task in reference
+    ]
+    gains = [(ours - theirs) / theirs for ours, theirs in pairs if theirs > 0]
+    return (sum(gains) / len(gains) if gains else math.nan), len(gains)
+
+
 def _gain(results: Sequence[FewShotResult], reference: Sequence[FewShotResult]) -> str:
     if not reference:
         return ""
     ours, theirs = _paired(results, reference)
-    scores, theirs_of = by_task(ours), by_task(theirs)
-    tasks = comparable_tasks(scores, theirs_of)
-    if not tasks:
+    scores = by_task(ours)
+    gain, n_tasks = average_relative_gain(scores, by_task(theirs))
+    if not n_tasks:
         return (
             "No average relative gain: the reference has no task of these with a score above 0 on "
             "the same rows, by the same metric, so there is nothing to compare with"
         )
-    gain, note = average_relative_gain(scores, theirs_of), ""
-    everything = {_sample(result) for result in results}
+    note, everything = "", {_sample(result) for result in results}
     if lacking := len(everything) - len({_sample(result) for result in ours}):
         note += (
             f"; {lacking} of {len(everything)} samples left out, which it lacks, or has of other "
             "rows or by another metric"
         )
-    if left_out := len(scores) - len(tasks):
+    if left_out := len(scores) - n_tasks:
         note += f"; {left_out} of {len(scores)} tasks left out, no score above 0 there"
     return (
         f"Average relative gain over the reference: {100 * gain:+.1f} % (tasks with a reference "

@@ -15,17 +15,15 @@ import numpy as np
 
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
-from mttl.config.schema import Range
+from mttl.config.schema import Range, Search
 from mttl.io.errors import ConfigError
-from mttl.io.files import drop_cut_line, locked
+from mttl.io.files import drop_cut_line
 
 
 def search_ranges(
-    ranges: Mapping[str, Range],
+    search: Search,
     evaluate: Callable[[Values], float],
     *,
-    n_trials: int,
-    seed: int,
     jobs: Sequence[FewShotJob],
     journal: Path,
 ) -> None:
@@ -33,34 +31,30 @@ def search_ranges(
 
     Draws depend only on the seed and the finished trials, so an interrupted search ends like an
     uninterrupted one. Trials of an earlier start are evaluated again, from the results of their
-    jobs. Other jobs, ranges or seeds begin another search in the same journal.
+    jobs. Other jobs, ranges or seeds begin another search in the same journal. The folder is
+    locked by the caller.
     """
-    optuna = _optuna()
-    refusal = ConfigError(
-        f"another process searches in '{journal.parent}': wait for it, or choose another folder "
-        "with --out"
+    optuna, ranges, seed = _optuna(), search.ranges, search.seed
+    drop_cut_line(journal)
+    backend = optuna.storages.journal.JournalFileBackend(str(journal), _Held())
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        study_name=_digest(ranges, seed, jobs),
+        direction="maximize",
+        load_if_exists=True,
     )
-    with locked(journal.with_name(".lock"), refusal):
-        drop_cut_line(journal)
-        backend = optuna.storages.journal.JournalFileBackend(str(journal), _Held())
-        study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend),
-            study_name=_digest(ranges, seed, jobs),
-            direction="maximize",
-            load_if_exists=True,
-        )
-        states = optuna.trial.TrialState
-        for trial in study.get_trials(states=(states.RUNNING,)):
-            study.tell(trial.number, state=states.FAIL)  # it was interrupted
-        finished = study.get_trials(states=(states.COMPLETE,))[:n_trials]
-        for trial in finished:
-            evaluate({name: trial.params[name] for name in ranges})
-        for number in range(len(finished), n_trials):
-            # A seed for each trial: one for all would begin its draws again after every start.
-            study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
-            trial = study.ask()
-            values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
-            study.tell(trial, evaluate(values))
+    states = optuna.trial.TrialState
+    for trial in study.get_trials(states=(states.RUNNING,)):
+        study.tell(trial.number, state=states.FAIL)  # it was interrupted
+    finished = study.get_trials(states=(states.COMPLETE,))[: search.trials]
+    for trial in finished:
+        evaluate({name: trial.params[name] for name in ranges})
+    for number in range(len(finished), search.trials):
+        # A seed for each trial: one for all would begin its draws again after every start.
+        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
+        trial = study.ask()
+        values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
+        study.tell(trial, evaluate(values))
 
 
 class _Held:

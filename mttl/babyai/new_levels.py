@@ -115,9 +115,8 @@ def adapt_babyai(
     def shown(result: LevelResult) -> str:
         return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"
 
-    with results.writing(), environment_errors("Finished jobs are kept; start again to go on"):
-        todo = [job for job in jobs if job not in results.finished]
-        results.run(todo, work, status, doing="adapting", shown=shown, live=False).report()
+    with environment_errors("Finished jobs are kept; start again to go on"):
+        results.run(jobs, work, status, doing="adapting", shown=shown, live=False).report()
     return [results.finished[job] for job in jobs]
 
 

@@ -33,7 +33,7 @@ def adapt_policies(
         The same model.
 
     Raises:
-        ValueError: If the mode is unknown, or ``from_scratch``.
+        ValueError: If the mode is ``from_scratch``.
         ConfigError: If the mode trains a router that has nothing to train.
     """
     if mode == "from_scratch":

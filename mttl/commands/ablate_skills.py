@@ -185,9 +185,8 @@ class _Study:
 
     def run(self, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
         """Compute what is missing."""
-        left = [s for s in self.switches(per_group=per_group) if s not in results.finished]
-        status = make_console(stderr=True)
-        results.run(left, lambda switch, _: self.measure(switch), status, doing="switching off")
+        switches, status = list(self.switches(per_group=per_group)), make_console(stderr=True)
+        results.run(switches, lambda switch, _: self.measure(switch), status, doing="switching off")
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Compute losses, and scores if they are asked for, under a switch."""

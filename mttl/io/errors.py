@@ -105,3 +105,14 @@ def require_one_of(choices: Collection[str], **values: str) -> None:
     for name, value in values.items():
         if value not in choices:
             raise ValueError(f"{name} ('{value}') must be one of {', '.join(choices)}")
+
+
+def require_at_most(bound: str, most: int, **values: int) -> None:
+    """Refuse numbers above another one, which has a name.
+
+    Raises:
+        ValueError: If one is.
+    """
+    for name, value in values.items():
+        if value > most:
+            raise ValueError(f"{name} ({value}) must be at most {bound} ({most})")

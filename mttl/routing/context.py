@@ -1,8 +1,8 @@
 """How the routing of one forward pass reaches the layers that need it.
 
-A model and all of its skilled layers share one `RoutingSlot`. The model fills the slot for the
-length of a forward pass; layers read it. Nothing is left behind afterwards, uses may be nested,
-and activation checkpointing replays the routing it was recorded with.
+A model and all of its skilled layers share one `RoutingSlot`. The model fills it for the length of
+a forward pass; layers read it. Uses may be nested, and activation checkpointing replays the routing
+it was recorded with.
 """
 
 import copy
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mttl.io.errors import ConfigError
-from mttl.routing.token.masks import TokenMasks, TokenRecord
+from mttl.routing.token.masks import TokenMasks, TokenRecord, check_fit
 
 Kept = TypeVar("Kept")
 
@@ -24,16 +24,19 @@ Kept = TypeVar("Kept")
 class Routing:
     """Which examples use which skills in one forward pass.
 
+    The input of a layer has ``n_rows`` rows R of ``n_positions`` positions L; a `ValueError` says
+    where these do not fit the examples.
+
     Args:
         task_ids: The task of each example, shape (B,).
         mixing: The weight of each skill in each routed group, shape (G, B, H, K).
         expansion: Rows of a layer per row of the batch where it sees more of them: beam search
             repeats every row this often, in neighbouring rows.
-        rows_per_example: Rows of the batch that an example stands for. Where all have the same
-            weights one example stands for them all, and layers merge once.
+        rows_per_example: Rows of the batch that an example stands for: all, where all have the same
+            weights.
         reuse_merged: Keep what layers merged for this routing until it ends. Only for repeated
             calls without gradients, such as generation, where the skills do not change.
-        masks: Which positions are tokens; by default all. Layers that route tokens read it.
+        masks: Which positions are tokens; by default all.
         segments: Where rows hold several examples one after another, the tokens of each; their sum
             is the number of positions of all rows.
 
@@ -54,11 +57,6 @@ class Routing:
         masks: TokenMasks | None = None,
         segments: Sequence[int] = (),
     ) -> None:
-        if segments and len(segments) != len(task_ids):
-            raise ValueError(
-                f"there are {len(segments)} segments for {len(task_ids)} task ids; give the tokens "
-                "of each example"
-            )
         self.segments = tuple(segments)
         self.task_ids = task_ids
         self.mixing = mixing
@@ -73,12 +71,7 @@ class Routing:
         self._merged: dict[int, object] | None = {} if reuse_merged else None
 
     def merged(self, key: int, merge: Callable[[], Kept]) -> Kept:
-        """Return ``merge()``, computed once per routing where reuse was asked for.
-
-        Args:
-            key: Identifies the layer.
-            merge: Computes what the layer keeps.
-        """
+        """Return ``merge()``, computed once per key where reuse was asked for."""
         if self._merged is None:
             return merge()
         if key not in self._merged:
@@ -86,102 +79,47 @@ class Routing:
         return self._merged[key]  # type: ignore[return-value]
 
     def add_losses(self, losses: Mapping[str, Tensor]) -> None:
-        """Add the auxiliary losses of a layer.
-
-        Args:
-            losses: By name, multiplied by their coefficients.
-        """
+        """Add the auxiliary losses of a layer by name, coefficients included."""
         for name, loss in losses.items():
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
     def record(self, record: TokenRecord) -> None:
-        """Keep the choices of a layer until the end of the pass.
-
-        Args:
-            record: Its tensors must need no gradient.
-        """
+        """Keep the choices of a layer until the end of the pass."""
         self.records.append(record)
 
     def replayed(self) -> "Routing":
-        """Return the same routing for computing a part of the pass again.
-
-        Losses and records were taken the first time; those of the copy are dropped.
-        """
+        """Return a copy for computing a part of the pass again; it drops losses and records."""
         replay = copy.copy(self)
         replay.losses, replay.records = {}, []
         return replay
 
     def token_mask(self, stack: str, n_rows: int, n_positions: int) -> Bool[Tensor, "N"] | None:
-        """Return which of a layer's tokens are real, rows one after another; None for all.
-
-        Args:
-            stack: Whose tokens the layer sees: ``"encoder"``, ``"decoder"`` or ``"model"``.
-            n_rows: Rows R of its input.
-            n_positions: Positions L of its input.
-
-        Raises:
-            ValueError: If the input fits neither the examples nor the mask.
-        """
+        """Return which tokens of a layer of a stack are real, rows in turn; None for all."""
         self._check_rows(n_rows)
         mask = self.masks.of(stack, n_rows, n_positions)
         return None if mask is None else mask.reshape(-1)
 
     def read_ids(self, stack: str, ids: Int[Tensor, "R L"]) -> None:
-        """Note which vocabulary entries a stack reads now.
-
-        Args:
-            stack: Which one.
-            ids: Its input.
-        """
+        """Note which vocabulary entries a stack reads now."""
         self._ids[stack] = ids
 
     def token_ids(self, stack: str, n_rows: int, n_positions: int) -> Int[Tensor, "N"] | None:
-        """Return the vocabulary entries of a layer's tokens, or None where nothing noted them.
-
-        Args:
-            stack: Whose tokens the layer sees.
-            n_rows: Rows R of its input.
-            n_positions: Positions L of its input.
-
-        Raises:
-            ValueError: If the layer's input does not fit what the stack read.
-        """
+        """Return the vocabulary entries of a layer's tokens, or None where nothing noted them."""
         ids = self._ids.get(stack)
         if ids is None:
             return None
-        if n_rows % ids.shape[0] or ids.shape[1] != n_positions:
-            raise ValueError(
-                f"a layer of the {stack} received {n_rows} rows of {n_positions} positions, its "
-                f"stack read {ids.shape[0]} of {ids.shape[1]}"
-            )
+        check_fit(stack, ids, n_rows, n_positions)
         return ids.repeat_interleave(n_rows // ids.shape[0], dim=0).reshape(-1)
 
     def token_examples(self, n_rows: int, n_positions: int) -> Int[Tensor, "N"]:
-        """Return which example each token of a layer's input is of.
-
-        Args:
-            n_rows: Rows R of its input.
-            n_positions: Positions L of its input.
-
-        Raises:
-            ValueError: If the rows do not fit the examples.
-        """
+        """Return which example each token of a layer's input is of."""
         self._check_rows(n_rows)
         n_examples = self.mixing.shape[1]
         examples = torch.arange(n_examples, device=self.mixing.device)
         return examples.repeat_interleave(n_rows // max(n_examples, 1) * n_positions)
 
     def token_weights(self, group: int, n_rows: int, n_positions: int) -> Float[Tensor, "N K"]:
-        """Return the mixing weights that the task of each token has in a group, of the one head.
-
-        Args:
-            group: The routed group.
-            n_rows: Rows R of the layer's input.
-            n_positions: Positions L of the layer's input.
-
-        Raises:
-            ValueError: If the rows do not fit the examples.
-        """
+        """Return the mixing weights that the task of each token has in a group, of the one head."""
         return self.weights[group][:, 0].index_select(0, self.token_examples(n_rows, n_positions))
 
     def rows_and_positions(self, x: Tensor) -> tuple[int, int]:
@@ -192,16 +130,9 @@ class Routing:
         return x.shape[0], math.prod(x.shape[1:-1])
 
     def examples(self, x: Tensor) -> Tensor:
-        """View the rows of a layer's input as (B, rows of an example × positions, features).
-
-        Args:
-            x: Shape (R, …, I) with R the rows of the batch, or ``expansion`` times as many.
-
-        Returns:
-            The same values with all that belongs to one example along the second axis.
+        """View a layer's input (R, …, I) as (B, rows of an example × positions, I).
 
         Raises:
-            ValueError: If the number of rows is neither.
             ConfigError: If the backbone gives the layer all tokens of the batch in one list.
         """
         n_rows = self.rows_and_positions(x)[0]
@@ -215,10 +146,7 @@ class Routing:
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def tokens(self, x: Tensor) -> Tensor:
-        """View a layer's input as tokens, those of one segment after those of another.
-
-        Args:
-            x: Shape (R, …, I).
+        """View a layer's input (R, …, I) as tokens, those of one segment after those of another.
 
         Raises:
             ValueError: If it has other tokens than the segments.
@@ -233,15 +161,7 @@ class Routing:
         return tokens
 
     def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
-        """Repeat what belongs to each example for its rows.
-
-        Args:
-            values: One entry per example.
-            n_rows: Rows R of the layer's input.
-
-        Raises:
-            ValueError: If the rows do not fit the examples.
-        """
+        """Repeat what belongs to each example for its rows."""
         self._check_rows(n_rows)
         return values.repeat_interleave(n_rows // max(len(values), 1), dim=0)
 
@@ -255,10 +175,9 @@ class Routing:
 
 
 class RoutingSlot:
-    """The place where a model and its layers meet: a stack of the routings in use.
+    """A stack of the routings in use, which a model shares with its layers.
 
-    The slot is a plain shared object. Storage bound to a thread or to a call would be lost when
-    the backward pass recomputes activations on another thread, or after the call.
+    Storage bound to a thread would be lost when the backward pass recomputes activations.
     """
 
     def __init__(self) -> None:
@@ -305,13 +224,7 @@ class RoutingSlot:
 
 
 def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:
-    """Refuse ids that no row of a router has.
-
-    Reads the values, so it belongs where they are on the CPU (collation), never in a layer.
-
-    Args:
-        task_ids: Shape (B,).
-        n_tasks: How many tasks the router knows.
+    """Refuse ids that no row of a router has; it reads them, so they should be on the CPU.
 
     Raises:
         ValueError: If an id is negative or not below ``n_tasks``.

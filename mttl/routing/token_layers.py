@@ -22,19 +22,11 @@ def find_token_layers(backbone: nn.Module) -> dict[str, Any]:
 
 
 def check_token_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
-    """Refuse a layer that does not fit its model.
-
-    Raises:
-        ValueError: If the layer reads another slot, or a prior that the router cannot give.
-    """
+    """Refuse a layer that reads another slot, or a prior that the model's router cannot give."""
     if layer.slot is not slot:
         raise ValueError(f"'{name}' reads another routing slot than the model's")
     if layer.group is None:
         return
-    if layer.group >= router.n_groups:
-        raise ValueError(
-            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
-        )
     n_experts = layer.router.n_experts
     if (router.n_skills, router.n_heads) != (n_experts, 1):
         raise ValueError(

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mttl.inference.predictor import Predictor
-from mttl.routing.task.given_rows import GivenRows
+from mttl.routing.task.fixed import GivenRows
 from mttl.serving.api_errors import ApiError
 from mttl.serving.protocol import Part, Text
 from mttl.serving.served_task import ServedTask

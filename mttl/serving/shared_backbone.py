@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mttl.inference.predictor import Predictor
-from mttl.routing.task.given_rows import GivenRows
+from mttl.routing.task.fixed import GivenRows
 from mttl.skills.skilled_model import SkilledModel
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mttl.commands.comparison.bootstrap import Key, mean_and_interval
+from mttl.analysis.bootstrap import Key, mean_and_interval
 from mttl.commands.options import positive
 
 N_DRAWS = 400

@@ -34,10 +34,10 @@ JOB = FewShotJob("copy", 100, 13)
 def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path: Path) -> None:
     gym = write_gym(tmp_path)
     model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    whole = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS)
+    whole = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS).result
     (gym / "copy" / "copy_16_100_test.tsv").unlink()
     state = torch.get_rng_state()
-    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False)
+    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False).result
     assert torch.equal(torch.get_rng_state(), state)
     assert math.isnan(blind.test)
     assert as_row(blind)["test"] is None
@@ -60,7 +60,7 @@ def test_as_many_rows_are_read_as_examples_are_given(examples, tmp_path, monkeyp
         update={"adapt": SETTINGS.adapt.model_copy(update={"examples": examples})}
     )
     model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    result = run_job(model, tokenizer, JOB, Gym(gym), settings)
+    result = run_job(model, tokenizer, JOB, Gym(gym), settings).result
     expected = (16, 5) if examples is None else (examples, examples)
     assert (len(read["train"]), len(read["dev"])) == expected
     assert math.isnan(result.dev) == (examples == 0)
@@ -71,7 +71,7 @@ def test_empty_answers_are_counted_where_the_test_is_not_scored(tmp_path, monkey
     gym, tokenizer = write_gym(tmp_path), load_tokenizer("byte")
     model = skilled(build_random("t5", TINY_T5["config"]))
     monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))
-    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False)
+    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False).result
     assert (blind.n_empty, blind.n_answers) == (5, 5)
 
 

@@ -47,19 +47,6 @@ def test_fresh_skills_that_begin_alike_do_so_again() -> None:
         assert torch.equal(inventory.down, inventory.down[:1].expand_as(down))
 
 
-def test_fresh_skills_are_not_left_untrained() -> None:
-    """Nor would they be brought back: what is kept aside is what a mode trains."""
-    model = skilled(tiny_t5())
-    before = snapshot(model)
-    message = "a fresh skill, which mode 'zero_shot' does not train; use 'skills_only', or 'full'"
-    with (
-        pytest.raises(ConfigError, match=message),
-        adapted(model, "zero_shot", init="private_skill"),
-    ):
-        pass
-    assert changed(model, before) == set()
-
-
 @pytest.mark.parametrize("mode", ["skills_only", "all", "full"])
 def test_routers_of_tokens_are_brought_back_where_experts_were_drawn_anew(mode: AdaptMode) -> None:
     model = token_model(tiny_t5())

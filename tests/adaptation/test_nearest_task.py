@@ -10,7 +10,7 @@ import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import nearest_task, run_job, task_module
+from mttl.adaptation.job import job_module, nearest_task, run_job
 from mttl.adaptation.modes import adapted, row_starts
 from mttl.adaptation.nearest_task import best_task
 from mttl.adaptation.settings import job_config
@@ -22,7 +22,7 @@ from mttl.models.backbone import build_random, load_tokenizer
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.fixed import AverageRouter, PrivateRouter, SharedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.routing.task.smear import SmearRouter
+from mttl.routing.task.prompt_router import SmearRouter
 from mttl.tasks.folder import Gym
 from mttl.training.text_to_text import TextToTextModule
 
@@ -68,7 +68,7 @@ def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
 @pytest.mark.parametrize(("seed", "n_at_once"), [(0, 1), (1, 3), (1, 100)])
 def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
     model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=6)
-    module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)
+    module = job_module(model, load_tokenizer("byte"), JOB, gym, SETTINGS)
     spread(model.router, seed)
     module.train()
     found = best_task(module, few_rows(module, gym, n_at_once).train_dataloader())
@@ -83,7 +83,7 @@ def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: i
 def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task of which one part costs more than all parts of the best is not asked for another."""
     model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=4)
-    module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)
+    module = job_module(model, load_tokenizer("byte"), JOB, gym, SETTINGS)
     asked = []
 
     def nll(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None, None]:
@@ -103,7 +103,7 @@ def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.Mon
 )
 def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> None:
     model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    best = nearest_task(model, tokenizer, JOB, gym, SETTINGS)
+    best = nearest_task(job_module(model, tokenizer, JOB, gym, SETTINGS), JOB, gym, SETTINGS)
     settings = SETTINGS.model_copy(
         update={"adapt": SETTINGS.adapt.model_copy(update={"mode": mode, "init": init})}
     )
@@ -111,15 +111,15 @@ def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> N
     whole = run_job(
         *(model, tokenizer, JOB, gym, settings),
         tasks=["red", "green", "blue"],
-        keep=lambda result, answers, history: rows.append(history.rows[0]),
-    )
-    known = model.router.matrix()[:, [int(best)]]
+        keep=lambda outcome: rows.append(outcome.history.rows[0]),
+    ).result
+    known = model.router.matrix()[:, [best]]
     assert whole.task == "copy"
-    assert whole.begun_as == ("red", "green", "blue")[int(best)]
+    assert whole.begun_as == ("red", "green", "blue")[best]
     assert check(type(whole), as_row(whole), "", MttlError) == whole
     assert (whole.n_trained == 0) == (mode == "zero_shot")
     torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
-    with adapted(model, "zero_shot", init="nearest_task", rows=best):
+    with adapted(model, "zero_shot", init="nearest_task", rows=torch.tensor([[float(best)]])):
         assert torch.equal(model.router.matrix(), known)
 
 
@@ -174,8 +174,8 @@ def test_the_better_of_two_is_kept(gym: Gym, better: str, monkeypatch: pytest.Mo
         result = run_job(
             *(model, tokenizer, JOB, gym, changed),
             tasks=["red", "green", "blue"],
-            keep=lambda *best: rows.append(model.router.matrix().detach().clone()),
-        )
+            keep=lambda _: rows.append(model.router.matrix().detach().clone()),
+        ).result
         return result, rows
 
     monkeypatch.setattr(job_file, "fine_tune", tuned)

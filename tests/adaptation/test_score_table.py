@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.adaptation.score_table import few_shot_table, silent_tasks
+from mttl.adaptation.score_table import average_relative_gain, few_shot_table, silent_tasks
 
 
 def result(
@@ -107,3 +109,23 @@ def test_development_rows_that_nothing_was_chosen_by_have_no_score() -> None:
 def test_scores_that_are_all_alike_have_no_interval() -> None:
     rows = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
     assert "No interval of the mean: all samples have equal scores" in caption(rows)
+
+
+@pytest.mark.parametrize(
+    ("scores", "reference", "gain", "n_tasks"),
+    [
+        # 0.2 to 0.3 is +50 %, 0.4 to 0.2 is -50 %; zero and absent ones are left out.
+        (
+            {"a": [0.2, 0.4], "b": [0.2], "c": [0.9], "d": [0.9]},
+            {"a": [0.2], "b": [0.4], "c": [0.0]},
+            0.0,
+            2,
+        ),
+        # A correlation: from -0.5 to 0.5 would be -200 %.
+        ({"a": [0.5], "b": [0.3]}, {"a": [-0.5], "b": [0.2]}, 0.5, 1),
+        ({"d": [0.9]}, {"a": [0.2]}, math.nan, 0),
+    ],
+)
+def test_average_relative_gain(scores, reference, gain, n_tasks) -> None:
+    found = average_relative_gain(scores, reference)
+    assert found == (pytest.approx(gain, abs=1e-6, nan_ok=True), n_tasks)

@@ -9,12 +9,14 @@ import pytest
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.adaptation.search_ranges import search_ranges
-from mttl.config.schema import Range
+from mttl.config.schema import Range, Search
 from mttl.io.errors import ConfigError
-from mttl.io.files import locked
 
 JOBS = [FewShotJob("a", 13, 1)]
-RANGES = {"lr": Range(low=1e-4, high=1e-1, log=True), "steps": Range(low=10, high=20)}
+RANGES = {
+    "adapt.lr": Range(low=1e-4, high=1e-1, log=True),
+    "adapt.max_steps": Range(low=10, high=20),
+}
 
 
 class Evaluator:
@@ -28,11 +30,12 @@ class Evaluator:
         if len(self.seen) == self.interrupt_at:
             raise KeyboardInterrupt
         self.seen.append(values)
-        return -abs(math.log10(values["lr"]) + 2)
+        return -abs(math.log10(values["adapt.lr"]) + 2)
 
 
 def search(journal: Path, evaluate: Evaluator, n_trials: int, seed: int = 13, jobs=JOBS) -> None:
-    search_ranges(RANGES, evaluate, n_trials=n_trials, seed=seed, jobs=jobs, journal=journal)
+    given = Search(ranges=RANGES, trials=n_trials, seed=seed)
+    search_ranges(given, evaluate, jobs=jobs, journal=journal)
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +47,9 @@ def needs_optuna(request: pytest.FixtureRequest) -> None:
 def test_draws_lie_in_their_ranges_and_whole_numbers_stay_whole(tmp_path: Path) -> None:
     evaluate = Evaluator()
     search(tmp_path / "journal", evaluate, 15)
-    assert all(1e-4 <= values["lr"] <= 1e-1 for values in evaluate.seen)
-    assert all(type(values["steps"]) is int for values in evaluate.seen)
-    assert len({values["lr"] for values in evaluate.seen}) == 15
+    assert all(1e-4 <= values["adapt.lr"] <= 1e-1 for values in evaluate.seen)
+    assert all(type(values["adapt.max_steps"]) is int for values in evaluate.seen)
+    assert len({values["adapt.lr"] for values in evaluate.seen}) == 15
 
 
 def test_an_interrupted_search_ends_like_a_whole_one(tmp_path: Path) -> None:
@@ -74,14 +77,6 @@ def test_what_a_killed_search_leaves_stops_no_other(tmp_path: Path) -> None:
     assert last.seen == whole.seen
 
 
-def test_two_searches_do_not_share_a_folder(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / ".lock"),
-        pytest.raises(ConfigError, match=r"another process searches in '.*': wait for it"),
-    ):
-        search(tmp_path / "journal", Evaluator(), 1)
-
-
 def test_more_trials_go_on_and_fewer_stop_early(tmp_path: Path) -> None:
     few, more, again = Evaluator(), Evaluator(), Evaluator()
     search(tmp_path / "journal", few, 2)
@@ -105,7 +100,7 @@ def test_neighbouring_seeds_share_no_draw(tmp_path: Path) -> None:
     first, next_one = Evaluator(), Evaluator()
     search(tmp_path / "journal", first, 6, seed=13)
     search(tmp_path / "journal", next_one, 6, seed=14)
-    assert not {x["lr"] for x in first.seen} & {x["lr"] for x in next_one.seen}
+    assert not {x["adapt.lr"] for x in first.seen} & {x["adapt.lr"] for x in next_one.seen}
 
 
 def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
 from mttl.data.prompt_prefix import prompt_prefix
 from mttl.routing import PolytroponRouter
-from mttl.routing.task.fixed import FixedRouter
-from mttl.routing.task.given_rows import GivenRows
+from mttl.routing.task.fixed import FixedRouter, GivenRows
 from mttl.runtime.command import run_command
 
 Capture = pytest.CaptureFixture[str]

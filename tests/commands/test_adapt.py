@@ -19,7 +19,6 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.settings import with_settings
 from mttl.commands import adapt
 from mttl.config.load import load_config
-from mttl.config.schema import Config
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
@@ -59,9 +58,9 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
 ) -> None:
     real, jobs = Adaptation.run_job, count()
 
-    def run_job(self: Adaptation, job: object, config: Config, **options: object) -> FewShotResult:
+    def run_job(self: Adaptation, job: object, **options: object) -> FewShotResult:
         rates = {"adapt.lr": 1e30} if next(jobs) == 0 else {}
-        return real(self, job, with_settings(config, rates), **options)
+        return real(self.changed(with_settings(self.given, rates)), job, **options)
 
     monkeypatch.setattr(Adaptation, "run_job", run_job)
     first, *others = NEW

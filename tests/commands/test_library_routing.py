@@ -196,7 +196,7 @@ def test_mistakes_end_in_a_message(place: Path, tmp_path: Path, capsys) -> None:
         ),
         (
             ["-c", f"{place / 'tiny.yaml'}+router/retrieval.yaml", "--members", "copy", "number"],
-            "section router: top_k (3) must lie between 1 and n_skills (2)",
+            "section router: top_k (3) must be at most n_skills (2)",
         ),
     ):
         assert library("run", tmp_path / "skills", *words, *out) == USER_MISTAKE, message

@@ -20,6 +20,7 @@ from mttl.adaptation.shard import Shard
 from mttl.commands import search
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
+from mttl.io.files import locked
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
@@ -48,10 +49,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FewShotJob]:
     """Jobs score 0.1 more for the router's rate 0.5 and for the skills' rate 1e-3; who ran."""
     started: list[FewShotJob] = []
 
-    def run_job(self, job, config, *, score_test) -> FewShotResult:
+    def run_job(self, job, *, score_test) -> FewShotResult:
         assert not score_test
         started.append(job)
-        dev = 0.1 * (config.adapt.router_lr == 0.5) + 0.1 * (config.adapt.lr == 1e-3)
+        adapt = self.config.adapt
+        dev = 0.1 * (adapt.router_lr == 0.5) + 0.1 * (adapt.lr == 1e-3)
         return FewShotResult(*(job.task, job.sample, job.seed), "EM", dev, float("nan"), 1, 1, 0)
 
     monkeypatch.setattr(Adaptation, "run_job", run_job)
@@ -145,10 +147,10 @@ def test_what_is_finished_is_not_repeated(folder, recipe, tmp_path, started, mon
     """Interrupted in the second trial; then the grid grows."""
     run_job = Adaptation.run_job
 
-    def interrupted(self, job, config, **more):
+    def interrupted(self, job, **more):
         if len(started) == 6:
             raise KeyboardInterrupt
-        return run_job(self, job, config, **more)
+        return run_job(self, job, **more)
 
     monkeypatch.setattr(Adaptation, "run_job", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -193,6 +195,11 @@ def test_trials_of_another_run_are_refused(folder, recipe, tmp_path, capsys, sta
 
 def test_ranges_go_on_where_they_stopped(folder, recipe, tmp_path, started) -> None:
     pytest.importorskip("optuna")
+    with (
+        locked(tmp_path / ".lock"),
+        pytest.raises(ConfigError, match=r"another process searches in '.*': wait for it"),
+    ):
+        recipe.main(arguments(folder, tmp_path, RANGES))
     assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
     first = trials(tmp_path)
     assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=3")) == 0
@@ -265,7 +272,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
     # Another grid knows the trials of this one.
     other = [word.replace("[1e-2, 1e-3]", "[1e-4]") for word in given]
     assert recipe.main(other) == 0
-    assert [float(row["optim.lr"]) for row in trials(tmp_path)] == [1e-4, 1e-3, 1e-2]
+    assert [float(row["optim.lr"]) for row in trials(tmp_path)] == [1e-3, 1e-2, 1e-4]
     with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
         recipe.main([*given, "optim.weight_decay=0.3"])
     with pytest.raises(ConfigError, match=r"made with other settings: run\.seed \(13 before"):

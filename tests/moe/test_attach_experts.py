@@ -51,7 +51,7 @@ def test_a_selection_of_nothing_is_refused(settings, message):
 def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
     backbone = tiny_t5()
     before = [name for name, _ in backbone.named_modules()]
-    with pytest.raises(ValueError, match=r"top_k \(9\) must lie .*; at 'encoder.block.0.layer.1"):
+    with pytest.raises(ValueError, match=r"top_k \(9\) must be at .*; at 'encoder.block.0.layer.1"):
         token_model(backbone, router=lambda place: TopKRouter(place.in_features, 4, top_k=9))
     assert [name for name, _ in backbone.named_modules()] == before
 
@@ -60,8 +60,6 @@ def test_a_model_checks_its_token_layers():
     model = token_model(tiny_t5())
     with pytest.raises(ValueError, match="reads another routing slot than the model's"):
         SkilledModel(model.backbone, SharedRouter(0, 3), RoutingSlot())
-    with pytest.raises(ValueError, match="reads group 1, but the router has 1 groups"):
-        token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 4), 1))
     with pytest.raises(ValueError, match="has 4 experts; a task router that is their prior must"):
         token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 5), 8))
     with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):

@@ -17,7 +17,7 @@ import mttl
 from helpers.gyms import TINY_LLAMA
 from helpers.serving import BACKBONES, Served, make_run, serving
 from mttl.assembly.model import Built
-from mttl.routing.task.given_rows import GivenRows
+from mttl.routing.task.fixed import GivenRows
 from mttl.serving.live_model import LiveModel, LiveRequest
 from mttl.serving.live_page import LivePage
 from mttl.serving.run_server import served_tasks

@@ -10,7 +10,7 @@ from mttl.io.errors import MttlError
 from mttl.io.reading import read_table, to_number
 
 if TYPE_CHECKING:
-    from mttl.commands.comparison.bootstrap import Key
+    from mttl.analysis.bootstrap import Key
 
 
 class TaskScore(NamedTuple):
@@ -133,7 +133,7 @@ def by_seed(scores: Iterable[TaskScore]) -> dict[int, float]:
 
 def mean_score(scores: Iterable[TaskScore]) -> float:
     """Return the mean over tasks of one method."""
-    from mttl.commands.comparison.bootstrap import mean_over_tasks, table  # it brings numpy
+    from mttl.analysis.bootstrap import mean_over_tasks, table  # it brings numpy
 
     found = keyed(scores)
     return mean_over_tasks(table(found)) if found else math.nan
@@ -146,7 +146,7 @@ def keyed(scores: Iterable[TaskScore]) -> "dict[Key, float]":
 
 def paired_difference(ours: Iterable[TaskScore], reference: Iterable[TaskScore]) -> Mean:
     """Return the mean difference of common scores, with its 95 % interval."""
-    from mttl.commands.comparison.bootstrap import mean_and_interval  # it brings numpy
+    from mttl.analysis.bootstrap import mean_and_interval  # it brings numpy
 
     own, other = keyed(ours), keyed(reference)
     return Mean(*mean_and_interval({key: own[key] - other[key] for key in own if key in other}))

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import NonNegativeInt
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRows, initial_rows
@@ -20,15 +21,11 @@ class CPolyRouter(PolytroponRouter):
     skills of their own (B = 0) tasks have Polytropon's rows, bit for bit. The prior is of the
     common skills: of those of a single task there is no sharing to say anything about.
 
-    Of the paper, its abstract and its public reviews were read: a soft combination of both sorts of
-    skills by weights of the task, binary in intent, relaxed by the Gumbel-sigmoid, learned jointly,
-    and Polytropon for B = 0. That one sum over common and own skills divides the row is taken from
-    the last of these; start, rates and prior are Polytropon's. How a new task begins is ours.
+    This follows the paper's abstract and public reviews. That one sum over common and own skills
+    divides the row is taken from B = 0; start, rates and prior are Polytropon's. How a new task
+    begins is ours.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
         n_skills: Skills K: the common ones, and behind them B of each task, task by task.
         n_private: Skills that each task has for itself, besides; 0 is Polytropon.
         **settings: Those of `PolytroponRouter`, but for a shared skill, and rows divided by sums.
@@ -37,7 +34,7 @@ class CPolyRouter(PolytroponRouter):
         allowed: Which task may use which skill: 1 or 0, shape (T, K).
 
     Raises:
-        ValueError: If no skill is left to be common, or a setting would count skills of others.
+        ValueError: If no skill is left to be common.
 
     References:
         Wang, Sun, Jin, Wang, Fan, Xu, Du and Fan, *Customizable Combination of Parameter-Efficient
@@ -70,18 +67,9 @@ class CPolyRouter(PolytroponRouter):
         **settings: Any,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills, **settings)
-        if self.shared_skill or self.normalise != "sum":
-            raise ValueError(
-                f"shared_skill ({self.shared_skill}) must be false and normalise "
-                f"('{self.normalise}') 'sum': the others count skills that a task may not use"
-            )
         self.n_private = n_private
         self.n_common = n_skills - n_tasks * n_private
-        if n_private < 0 or self.n_common < 1:
-            raise ValueError(
-                f"n_private ({n_private}) must be at least 0 and leave some of n_skills "
-                f"({n_skills}) to all {n_tasks} tasks"
-            )
+        require_at_most("n_skills - 1", n_skills - 1, n_private_skills=n_tasks * n_private)
         own = torch.eye(n_tasks).repeat_interleave(n_private, dim=1)
         allowed = torch.cat([torch.ones(n_tasks, self.n_common), own], dim=1)
         self.register_buffer("allowed", allowed)
@@ -113,9 +101,8 @@ class CPolyRouter(PolytroponRouter):
         Args:
             n_tasks: How many.
             init: How rows over the common skills start. Those over private skills are drawn again.
-            private: Whether the new tasks have skills of their own: they take the places of those
-                of known tasks, and have to be re-initialised there. Without, they use the common
-                skills only.
+            private: Whether the new tasks have skills of their own, in the places of those of known
+                tasks, where they have to be re-initialised; else they use the common skills only.
 
         Raises:
             ValueError: If there are not as many places, or ``init`` is unknown.

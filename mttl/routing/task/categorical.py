@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mttl.io.errors import require_positive
 from mttl.plugins.part_settings import NonNegative, Positive
 from mttl.routing.task.task_router import TaskRouter, TaskRows
 
@@ -21,17 +20,10 @@ class CategoricalRouter(TaskRouter):
     the largest weight, and gradients are those of the soft weights.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
         straight_through: One skill in the forward pass; else a mixture by the drawn weights.
         temperature: Temperature of the Gumbel-softmax. It is a buffer, so that it can be annealed.
         final_temperature: Anneal the temperature to this value over training.
         init_scale: Logits start in U(-init_scale, init_scale).
-
-    Raises:
-        ValueError: If the temperature is not positive.
 
     References:
         Jang, Gu and Poole, *Categorical Reparameterization with Gumbel-Softmax*, ICLR 2017,
@@ -60,7 +52,6 @@ class CategoricalRouter(TaskRouter):
         init_scale: NonNegative = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        require_positive(temperature=temperature)
         self.straight_through = straight_through
         self.final_temperature = final_temperature
         self.init_scale = init_scale
@@ -72,21 +63,14 @@ class CategoricalRouter(TaskRouter):
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the weights of each example; training draws them in every pass."""
         logits = self.logits.index_select(1, task_ids)
-        if not self.training:
-            return self._evaluated(logits)
-        noise = -torch.empty_like(logits).exponential_().log()
-        return self._rounded(((logits + noise) / self.temperature).softmax(-1))
-
-    def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the weights of every task in evaluation."""
-        return self._evaluated(self.logits)
+        if self.training:
+            noise = -torch.empty_like(logits).exponential_().log()
+            logits = (logits + noise) / self.temperature
+        return self._rounded(logits.softmax(-1))
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return how likely each task is to draw each skill."""
         return self.logits.softmax(-1)
-
-    def _evaluated(self, logits: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
-        return self._rounded(logits.softmax(-1))
 
     def _rounded(self, soft: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
         if not self.straight_through:

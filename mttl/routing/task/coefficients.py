@@ -15,12 +15,6 @@ class CoefficientRouter(SignedRouter):
     Over skills that stay as they are these are the coefficients of LoRA soups (CAT): one per skill
     and group of layers, with the mixing ``"outputs"`` or ``"deltas"``, which add whole changes.
 
-    Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
-
     References:
         Prabhakar, Li, Narasimhan, Kakade, Malach and Jelassi, *LoRA Soups: Merging LoRAs for
         Practical Skill Composition Tasks*, COLING 2025, arXiv:2410.13025.
@@ -36,7 +30,3 @@ class CoefficientRouter(SignedRouter):
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the rows of the examples' tasks."""
         return self.rows.index_select(1, task_ids)
-
-    def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return all rows."""
-        return self.rows

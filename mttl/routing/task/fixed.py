@@ -1,4 +1,4 @@
-"""Routers that learn nothing: the baselines, and the average of an inventory."""
+"""Routers that learn nothing: the baselines, the average of an inventory, and given rows."""
 
 from typing import Annotated, ClassVar
 
@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.io.errors import require_one_of
 from mttl.plugins.part_settings import ReadFrom
-from mttl.routing.task.task_router import TaskRouter, TaskRows
+from mttl.routing.task.task_router import STARTS, TaskRouter, TaskRows
 
 BLIND = {
     "tells_tasks_apart": "all tasks have the same weights",
@@ -20,8 +21,6 @@ class FixedRouter(TaskRouter):
 
     Args:
         weights: Mixing weights, shape (T, K); rows are used as they are.
-        n_groups: Routed groups G.
-        n_heads: Heads H.
     """
 
     draws = False
@@ -36,22 +35,16 @@ class FixedRouter(TaskRouter):
         """Return the rows of the examples' tasks."""
         return self._in_all_groups(self.weights.index_select(0, task_ids))
 
-    def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the given matrix, repeated for every group and head."""
-        return self._in_all_groups(self.weights)
-
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return 1 for the skills that a task uses, else 0."""
         return self._in_all_groups((self.weights > 0).to(self.weights.dtype))
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "FixedRouter":
         """Return a router whose new tasks use the mean of the known rows, or all skills equally."""
-        if init == "mean":
-            row = self.weights.mean(dim=0, keepdim=True)
-        elif init == "fresh":
-            row = torch.full_like(self.weights[:1], 1 / self.n_skills)
-        else:
-            raise ValueError(f"init ('{init}') must be 'mean' or 'fresh'")
+        require_one_of(STARTS, init=init)
+        row = self.weights.mean(dim=0, keepdim=True)
+        if init == "fresh":
+            row = torch.full_like(row, 1 / self.n_skills)
         return FixedRouter(row.repeat(n_tasks, 1), self.n_groups, self.n_heads)
 
     def _in_all_groups(self, rows: Float[Tensor, "N K"]) -> Float[Tensor, "G N H K"]:
@@ -98,10 +91,6 @@ class ExpertRouter(FixedRouter):
     """A given matrix of tasks by skills.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
         matrix: CSV file: a header `task,<skills>` and a row of weights per task; by default
             `data.expert_matrix`.
 
@@ -124,15 +113,26 @@ class ExpertRouter(FixedRouter):
 def expert_router(assignment: Float[Tensor, "T K"], n_groups: int, n_heads: int = 1) -> FixedRouter:
     """Return the Expert baseline: a matrix known beforehand, its rows normalised to sum to 1.
 
-    Args:
-        assignment: Non-negative weights (or 0 and 1) of tasks by skills, shape (T, K).
-        n_groups: Routed groups G.
-        n_heads: Heads H.
-
     Raises:
         ValueError: If a weight is negative or not finite, or a task has no skill.
     """
     return FixedRouter(_shares(assignment), n_groups, n_heads)
+
+
+class GivenRows(TaskRouter):
+    """Mixes by given rows, a matrix for each group and head."""
+
+    draws = False
+    task_rows: ClassVar = {"rows": TaskRows(axis=1, unused=0.0)}
+    rows: Tensor
+
+    def __init__(self, rows: Float[Tensor, "G T H K"]) -> None:
+        super().__init__(*rows.shape)
+        self.register_buffer("rows", rows.detach().clone())
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the rows of the examples' tasks."""
+        return self.rows.index_select(1, task_ids)
 
 
 def _shares(assignment: Float[Tensor, "T K"]) -> Float[Tensor, "T K"]:

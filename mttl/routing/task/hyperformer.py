@@ -20,14 +20,11 @@ class HyperFormerRouter(SignedRouter):
     normalised and may be negative.
 
     Args:
-        n_groups: Routed groups G, each with a network of its own.
-        n_tasks: Tasks T.
         n_heads: Heads; only 1, since one vector generates the whole module.
-        n_skills: Skills K, the size of the generated vector.
         embedding_size: Size of the embedding; the number of skills by default.
 
     Raises:
-        ValueError: If ``n_heads`` is not 1, or the embedding has no size.
+        ValueError: If ``n_heads`` is not 1.
 
     References:
         Karimi Mahabadi, Ruder, Dehghani and Henderson, *Parameter-efficient Multi-task Fine-tuning
@@ -51,22 +48,14 @@ class HyperFormerRouter(SignedRouter):
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         if n_heads != 1:
             raise ValueError(f"n_heads ({n_heads}) must be 1 for a HyperFormer router")
-        self.embedding_size = n_skills if embedding_size is None else embedding_size
-        if self.embedding_size < 1:
-            raise ValueError(f"embedding_size ({embedding_size}) must be at least 1")
+        self.embedding_size = embedding_size or n_skills
         self.embeddings = nn.Parameter(torch.randn(n_groups, n_tasks, self.embedding_size))
         self.hidden = _GroupedLinear(n_groups, self.embedding_size, n_skills)
         self.output = _GroupedLinear(n_groups, n_skills, n_skills)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the generated weights of each example's task."""
-        return self._generate(self.embeddings.index_select(1, task_ids))
-
-    def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the generated weights of every task."""
-        return self._generate(self.embeddings)
-
-    def _generate(self, embeddings: Float[Tensor, "G N E"]) -> Float[Tensor, "G N 1 K"]:
+        embeddings = self.embeddings.index_select(1, task_ids)
         return self.output(self.hidden(embeddings).relu()).unsqueeze(2)
 
 

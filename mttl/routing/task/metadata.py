@@ -20,10 +20,6 @@ class MetadataRouter(PolytroponRouter):
     recombines known factors has a row before anything is trained.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
         factors: Factors of each task, such as `{de_date_long: [language=de, operation=date_long]}`;
             by default the column `factors` of the gym's TASKS.csv. Here 1 or 0, shape (T, F).
         **settings: Those of `PolytroponRouter`.

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_one_of, require_positive
 from mttl.plugins.part_settings import Fraction, NonNegative, OneOf, Positive
-from mttl.routing.task.priors import NO_PRIOR, RoutingPrior
-from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
+from mttl.routing.task.priors import NO_PRIOR, RoutingPrior, straight_through
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 # As in the published code: keeps a row without any active skill finite.
 SMALLEST_SUM = 1e-12
+# Keeps the two logarithms of the noise finite in float32.
+SMALLEST_UNIFORM = 1e-6
 
 
 class PolytroponRouter(TaskRouter):
@@ -28,10 +28,6 @@ class PolytroponRouter(TaskRouter):
     block of features has a row of its own (multi-head routing).
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
         relaxed: Draw from the relaxed Bernoulli while training; else use the probabilities.
         straight_through: Round draws and probabilities to 0 or 1, in training and in evaluation.
         temperature: Temperature of the relaxed Bernoulli. It is a buffer, so that it can be
@@ -44,8 +40,7 @@ class PolytroponRouter(TaskRouter):
         prior: What the loss says about the matrix.
 
     Raises:
-        ValueError: If the temperature is not positive, a probability lies outside [0, 1), or a
-            shared skill would be the only one.
+        ValueError: If a shared skill would be the only one.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, *Combining Parameter-efficient Modules for Task-level
@@ -87,10 +82,6 @@ class PolytroponRouter(TaskRouter):
         prior: RoutingPrior = NO_PRIOR,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        require_positive(temperature=temperature)
-        if not 0 <= logit_dropout < 1:
-            raise ValueError(f"logit_dropout ({logit_dropout}) must lie in [0, 1)")
-        require_one_of(("sum", "average_correction"), normalise=normalise)
         if shared_skill and n_skills < 2:
             raise ValueError(f"shared_skill needs n_skills ({n_skills}) to be at least 2")
         self.relaxed = relaxed
@@ -126,10 +117,6 @@ class PolytroponRouter(TaskRouter):
             active = logits.sigmoid()
         return self._use(active)
 
-    def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the weights of every task in evaluation."""
-        return self._normalise(self.probabilities())
-
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return how likely each task is to use each skill; 0 or 1 if they are rounded."""
         return self._use(self.task_logits().sigmoid())
@@ -163,6 +150,24 @@ class PolytroponRouter(TaskRouter):
         if self.normalise == "average_correction":
             return active * math.sqrt(self.n_heads / self.n_skills)
         total = active.sum(dim=-1, keepdim=True)
-        # A row that draws no skill stays zero; dividing it by next to nothing would only blow up
-        # its gradient.
+        # A row that draws no skill stays zero, and its gradient small.
         return active / torch.where(total > SMALLEST_SUM, total, 1.0)
+
+
+def relaxed_bernoulli(
+    logits: Float[Tensor, "*shape"], temperature: float | Float[Tensor, ""]
+) -> Float[Tensor, "*shape"]:
+    """Draw from the relaxed Bernoulli (binary concrete) distribution.
+
+    Computes ``z = sigmoid((logits + log u - log(1 - u)) / temperature)`` with ``u ~ U(0, 1)``. As
+    the temperature falls to 0, ``z`` becomes a Bernoulli draw with probability ``sigmoid(logits)``.
+
+    References:
+        Maddison, Mnih and Teh, *The Concrete Distribution*, ICLR 2017, arXiv:1611.00712. Jang, Gu
+        and Poole, *Categorical Reparameterization with Gumbel-Softmax*, ICLR 2017,
+        arXiv:1611.01144.
+    """
+    uniform = torch.rand_like(logits, dtype=torch.float32)
+    uniform = uniform.clamp(SMALLEST_UNIFORM, 1 - SMALLEST_UNIFORM)
+    noise = uniform.log() - (-uniform).log1p()
+    return torch.sigmoid((logits + noise) / temperature).to(logits.dtype)

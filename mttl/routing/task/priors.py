@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.plugins.part_settings import NonNegative, Positive
-from mttl.routing.task.relaxations import straight_through
 
 SMALLEST_PROBABILITY = 1e-12
 
@@ -23,15 +22,6 @@ class IBP:
 
     alpha: Positive = 5.0
     weight: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a concentration without a logarithm.
-
-        Raises:
-            ValueError: If ``alpha`` is not positive.
-        """
-        if self.alpha <= 0:
-            raise ValueError(f"alpha ({self.alpha}) must be positive")
 
 
 @dataclass(frozen=True)
@@ -85,13 +75,6 @@ def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float
     column sums carry the gradient; counting equal and empty columns has none. (The preprint of
     Ponti et al. prints the harmonic term with a sum over tasks; the process itself has
     :math:`\alpha H_T`.)
-
-    Args:
-        probabilities: How likely task t uses skill k, shape (T, K).
-        alpha: The concentration, positive.
-
-    Returns:
-        A scalar.
 
     References:
         Griffiths and Ghahramani, *The Indian Buffet Process: An Introduction and Review*, JMLR 12,
@@ -147,3 +130,15 @@ def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M
 
 def _entropy(distribution: Float[Tensor, "... K"]) -> Float[Tensor, "..."]:
     return torch.special.entr(distribution).sum(-1)
+
+
+def straight_through(soft: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return ``soft > 0.5`` as numbers; the gradient with respect to ``soft`` is 1.
+
+    References:
+        Bengio, Léonard and Courville, *Estimating or Propagating Gradients Through Stochastic
+        Neurons for Conditional Computation*, 2013, arXiv:1308.3432.
+    """
+    hard = (soft > 0.5).to(soft.dtype)
+    # The brackets make the sum exact: rounding must not tell equal columns apart.
+    return hard + (soft - soft.detach())

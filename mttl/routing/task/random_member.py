@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import NonNegative
 from mttl.routing.task.fixed import BLIND, FixedRouter
 
@@ -25,10 +24,6 @@ class RandomRouter(FixedRouter):
     begin as copies of one, without which their average is no member: set ``skills.identical_init``.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T; all share the skills.
-        n_heads: Heads H; all have the same draw.
-        n_skills: Skills K.
         consistency: Weight in the loss of how far two passes with other draws differ; 0 computes
             one pass.
 
@@ -54,7 +49,6 @@ class RandomRouter(FixedRouter):
         consistency: NonNegative = 1.0,
     ) -> None:
         super().__init__(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
-        require_at_least(0, consistency=consistency)
         self.consistency = consistency
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
@@ -69,8 +63,7 @@ class RandomRouter(FixedRouter):
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RandomRouter":
         """Return a router whose new tasks draw as the known ones do."""
-        row = super().for_new_tasks(1, init=init).weights
         router = self.rebuilt(n_tasks=n_tasks)
         assert isinstance(router, RandomRouter)
-        router.weights = row.repeat(n_tasks, 1)
+        router.weights = super().for_new_tasks(n_tasks, init=init).weights
         return router

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mttl.io.errors import require_one_of, require_positive
+from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.task.prompt_router import PromptRouter
 
@@ -18,25 +18,19 @@ class RetrievalRouter(PromptRouter):
     The ``top_k`` most similar members are mixed by the softmax of their similarities. A member is
     known by a vector of a few examples of its task, and an input by its prompt, or by those of its
     own task. Similarity is the cosine after the mean of all members is taken from both: means of
-    input embeddings have most of their length in common. Nothing is trained.
+    input embeddings have most of their length in common.
 
     LoraRetriever and LORAUTER embed texts with a model made for that; here it is the backbone's
     own input embeddings. The former averages what is retrieved, which a high temperature does.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Members K.
-        n_features: Size D of the backbone's embeddings.
         top_k: Members that an input uses.
         temperature: Temperature of the softmax over similarities; at large ones all members weigh
             the same.
         by: What is compared: each prompt, or some rows of its task.
 
     Raises:
-        ValueError: If ``top_k`` is not between 1 and K, the temperature is not positive, or ``by``
-            is unknown.
+        ValueError: If ``top_k`` is above K.
 
     References:
         Zhao et al., *LoraRetriever: Input-Aware LoRA Retrieval and Composition for Mixed Tasks in
@@ -59,10 +53,7 @@ class RetrievalRouter(PromptRouter):
         by: Annotated[str, OneOf("prompts", "examples")] = "prompts",
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills, n_features)
-        if not 1 <= top_k <= n_skills:
-            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_skills ({n_skills})")
-        require_positive(temperature=temperature)
-        require_one_of(("prompts", "examples"), by=by)
+        require_at_most("n_skills", n_skills, top_k=top_k)
         self.top_k = top_k
         self.temperature = temperature
         self.by = by
@@ -78,7 +69,7 @@ class RetrievalRouter(PromptRouter):
         examples: Float[Tensor, "B D"],
         prompts: Float[Tensor, "B D"] | None = None,
     ) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example, as `PromptRouter` does."""
+        """Return the mixing weights of each example."""
         return super().forward(task_ids, examples, prompts if self.by == "prompts" else None)
 
     def weigh(self, vectors: Float[Tensor, "B D"]) -> Float[Tensor, "G B H K"]:

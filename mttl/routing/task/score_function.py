@@ -26,14 +26,7 @@ class ScoreFunctionRouter(CategoricalRouter):
     other examples in the batch and of its last hundred in earlier batches. A task without any takes
     the mean of the other examples of the batch. In evaluation a task uses its likeliest skill.
 
-    Routing networks learn such decisions with several agents and shape their rewards; here the
-    actions of all layers share the loss of their example and one estimator.
-
     Args:
-        n_groups: Routed groups G; with fewer of them the estimate has less variance.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
         entropy: Weight of minus the entropy of the choices in the loss, averaged over groups and
             heads: keeps all skills tried.
         init_scale: Logits start in U(-init_scale, init_scale).
@@ -80,7 +73,7 @@ class ScoreFunctionRouter(CategoricalRouter):
         """Return one skill per example: drawn while training, else the likeliest."""
         logits = self.logits.detach().index_select(1, task_ids)
         if not self.training:
-            return self._evaluated(logits)
+            return self._rounded(logits.softmax(-1))
         chances = logits.softmax(-1)
         drawn = torch.multinomial(chances.flatten(0, -2), 1).view(chances.shape[:-1])
         return functional.one_hot(drawn, self.n_skills).to(logits.dtype)

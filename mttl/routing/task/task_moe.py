@@ -7,6 +7,7 @@ from annotated_types import Ge
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.io.errors import require_at_most
 from mttl.routing.task.task_router import TaskRouter, TaskRows
 
 
@@ -18,16 +19,12 @@ class TaskMoERouter(TaskRouter):
     that gradients reach the logits for every ``top_k`` above 1.
 
     Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
         top_k: Skills that a task keeps.
         noise: Add noise of standard deviation 1 / K to the logits while training.
         init_scale: Logits start in U(-init_scale, init_scale).
 
     Raises:
-        ValueError: If ``top_k`` is not between 1 and ``n_skills``.
+        ValueError: If ``top_k`` is above ``n_skills``.
 
     References:
         Kudugunta, Huang, Bapna, Krikun, Lepikhin, Luong and Firat, *Beyond Distillation: Task-level
@@ -49,8 +46,7 @@ class TaskMoERouter(TaskRouter):
         init_scale: float = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        if not 1 <= top_k <= n_skills:
-            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_skills ({n_skills})")
+        require_at_most("n_skills", n_skills, top_k=top_k)
         self.top_k = top_k
         self.noise = noise
         self.init_scale = init_scale
@@ -63,18 +59,11 @@ class TaskMoERouter(TaskRouter):
         logits = self.logits.index_select(1, task_ids)
         if self.training and self.noise:
             logits = logits + torch.randn_like(logits) / self.n_skills
-        return self._top(logits)
-
-    def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the mixing weights of every task, without noise."""
-        return self._top(self.logits)
-
-    def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return 1 for the skills that a task has chosen, else 0."""
-        return (self.matrix() > 0).to(self.logits.dtype)
-
-    def _top(self, logits: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
         chosen = logits.topk(self.top_k, dim=-1).indices
         kept = torch.full_like(logits, -torch.inf).scatter(-1, chosen, 0.0)
         # The softmax over the kept logits is the full softmax renormalised over them.
         return torch.softmax(logits + kept, dim=-1)
+
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return 1 for the skills that a task has chosen, else 0."""
+        return (self.matrix() > 0).to(self.logits.dtype)

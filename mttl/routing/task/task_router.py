@@ -11,24 +11,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_at_least
+from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.describe import arguments
 
-# What `forward` may ask for besides the task ids: a vector per example, of the prompt itself, of
-# the task's description, or of a few of its training rows. It is the mean of the backbone's input
-# embeddings over their tokens.
+# What `forward` may ask for besides the task ids: a vector per example, the mean of the backbone's
+# input embeddings over the tokens of its prompt, its task's description, or a few training rows.
 SEEN = ("prompts", "descriptions", "examples")
+STARTS = ("mean", "fresh")
 SIZES = ("n_groups", "n_tasks", "n_heads", "n_skills")
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Where a tensor of a router has a row per task.
+    """Which axis of a router's tensor has a row per task.
 
-    Args:
-        axis: Of the tasks.
-        unused: What stands, along the last axis, for a skill that a task does not use; none if the
-            last axis is not that of the skills.
+    If the last axis is that of the skills, ``unused`` stands for one that a task does not use.
     """
 
     axis: int
@@ -37,9 +34,6 @@ class TaskRows:
 
 class TaskRouter(nn.Module, ABC):
     """Maps tasks to mixing weights over skills, for all routed groups of a model at once.
-
-    One stacked parameter serves every layer, so the routing costs a handful of operations per
-    forward pass, however deep the model is.
 
     A router keeps each argument of its constructor as an attribute of the same name: `rebuilt` and
     `extra_repr` read them there. See `mttl.plugins.parts` for how a kind describes itself.
@@ -55,10 +49,6 @@ class TaskRouter(nn.Module, ABC):
         consistency: Weight in the training loss of how far two passes differ; 0 for one pass.
         task_rows: The tensors with a row per task, by name; the others are common to all tasks.
         seen: What `forward` asks for besides the task ids, of `SEEN`; its signature says it.
-
-    Raises:
-        ValueError: If one of them is negative, or one but the groups is 0, or `forward` asks for
-            something else.
     """
 
     role = "router"
@@ -80,19 +70,14 @@ class TaskRouter(nn.Module, ABC):
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the mixing weights of each example; random while training, if the kind is.
 
-        A kind that sees more names it behind the ids, each a tensor (B, D): ``prompts`` (None where
-        `matrix` asks), ``descriptions``, ``examples``.
+        A kind that sees more names it after the ids (`SEEN`), each a tensor (B, D); ``prompts`` is
+        None where `matrix` asks.
         """
 
     def mix(
         self, task_ids: Int[Tensor, "B"], prompts: Float[Tensor, "B D"] | None = None
     ) -> Float[Tensor, "G B H K"]:
-        """Return what `forward` does, given all that it asks for.
-
-        Args:
-            task_ids: One task per example.
-            prompts: A vector of each example's prompt, if the router sees prompts.
-        """
+        """Return what `forward` does, given all that it asks for."""
         given: dict[str, Tensor | None] = {
             name: getattr(self, f"shown_{name}").index_select(0, task_ids)
             for name in self.seen
@@ -109,12 +94,7 @@ class TaskRouter(nn.Module, ABC):
         return {**cls.task_rows, **shown}
 
     def show(self, name: str, vectors: Float[Tensor, "T D"]) -> None:
-        """Keep what the router sees of every task; it is saved with the router.
-
-        Args:
-            name: ``"descriptions"`` or ``"examples"``.
-            vectors: One per task.
-        """
+        """Keep what the router sees of every task (`SEEN`); it is saved with the router."""
         self.register_buffer(f"shown_{name}", vectors)
 
     def matrix(self) -> Float[Tensor, "G T H K"]:
@@ -144,27 +124,24 @@ class TaskRouter(nn.Module, ABC):
         """Return what a kind whose draws have no gradient learns from; none for all others.
 
         Args:
-            task_ids: One task per example of a training batch.
+            task_ids: Of a training batch.
             weights: What `forward` drew for them.
-            losses: What each example lost; no gradient flows through them.
+            losses: Of each example, without gradient.
         """
         return None
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskRouter":
         """Return a new router of this kind for tasks it has never seen.
 
-        What it has learned beside rows of tasks is copied, unless it is fresh.
-
         Args:
             n_tasks: How many tasks the new router serves.
-            init: ``"mean"`` starts every row at the mean of the known rows, ``"fresh"`` as an
-                untrained router starts.
+            init: ``"mean"`` starts every row at the mean of the known rows and copies all else that
+                was learned; ``"fresh"`` starts as an untrained router does.
 
         Raises:
             ValueError: If ``init`` is neither, or a tensor with rows of tasks is not named.
         """
-        if init not in ("mean", "fresh"):
-            raise ValueError(f"init ('{init}') must be 'mean' or 'fresh'")
+        require_one_of(STARTS, init=init)
         router = self.rebuilt(n_tasks=n_tasks)
         new = router.state_dict()
         learned = dict(self.named_parameters())
@@ -185,11 +162,7 @@ class TaskRouter(nn.Module, ABC):
         return router
 
     def rebuilt(self, **changed: Any) -> "TaskRouter":
-        """Return an untrained router of this kind with the same arguments, where this one is.
-
-        Args:
-            **changed: Other arguments.
-        """
+        """Return an untrained router with the same arguments but for some, on the same device."""
         router = type(self)(**self._arguments() | changed)
         like = next(iter(self.state_dict().values()), None)
         return router if like is None else router.to(like.device, like.dtype)
@@ -203,10 +176,7 @@ class TaskRouter(nn.Module, ABC):
         }
 
     def of_tasks(self, task_ids: Int[Tensor, "N"]) -> "TaskRouter":
-        """Return a copy that knows some of the tasks only.
-
-        Args:
-            task_ids: Which, in their new order.
+        """Return a copy that knows some of the tasks only, in a new order.
 
         Raises:
             ValueError: If this kind names no rows of tasks.
@@ -224,14 +194,10 @@ class TaskRouter(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Name sizes and settings in the module's printed form."""
-        sizes = {name: getattr(self, name) for name in SIZES}
-        plain = (bool, int, float, str)
-        settings = {
-            item.name: value
-            for _, item in arguments(type(self))
-            if isinstance(value := getattr(self, item.name, None), plain)
-        }
-        return ", ".join(f"{name}={value}" for name, value in {**sizes, **settings}.items())
+        names = dict.fromkeys([*SIZES, *(item.name for _, item in arguments(type(self)))])
+        values = {name: getattr(self, name, None) for name in names}
+        plain = bool | int | float | str
+        return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
 
 
 class SignedRouter(TaskRouter):
@@ -245,11 +211,7 @@ class SignedRouter(TaskRouter):
 
 
 def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
-    """Return what ``forward`` of a kind of router asks for besides the task ids, of `SEEN`.
-
-    Raises:
-        ValueError: If it asks for something else.
-    """
+    """Return what ``forward`` of a kind of router asks for besides the task ids, of `SEEN`."""
     asked = list(inspect.signature(kind.forward).parameters.values())[2:]
     for item in asked:
         if item.name not in SEEN and item.default is item.empty:
@@ -263,23 +225,9 @@ def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
 def initial_rows(
     rows: Float[Tensor, "G T ..."], n_tasks: int, init: str, scale: float
 ) -> Float[Tensor, "G N ..."]:
-    """Make the rows of a router for new tasks.
-
-    Args:
-        rows: The known rows; tasks along the second axis.
-        n_tasks: Rows to make, N.
-        init: ``"mean"`` repeats the mean row, ``"fresh"`` draws from U(-scale, scale).
-        scale: The range of a fresh row.
-
-    Returns:
-        A detached tensor with N in the place of T.
-
-    Raises:
-        ValueError: If ``init`` is neither.
-    """
+    """Return rows for new tasks: the mean row, or fresh ones of U(-scale, scale); detached."""
+    require_one_of(STARTS, init=init)
     shape = (rows.shape[0], n_tasks, *rows.shape[2:])
     if init == "mean":
         return rows.detach().mean(dim=1, keepdim=True).expand(shape).clone()
-    if init == "fresh":
-        return torch.empty(shape, dtype=rows.dtype, device=rows.device).uniform_(-scale, scale)
-    raise ValueError(f"init ('{init}') must be 'mean' or 'fresh'")
+    return torch.empty(shape, dtype=rows.dtype, device=rows.device).uniform_(-scale, scale)

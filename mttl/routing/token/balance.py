@@ -4,16 +4,87 @@ Every loss here is a function of sums over tokens (`LoadSums`), so that a sum ov
 the statistics of one process into those of the whole batch.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least, require_positive
 from mttl.routing.token.choice import RoutingDecision
-from mttl.routing.token.load_sums import LoadSums, load_sums
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
 SMALLEST = 1e-20
+
+
+@dataclass(frozen=True)
+class LoadSums:
+    """Sums over the tokens of a layer.
+
+    Attributes:
+        tokens: How many there are.
+        pairs: Pairs of each expert, without gradient.
+        first: Tokens of which each expert is the most probable one, without gradient.
+        probabilities: Of each expert.
+        gates: Of each expert; its importance.
+        load: A differentiable estimate of ``pairs``, or ``pairs`` where the router has none.
+        squared_z: Squared log-sum-exp of the logits.
+    """
+
+    tokens: Float[Tensor, ""]
+    pairs: Float[Tensor, "E"]
+    first: Float[Tensor, "E"]
+    probabilities: Float[Tensor, "E"]
+    gates: Float[Tensor, "E"]
+    load: Float[Tensor, "E"]
+    squared_z: Float[Tensor, ""]
+
+    def over_processes(self) -> "LoadSums":
+        """Return the sums over all processes, differentiable; the same on each.
+
+        The gradient of the sum of all processes' losses arrives, so that processes that average
+        their gradients, as DDP does, end with the gradient of the loss of the whole batch.
+        """
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return self
+        scalars = torch.stack([self.tokens, self.squared_z])
+        vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
+        total: Any = _SumOverProcesses.apply(torch.cat([scalars, *vectors]))
+        pairs, first, *others = total[2:].chunk(5)
+        return LoadSums(total[0], pairs.detach(), first.detach(), *others, total[1])
+
+
+def load_sums(choice: RoutingDecision) -> LoadSums:
+    """Sum what the losses need over the tokens of a choice."""
+    probabilities = choice.probabilities
+    n_tokens, n_experts = probabilities.shape
+    zeros = probabilities.new_zeros(n_experts)
+    pairs = torch.bincount(choice.experts, minlength=n_experts).to(zeros)
+    first = torch.bincount(probabilities.argmax(-1), minlength=n_experts).to(zeros)
+    return LoadSums(
+        tokens=zeros.new_tensor(n_tokens),
+        pairs=pairs,
+        first=first,
+        probabilities=probabilities.sum(0),
+        gates=zeros.index_add(0, choice.experts, choice.weights),
+        load=pairs if choice.load is None else choice.load,
+        squared_z=choice.logits.logsumexp(-1).square().sum(),
+    )
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, values: Tensor) -> Tensor:
+        total = values.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        total = grad.clone()
+        torch.distributed.all_reduce(total)
+        return total
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
@@ -107,14 +178,9 @@ class Balance(nn.Module):
         global_statistics: bool = False,
     ) -> None:
         super().__init__()
-        self.coefficients = {
-            "switch": switch,
-            "gshard": gshard,
-            "importance": importance,
-            "load": load,
-            "z": z,
-            "entropy": entropy,
-        }
+        names = ("switch", "gshard", "importance", "load", "z", "entropy")
+        values = (switch, gshard, importance, load, z, entropy)
+        self.coefficients = dict(zip(names, values, strict=True))
         require_at_least(0, **self.coefficients)
         self.load = load
         self.global_statistics = global_statistics
@@ -139,11 +205,6 @@ class Balance(nn.Module):
             for name, coefficient in self.coefficients.items()
             if coefficient
         }
-
-    def extra_repr(self) -> str:
-        """Name the losses in the module's printed form."""
-        used = [f"{name}={value:g}" for name, value in self.coefficients.items() if value]
-        return ", ".join([*used, f"global_statistics={self.global_statistics}"])
 
 
 class BiasBalance(nn.Module):
@@ -178,14 +239,6 @@ class BiasBalance(nn.Module):
 
     @torch.no_grad()
     def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
-        """Move the bias against the load.
-
-        Args:
-            load: Pairs of each expert in the last step, of all passes and processes.
-        """
+        """Move the bias against the load of the last step, of all passes and processes."""
         load = load.to(self.value)
         self.value += self.rate * torch.sign(load.mean() - load)
-
-    def extra_repr(self) -> str:
-        """Name the rate in the module's printed form."""
-        return f"rate={self.rate:g}"

@@ -3,11 +3,9 @@
 import torch
 from torch import nn
 
-from mttl.io.errors import require_one_of
 from mttl.routing.token.balanced_assignment import balanced_assignment
-from mttl.routing.token.choice import RoutingDecision
+from mttl.routing.token.choice import RoutingDecision, Tokens
 from mttl.routing.token.token_router import TokenRouter
-from mttl.routing.token.tokens import Tokens
 
 
 class BaseRouter(TokenRouter):
@@ -18,12 +16,7 @@ class BaseRouter(TokenRouter):
     :math:`\sigma(s_{n, a(n)})`. No balancing loss is needed, and none is offered.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
         method: How the assignment is solved; see `balanced_assignment`.
-
-    Raises:
-        ValueError: If the method is unknown.
 
     References:
         Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
@@ -34,7 +27,6 @@ class BaseRouter(TokenRouter):
 
     def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
         super().__init__(in_features, n_experts)
-        require_one_of(("auto", "scipy", "auction"), method=method)
         self.method = method
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()

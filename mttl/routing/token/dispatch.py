@@ -2,23 +2,23 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mttl.io.exact_fraction import exact_fraction
-from mttl.routing.token.choice import Assignment
+from mttl.routing.token.choice import Assignment, RoutingDecision
+
+Pairs = TypeVar("Pairs", Assignment, RoutingDecision)
 
 
 @dataclass(frozen=True)
 class Dispatch:
     """The pairs of an assignment, sorted by expert.
 
-    Attributes:
-        tokens: The token of each pair; shape (P,).
-        weights: The gate of each pair; shape (P,).
-        counts: Pairs of each expert, in the order of ``tokens``; shape (E,).
+    ``counts`` has the number of pairs of each expert.
     """
 
     tokens: Int[Tensor, "P"]
@@ -41,8 +41,8 @@ def within_capacity(assignment: Assignment, capacity: int) -> Bool[Tensor, "P"]:
     return torch.empty_like(place, dtype=torch.bool).index_copy_(0, order, place < capacity)
 
 
-def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
-    """Leave pairs out of an assignment."""
+def keep_pairs(assignment: Pairs, kept: Bool[Tensor, "P"]) -> Pairs:
+    """Leave pairs out of an assignment, or of a decision."""
     return replace(
         assignment,
         tokens=assignment.tokens[kept],

@@ -2,12 +2,12 @@
 
 import torch
 
+from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision
-from mttl.routing.token.dispatch import capacity_of
-from mttl.routing.token.linear_router import LinearRouter
-from mttl.routing.token.tokens import Tokens
+from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.dispatch import capacity_of, keep_pairs
+from mttl.routing.token.token_router import LinearRouter
 
 
 class ExpertChoiceRouter(LinearRouter):
@@ -21,14 +21,12 @@ class ExpertChoiceRouter(LinearRouter):
     text among them, so this cannot route a causal decoder.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
         capacity: Experts per token, on average.
         init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`; the load needs none, the z-loss may still be wanted.
 
     Raises:
-        ValueError: If the capacity is not in (0, E].
+        ValueError: If the capacity is above E.
 
     References:
         Zhou et al., *Mixture-of-Experts with Expert Choice Routing*, NeurIPS 2022,
@@ -49,10 +47,7 @@ class ExpertChoiceRouter(LinearRouter):
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, init_scale, balance)
-        if not 0 < capacity <= n_experts:
-            raise ValueError(
-                f"capacity ({capacity}) must be above 0 and at most n_experts ({n_experts})"
-            )
+        require_at_most("n_experts", n_experts, capacity=capacity)
         self.capacity = capacity
 
     def choose(self, tokens: Tokens) -> RoutingDecision:
@@ -62,8 +57,9 @@ class ExpertChoiceRouter(LinearRouter):
         n_taken = capacity_of(len(tokens), self.n_experts, self.capacity)
         weights, taken = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
         experts = torch.arange(self.n_experts, device=taken.device)[:, None].expand_as(taken)
-        taken, experts, weights = taken.flatten(), experts.flatten(), weights.flatten()
-        if tokens.prior is not None:  # an expert takes no token that it is forbidden to
-            allowed = logits[taken, experts] > -torch.inf
-            taken, experts, weights = taken[allowed], experts[allowed], weights[allowed]
-        return RoutingDecision(taken, experts, weights, logits, probabilities)
+        pairs = taken.flatten(), experts.flatten(), weights.flatten()
+        choice = RoutingDecision(*pairs, logits, probabilities)
+        if tokens.prior is None:
+            return choice
+        # An expert takes no token that it is forbidden to.
+        return keep_pairs(choice, logits[choice.tokens, choice.experts] > -torch.inf)

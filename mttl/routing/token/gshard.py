@@ -1,15 +1,13 @@
 """Top-2 routing with a second expert by chance."""
 
-from dataclasses import replace
-
 import torch
 
 from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision
-from mttl.routing.token.linear_router import LinearRouter
-from mttl.routing.token.tokens import Tokens
+from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.dispatch import keep_pairs
+from mttl.routing.token.token_router import LinearRouter
 from mttl.routing.token.top_k import top_choice
 
 
@@ -21,14 +19,12 @@ class GShardRouter(LinearRouter):
     where :math:`g_2 > \tau`. A token that loses it keeps :math:`g_1` as it was.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Experts E, at least 2.
         threshold: A second gate of at least this is always taken.
         init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`.
 
     Raises:
-        ValueError: If there are fewer than 2 experts or the threshold is negative.
+        ValueError: If there are fewer than 2 experts.
 
     References:
         Lepikhin et al., *GShard: Scaling Giant Models with Conditional Computation and Automatic
@@ -47,9 +43,7 @@ class GShardRouter(LinearRouter):
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, init_scale, balance)
-        if n_experts < 2:
-            raise ValueError(f"n_experts ({n_experts}) must be at least 2 for two experts a token")
-        require_at_least(0, threshold=threshold)
+        require_at_least(2, n_experts=n_experts)
         self.threshold = threshold
 
     def choose(self, tokens: Tokens) -> RoutingDecision:
@@ -57,15 +51,8 @@ class GShardRouter(LinearRouter):
         logits = tokens.logits(self.weight)
         chosen = logits.topk(2, dim=-1).indices
         choice = top_choice(logits, chosen, normalise=True, forbids=tokens.prior is not None)
-        if self.threshold == 0:
-            return choice
         weights = choice.weights.detach()
         level = torch.rand_like(weights) if self.training else torch.ones_like(weights)
         kept = weights > level * self.threshold
         kept[: len(tokens)] = True  # first choices come first
-        return replace(
-            choice,
-            tokens=choice.tokens[kept],
-            experts=choice.experts[kept],
-            weights=choice.weights[kept],
-        )
+        return keep_pairs(choice, kept)

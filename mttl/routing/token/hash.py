@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Seed
-from mttl.routing.token.choice import RoutingDecision
+from mttl.routing.token.choice import RoutingDecision, Tokens
 from mttl.routing.token.token_router import TokenRouter
-from mttl.routing.token.tokens import Tokens
 
 
 class HashRouter(TokenRouter):
@@ -16,8 +16,6 @@ class HashRouter(TokenRouter):
     1. The state dict holds the table.
 
     Args:
-        in_features: Features I of a token; not looked at.
-        n_experts: Experts E.
         vocabulary_size: Entries V.
         seed: Of the table; a layer's own makes layers differ.
 
@@ -36,11 +34,7 @@ class HashRouter(TokenRouter):
         self, in_features: int, n_experts: int, *, vocabulary_size: int, seed: Seed = 0
     ) -> None:
         super().__init__(in_features, n_experts)
-        if vocabulary_size < n_experts:
-            raise ValueError(
-                f"vocabulary_size ({vocabulary_size}) must be at least n_experts ({n_experts}), or "
-                "some experts have no entry"
-            )
+        require_at_least(n_experts, vocabulary_size=vocabulary_size)
         self.seed = seed
         self.register_buffer("table", torch.empty(vocabulary_size, dtype=torch.long))
         self.reset_parameters()

@@ -19,11 +19,11 @@ class TokenRecord:
     Attributes:
         layer: The layer's path in the backbone.
         stack: Whose tokens it saw: ``"encoder"``, ``"decoder"`` or ``"model"``.
-        rows: Rows R of its input; with ``positions``, token n is row n // L, position n % L.
-        positions: Positions L of its input.
+        rows: Rows R of its input.
+        positions: Positions L of its input: token n is row n // L, position n % L.
         n_experts: Experts E.
-        tokens: Of every chosen pair, the token; padding is in none.
-        experts: Of every chosen pair, the expert.
+        tokens: The token of every chosen pair; padding is in none.
+        experts: The expert of every chosen pair.
         kept: Whether the expert had room for it; all of them where None.
     """
 
@@ -71,17 +71,9 @@ class TokenMasks:
             ValueError: If the input does not fit the mask.
         """
         mask = self.stacks.get(stack)
-        if mask is not None and n_rows % mask.shape[0]:
-            raise ValueError(
-                f"a layer of the {stack} received {n_rows} rows, its mask has {mask.shape[0]}; the "
-                "former must be a multiple of the latter"
-            )
+        if mask is not None:
+            check_fit(stack, mask, n_rows, n_positions if stack == "encoder" else mask.shape[1])
         if stack == "encoder":
-            if mask is not None and mask.shape[1] != n_positions:
-                raise ValueError(
-                    f"a layer of the encoder received {n_positions} positions, its mask has "
-                    f"{mask.shape[1]}; they must be equal"
-                )
             return None if mask is None else _repeated(mask, n_rows)
         finished = self.finished
         if finished is not None and finished.shape[0] != n_rows:
@@ -96,13 +88,32 @@ class TokenMasks:
         return torch.cat([known, _same(new, n_positions - n_known)], dim=1)
 
 
+def check_fit(stack: str, known: Tensor, n_rows: int, n_positions: int) -> None:
+    """Refuse an input of a layer whose rows are no multiple, or whose positions are others.
+
+    Args:
+        stack: Of the layer.
+        known: What is known of its stack's input, shape (B, L).
+        n_rows: Rows of the layer's input.
+        n_positions: Its positions.
+
+    Raises:
+        ValueError: If it does not fit.
+    """
+    if n_rows % known.shape[0] or n_positions != known.shape[1]:
+        raise ValueError(
+            f"a layer of the {stack} received {n_rows} rows of {n_positions} positions, its stack "
+            f"{known.shape[0]} of {known.shape[1]}"
+        )
+
+
 def token_masks(inputs: Mapping[str, Any], *, encoder_decoder: bool) -> TokenMasks:
     """Return which positions are tokens, from what a language model is called with.
 
     Args:
         inputs: ``attention_mask``; for the decoder of an encoder-decoder ``decoder_attention_mask``
             or ``labels``, whose padding is -100. What is absent has no padding.
-        encoder_decoder: Whether the model has two stacks; else all its layers see the same tokens.
+        encoder_decoder: Whether the model has two stacks.
     """
     attention = inputs.get("attention_mask")
     given = None if attention is None else attention.bool()

@@ -1,16 +1,16 @@
-"""Routing among members of a library: what each is good for is read from its own weights."""
+"""Routing among members of a library, by their own weights: Arrow and SpectR."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.io.errors import require_positive
-from mttl.routing.token.choice import RoutingDecision
+from mttl.io.errors import require_at_most
+from mttl.plugins.part_settings import Positive, PositiveInt
+from mttl.routing.token.choice import RoutingDecision, Tokens
 from mttl.routing.token.token_router import TokenRouter, check_prior
-from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
 
@@ -22,13 +22,11 @@ class MemberRouter(TokenRouter):
     member that changes nothing in this layer is not chosen in it.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Members E.
         top_k: Members per token.
-        temperature: Small ones choose the best member, large ones give kept ones equal weights.
+        temperature: Temperature of the softmax over the kept ones.
 
     Raises:
-        ValueError: If ``top_k`` is not between 1 and E, or the temperature is not positive.
+        ValueError: If ``top_k`` is above E.
     """
 
     lacks: ClassVar = {
@@ -38,12 +36,15 @@ class MemberRouter(TokenRouter):
     present: Tensor
 
     def __init__(
-        self, in_features: int, n_experts: int, *, top_k: int = 3, temperature: float = 1.0
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: PositiveInt = 3,
+        temperature: Positive = 1.0,
     ) -> None:
         super().__init__(in_features, n_experts)
-        if not 1 <= top_k <= n_experts:
-            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_experts ({n_experts})")
-        require_positive(temperature=temperature)
+        require_at_most("n_experts", n_experts, top_k=top_k)
         self.top_k = top_k
         self.temperature = temperature
         self.register_buffer("present", torch.ones(n_experts, dtype=torch.bool))
@@ -72,6 +73,78 @@ class MemberRouter(TokenRouter):
     def note_present(self, sizes: Float[Tensor, "E"]) -> None:
         """Note which members change anything here; where none does, all may be chosen."""
         self.present.copy_((sizes > 0) | (sizes == 0).all())
+
+
+class ArrowRouter(MemberRouter):
+    r"""Chooses members of a library by the direction that each stretches most; without training.
+
+    A token is scored by :math:`|x^\top v_e|`, with :math:`v_e` the first right singular vector.
+    :math:`v_e` is the direction of the input that the change :math:`B_e A_e^\top` of a member
+    stretches most. Its sign means nothing, hence the absolute value.
+
+    PEFT's layer finds :math:`v_e` by 15 steps of power iteration from a random start; here it is
+    exact. A member that lacks the layer, which PEFT refuses, is not chosen in it. Members' scales
+    do not move :math:`v_e`. PEFT has dropout on the members' sum, and here there is none.
+
+    References:
+        Ostapenko et al., *Towards Modular LLMs by Building and Reusing a Library of LoRAs*, ICML
+        2024, arXiv:2405.11157.
+    """
+
+    prototypes: Tensor
+
+    def __init__(self, in_features: int, n_experts: int, **settings: Any) -> None:
+        super().__init__(in_features, n_experts, **settings)
+        self.register_buffer("prototypes", torch.zeros(n_experts, in_features))
+
+    @torch.no_grad()
+    def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
+        """Keep the first right singular vector of every member, of length 1."""
+        first = right_factors(down, up)[:, :, 0]
+        sizes = first.norm(dim=1)
+        self.note_present(sizes)
+        self.prototypes.copy_(first / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)[:, None])
+
+    def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
+        """Return the length of a token's part along each prototype."""
+        return (states @ self.prototypes.float().t()).abs()
+
+
+class SpectralRouter(MemberRouter):
+    r"""Chooses members of a library by the length of their change of a token; without training.
+
+    A token is scored by :math:`\lVert S_e V_e^\top x \rVert_2`, all singular vectors of a member.
+    With :math:`B_e A_e^\top = U_e S_e V_e^\top` this is the length of what the member adds to the
+    layer's output, scale included. Where Arrow asks for one direction, this asks for the whole
+    spectrum, at the cost of r numbers per feature and member. The gates are those of Arrow, the
+    softmax of the kept scores.
+
+    Args:
+        rank: Rank r of the members.
+
+    References:
+        Fleshman and Van Durme, *SpectR: Dynamically Composing LM Experts with Spectral Routing*,
+        2025, arXiv:2504.03454.
+    """
+
+    internal = ("rank",)
+    spectra: Tensor
+
+    def __init__(self, in_features: int, n_experts: int, *, rank: int, **settings: Any) -> None:
+        super().__init__(in_features, n_experts, **settings)
+        self.register_buffer("spectra", torch.zeros(n_experts, in_features, rank))
+
+    @torch.no_grad()
+    def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
+        """Keep the right singular vectors of every member times their values."""
+        found = right_factors(down, up)
+        self.note_present(found[:, :, 0].norm(dim=1))
+        self.spectra.copy_(found)
+
+    def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
+        """Return the length of what each member makes of a token."""
+        columns = self.spectra.float().transpose(0, 1).flatten(1)  # (I, E r)
+        return (states @ columns).unflatten(1, (self.n_experts, -1)).norm(dim=-1)
 
 
 def right_factors(

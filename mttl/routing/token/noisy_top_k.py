@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.io.errors import require_positive
+from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import PositiveInt
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision
+from mttl.routing.token.choice import RoutingDecision, Tokens
 from mttl.routing.token.token_router import TokenRouter
-from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
 
@@ -26,14 +25,12 @@ class NoisyTopKRouter(TokenRouter):
     ``top_k``-th largest entry of h without e.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
         top_k: Experts per token.
         smallest_noise: The least standard deviation of the noise.
         balance: As in `TokenRouter`; may have a load loss.
 
     Raises:
-        ValueError: If ``top_k`` is not between 1 and E - 1, or the noise is not positive.
+        ValueError: If ``top_k`` is above E - 1.
 
     References:
         Shazeer et al., *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
@@ -53,12 +50,8 @@ class NoisyTopKRouter(TokenRouter):
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, balance)
-        if not 1 <= top_k < n_experts:
-            raise ValueError(
-                f"top_k ({top_k}) must lie between 1 and n_experts - 1 ({n_experts - 1}): the "
-                "estimate of the load compares with the first expert that is not chosen"
-            )
-        require_positive(smallest_noise=smallest_noise)
+        # The estimate of the load compares with the first expert that is not chosen.
+        require_at_most("n_experts - 1", n_experts - 1, top_k=top_k)
         self.top_k = top_k
         self.smallest_noise = smallest_noise
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.routing.token.choice import RoutingDecision
+from mttl.routing.token.choice import RoutingDecision, Tokens
 from mttl.routing.token.members import MemberRouter
-from mttl.routing.token.tokens import Tokens
 
 
 class PhatgooseRouter(MemberRouter):
@@ -21,8 +20,6 @@ class PhatgooseRouter(MemberRouter):
     its entries and divides by their deviation.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Members E.
         top_k: Members per token.
         temperature: Temperature of the softmax over the kept ones.
         gate_steps: Steps in which the gates are trained, on batches of all members' tasks.

@@ -1,8 +1,4 @@
-"""The interface of all routers that choose experts by token.
-
-A token router sits in one layer and reads its hidden states; a task router
-(`mttl.routing.task.task_router`) serves a whole model and reads task ids.
-"""
+"""The interface of all routers that choose experts by token, each of one layer."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -13,8 +9,7 @@ from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, RoutingDecision
-from mttl.routing.token.tokens import Tokens
+from mttl.routing.token.choice import Assignment, RoutingDecision, Tokens
 
 
 class TokenRouter(nn.Module, ABC):
@@ -33,7 +28,7 @@ class TokenRouter(nn.Module, ABC):
         needs_token_ids: Whether the kind routes by vocabulary entry.
 
     Raises:
-        ValueError: If a size is not positive, or ``balance`` asks for what the kind cannot give.
+        ValueError: If ``balance`` asks for what the kind cannot give.
     """
 
     role = "token_router"
@@ -66,8 +61,7 @@ class TokenRouter(nn.Module, ABC):
         """Assign tokens to experts.
 
         Raises:
-            ValueError: If the prior forbids all experts to a token, or a kind is not given what
-                it routes by.
+            ValueError: If the prior forbids all experts to a token.
         """
         kept = None if tokens.mask is None else tokens.mask.nonzero().squeeze(1)
         with torch.autocast(tokens.states.device.type, enabled=False):
@@ -95,11 +89,8 @@ class TokenRouter(nn.Module, ABC):
     def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
         """Take note of the load of a step; only routers that balance without a loss do.
 
-        A forward pass changes nothing that lasts, so that it can be computed again.
-
         Args:
-            load: Pairs of each expert in the last step, of all passes and processes, before any
-                were dropped.
+            load: Pairs of each expert, of all passes and processes, before any were dropped.
         """
 
     def extra_repr(self) -> str:
@@ -107,12 +98,27 @@ class TokenRouter(nn.Module, ABC):
         return f"in_features={self.in_features}, n_experts={self.n_experts}"
 
 
-def check_prior(prior: Float[Tensor, "N E"] | None) -> None:
-    """Refuse a prior that leaves a token without any expert.
+class LinearRouter(TokenRouter):
+    """A token router with logits ``W x``.
 
-    Raises:
-        ValueError: If a row is minus infinity everywhere.
+    Small logits at first leave all experts a chance; the Switch Transformer starts with 0.1.
     """
+
+    def __init__(
+        self, in_features: int, n_experts: int, init_scale: float, balance: Balance | None
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        self.init_scale = init_scale
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        LinearRouter.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        """Re-initialise the weight."""
+        nn.init.normal_(self.weight, std=(self.init_scale / self.in_features) ** 0.5)
+
+
+def check_prior(prior: Float[Tensor, "N E"] | None) -> None:
+    """Refuse a prior that leaves a token without any expert."""
     if prior is None:
         return
     forbidden = (prior == -torch.inf).all(dim=-1)

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Fraction, PositiveInt
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.choice import RoutingDecision
-from mttl.routing.token.linear_router import LinearRouter
-from mttl.routing.token.tokens import Tokens
+from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.dispatch import keep_pairs
+from mttl.routing.token.token_router import LinearRouter
 
 
 class TopKRouter(LinearRouter):
@@ -21,8 +22,6 @@ class TopKRouter(LinearRouter):
     ``top_k=2``; the Switch Transformer is ``top_k=1, normalise=False, jitter=1e-2``.
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
         top_k: Experts per token.
         normalise: Let the gates of a token sum to 1; with one expert per token they must not.
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
@@ -31,8 +30,7 @@ class TopKRouter(LinearRouter):
         balance: As in `TokenRouter`.
 
     Raises:
-        ValueError: If ``top_k`` is not between 1 and E, the jitter is outside [0, 1), or a single
-            gate would be normalised.
+        ValueError: If ``top_k`` is above E, or a single gate would be normalised.
 
     References:
         Fedus, Zoph and Shazeer, *Switch Transformers*, JMLR 2022, arXiv:2101.03961. Jiang et al.,
@@ -54,15 +52,12 @@ class TopKRouter(LinearRouter):
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, init_scale, balance)
-        if not 1 <= top_k <= n_experts:
-            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_experts ({n_experts})")
+        require_at_most("n_experts", n_experts, top_k=top_k)
         if normalise and top_k == 1 and n_experts > 1:
             raise ValueError(
                 "top_k (1) with normalise makes every gate 1 and the router learns nothing; set "
                 "normalise to False, as the Switch Transformer does"
             )
-        if not 0 <= jitter < 1:
-            raise ValueError(f"jitter ({jitter}) must lie in [0, 1)")
         self.top_k = top_k
         self.normalise = normalise
         self.jitter = jitter
@@ -105,14 +100,7 @@ class SwitchRouter(TopKRouter):
     """Sends each token to its most probable expert, with the probability as the gate (Switch).
 
     Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
-        bias: Balances without a loss; see `BiasBalance`.
-        balance: As in `TokenRouter`.
-
-    References:
-        Fedus, Zoph and Shazeer, *Switch Transformers*, JMLR 2022, arXiv:2101.03961.
     """
 
     def __init__(
@@ -135,6 +123,48 @@ class SwitchRouter(TopKRouter):
         )
 
 
+class ExampleRouter(TopKRouter):
+    r"""Routes all tokens of an example to the same experts, by their mean; not for causal decoders.
+
+    Otherwise a `TopKRouter`, whose arguments it takes. The mean is of all tokens, later ones among
+    them, so this cannot route a causal decoder. Losses weigh an example by its tokens.
+
+    References:
+        Compared with token and task routing in Kudugunta et al., *Beyond Distillation: Task-level
+        Mixture-of-Experts for Efficient Inference*, Findings of EMNLP 2021, arXiv:2110.03742.
+    """
+
+    causal = False
+    internal = ("jitter",)
+
+    def choose(self, tokens: Tokens) -> RoutingDecision:
+        """Choose the most probable experts of each example.
+
+        Raises:
+            ValueError: If there are no examples.
+        """
+        if tokens.examples is None:
+            raise ValueError("ExampleRouter routes whole examples: pass the example of each token")
+        x, prior = tokens.states, tokens.prior
+        names, example_of = tokens.examples.unique(return_inverse=True)
+        sums = x.new_zeros(len(names), x.shape[1]).index_add(0, example_of, x)
+        means = sums / torch.bincount(example_of, minlength=len(names))[:, None]
+        if prior is not None:  # of the task, hence the same for all tokens of an example
+            first = torch.empty_like(names)
+            prior = prior[first.scatter_(0, example_of.flip(0), tokens.numbers().flip(0))]
+        choice = super().choose(Tokens(means, prior=prior))
+        # From pairs of examples to pairs of their tokens, in the same order of precedence.
+        pairs, numbers = (choice.tokens[:, None] == example_of[None]).nonzero(as_tuple=True)
+        return replace(
+            choice,
+            tokens=numbers,
+            experts=choice.experts[pairs],
+            weights=choice.weights[pairs],
+            logits=choice.logits[example_of],
+            probabilities=choice.probabilities[example_of],
+        )
+
+
 def top_choice(
     logits: Float[Tensor, "N E"],
     chosen: Int[Tensor, "N k"],
@@ -148,7 +178,7 @@ def top_choice(
         logits: Of all experts; minus infinity where an expert is forbidden.
         chosen: Experts of each token, the preferred one first.
         normalise: Let the gates of a token sum to 1.
-        forbids: Look for forbidden experts among the chosen ones and leave them out.
+        forbids: Leave forbidden experts out.
     """
     probabilities = torch.softmax(logits, dim=-1)
     if normalise:
@@ -156,8 +186,8 @@ def top_choice(
     else:
         gates = probabilities.gather(-1, chosen)
     tokens = torch.arange(len(logits), device=logits.device).repeat(chosen.shape[1])
-    experts, weights = chosen.t().flatten(), gates.t().flatten()
-    if forbids:
-        allowed = (logits.gather(-1, chosen) > -torch.inf).t().flatten()
-        tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
-    return RoutingDecision(tokens, experts, weights, logits, probabilities)
+    pairs = tokens, chosen.t().flatten(), gates.t().flatten()
+    choice = RoutingDecision(*pairs, logits, probabilities)
+    if not forbids:
+        return choice
+    return keep_pairs(choice, (logits.gather(-1, chosen) > -torch.inf).t().flatten())

@@ -84,17 +84,3 @@ def test_a_new_task_may_have_skills_of_its_own_which_begin_afresh() -> None:
         assert new.logits[:, task][..., own].abs().max() <= 0.01
     with pytest.raises(ValueError, match=r"n_tasks \(4\) must be at most 3"):
         router.for_new_tasks(4, private=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shared_skill": True}, r"shared_skill \(True\) must be false and normalise \('sum'"),
-        ({"normalise": "average_correction"}, r"normalise \('average_correction'\) 'sum'"),
-        ({"n_private": 4}, r"n_private \(4\) must be at least 0 and leave some of n_skills \(10\)"),
-        ({"n_private": -1}, r"n_private \(-1\) must be at least 0"),
-    ],
-)
-def test_what_it_cannot(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CPolyRouter(G, T, H, K, **{"n_private": B, **settings})

@@ -39,9 +39,3 @@ def test_evaluation_uses_the_likeliest_skill_or_the_softmax():
     assert set(hard.matrix().unique().tolist()) == {0.0, 1.0}
     soft = spread(CategoricalRouter(2, 3, 1, 4, straight_through=False)).eval()
     torch.testing.assert_close(soft.matrix(), soft.logits.softmax(-1))
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_the_temperature_must_be_positive(temperature):
-    with pytest.raises(ValueError, match=rf"temperature \({temperature}\) must be positive"):
-        CategoricalRouter(1, 2, 1, 4, temperature=temperature)

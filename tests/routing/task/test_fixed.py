@@ -1,42 +1,67 @@
+"""Rows that are given or learned, and used as they are."""
+
 import pytest
 import torch
 
-from mttl.routing import FixedRouter, PrivateRouter, SharedRouter, expert_router
+from mttl.routing import (
+    AverageRouter,
+    CoefficientRouter,
+    FixedRouter,
+    PrivateRouter,
+    SharedRouter,
+    expert_router,
+)
+from mttl.routing.task.fixed import GivenRows
+
+ROWS = torch.rand(2, 3, 1, 4, generator=torch.Generator().manual_seed(0))
+FACTS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
 
 
-def test_shared_is_one_skill_for_all():
-    router = SharedRouter(2, 3, n_heads=2)
-    assert torch.equal(router.matrix(), torch.ones(2, 3, 2, 1))
+@pytest.mark.parametrize(
+    ("router", "expected"),
+    [
+        (SharedRouter(2, 3, n_heads=2), torch.ones(3, 1)),
+        (PrivateRouter(2, 3), torch.eye(3)),
+        (AverageRouter(2, 3, 2, 4), torch.full((3, 4), 0.25)),
+        (expert_router(FACTS, 2, n_heads=2), torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.75, 0.25]])),
+    ],
+    ids=["shared", "private", "average", "expert"],
+)
+def test_all_groups_and_heads_have_the_rows(router: FixedRouter, expected: torch.Tensor) -> None:
+    assert torch.equal(router.matrix(), expected[None, :, None].expand_as(router.matrix()))
 
 
-def test_private_is_one_skill_per_task():
-    router = PrivateRouter(2, 3)
-    assert torch.equal(router.matrix()[1, :, 0], torch.eye(3))
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        *(([[1.0, wrong]], "must hold finite weights") for wrong in (-1.0, torch.nan, torch.inf)),
+        ([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], r"to the tasks with ids \[1, 3\]"),
+    ],
+)
+def test_no_matrix_of_experts(matrix: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        expert_router(torch.tensor(matrix), 1)
 
 
-def test_expert_normalises_its_rows():
-    router = expert_router(torch.tensor([[1.0, 0.0, 1.0], [0.0, 3.0, 1.0]]), 2, n_heads=2)
-    expected = torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.75, 0.25]])
-    for group in range(2):
-        for head in range(2):
-            assert torch.equal(router.matrix()[group, :, head], expected)
-
-
-@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
-def test_expert_weights_must_be_finite_and_not_negative(wrong):
-    with pytest.raises(ValueError, match="must hold finite weights of at least 0"):
-        expert_router(torch.tensor([[1.0, wrong]]), 1)
-
-
-def test_every_task_needs_a_skill():
-    matrix = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    with pytest.raises(ValueError, match=r"no skill to the tasks with ids \[1, 3\]"):
-        expert_router(matrix, 1)
-
-
-def test_new_tasks():
+def test_new_tasks() -> None:
     router = FixedRouter(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 2, n_heads=3)
     mean = router.for_new_tasks(2)
     assert mean.matrix().shape == (2, 2, 3, 2)
     assert torch.equal(mean.weights, torch.tensor([[0.75, 0.25]] * 2))
     assert torch.equal(router.for_new_tasks(1, init="fresh").weights, torch.tensor([[0.5, 0.5]]))
+
+
+def test_given_rows() -> None:
+    router = GivenRows(ROWS)
+    assert torch.equal(router(torch.tensor([2, 0, 2])), ROWS[:, [2, 0, 2]])
+    assert torch.equal(router.matrix(), ROWS)
+    assert not list(router.parameters())
+
+
+def test_coefficients() -> None:
+    router = CoefficientRouter(2, 3, 1, 4)
+    torch.nn.init.normal_(router.rows)
+    assert torch.equal(router.probabilities(), router.rows)
+    torch.testing.assert_close(router.for_new_tasks(2).rows[:, 1], router.rows.mean(1))
+    fresh = router.for_new_tasks(2, init="fresh")
+    assert torch.equal(fresh.rows, torch.full((2, 2, 1, 4), 0.25))

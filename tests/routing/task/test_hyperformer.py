@@ -74,8 +74,3 @@ def test_new_tasks_keep_the_networks():
 def test_there_is_one_head():
     with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 for a HyperFormer router"):
         HyperFormerRouter(1, 2, 2, 4)
-
-
-def test_an_embedding_has_a_size():
-    with pytest.raises(ValueError, match=r"embedding_size \(0\) must be at least 1"):
-        HyperFormerRouter(1, 2, 1, 3, embedding_size=0)

@@ -11,14 +11,6 @@ def make(**settings):
     return spread(PolytroponRouter(2, 3, 2, 4, **settings))
 
 
-def test_evaluation_normalises_the_probabilities():
-    router = make().eval()
-    probabilities = 1 / (1 + torch.exp(-router.logits[:, TASK_IDS]))
-    expected = probabilities / probabilities.sum(-1, keepdim=True)
-    torch.testing.assert_close(router(TASK_IDS), expected)
-    torch.testing.assert_close(router.probabilities(), router.logits.sigmoid())
-
-
 def test_average_correction_does_not_normalise():
     router = make(normalise="average_correction").eval()
     # The square root of heads over skills: 2 / 4.
@@ -81,6 +73,8 @@ def test_choices_are_rounded_in_training_and_evaluation_alike(hard, training):
     expected = published(router.logits, round_as_published=hard)
     torch.testing.assert_close(router(TASK_IDS), expected[:, TASK_IDS])
     torch.testing.assert_close(router.matrix(), expected)
+    if not hard:
+        torch.testing.assert_close(router.probabilities(), router.logits.sigmoid())
     if hard:
         assert set(router.probabilities().unique().tolist()) == {0.0, 1.0}
         assert (router.matrix() - router.logits.sigmoid()).abs().max() > 0.2
@@ -99,27 +93,9 @@ def test_the_temperature_is_saved_and_can_be_annealed():
     router = make(temperature=2.0)
     assert router.state_dict()["temperature"] == 2.0
     router.temperature.fill_(0.5)
-    assert router.for_new_tasks(2).temperature == 0.5
-
-
-def test_new_tasks_start_at_the_mean_logits():
-    router = make()
     grown = router.for_new_tasks(2)
+    assert grown.temperature == 0.5
     torch.testing.assert_close(grown.logits[:, 1], router.logits.mean(1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": 0.0}, r"temperature \(0\.0\) must be positive"),
-        ({"logit_dropout": 1.0}, r"logit_dropout \(1\.0\) must lie in \[0, 1\)"),
-        ({"logit_dropout": -0.1}, r"logit_dropout \(-0\.1\) must lie in \[0, 1\)"),
-        ({"normalise": "l2"}, r"normalise \('l2'\) must be"),
-    ],
-)
-def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        PolytroponRouter(1, 2, 1, 2, **settings)
 
 
 def test_a_shared_skill_needs_another():

@@ -96,8 +96,3 @@ def test_prior_adds_its_terms():
     torch.testing.assert_close(RoutingPrior(sparsity=2.0)(probabilities), 2 * probabilities.mean())
     by_hand = sum(negative_log_ibp(probabilities[g, :, h], 5.0) for g in range(2) for h in range(3))
     torch.testing.assert_close(RoutingPrior(ibp=IBP(weight=1.0))(probabilities), by_hand)
-
-
-def test_a_concentration_must_be_positive():
-    with pytest.raises(ValueError, match=r"alpha \(0\.0\) must be positive"):
-        IBP(alpha=0.0)

@@ -1,6 +1,5 @@
 """Random members: one per group and step, equal weights afterwards."""
 
-import pytest
 import torch
 
 from mttl.routing import RandomRouter
@@ -32,8 +31,3 @@ def test_skills_that_a_task_does_not_have_are_not_drawn() -> None:
     assert drawn[[1, 2]].all()
     grown = router.for_new_tasks(2)
     torch.testing.assert_close(grown.matrix()[0, 1, 0], router.weights.mean(0))
-
-
-def test_a_negative_weight() -> None:
-    with pytest.raises(ValueError, match=r"consistency \(-1.0\) must not be negative"):
-        RandomRouter(G, T, H, K, consistency=-1.0)

@@ -3,7 +3,8 @@ import torch
 from scipy.stats import kstest
 from torch.distributions import RelaxedBernoulli
 
-from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
+from mttl.routing.task.polytropon import relaxed_bernoulli
+from mttl.routing.task.priors import straight_through
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 5.0])

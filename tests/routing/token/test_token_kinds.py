@@ -130,11 +130,6 @@ def test_the_second_expert_comes_by_chance() -> None:
     )
 
 
-def test_without_a_threshold_both_experts_are_certain() -> None:
-    router = GShardRouter(I, E, threshold=0.0)
-    assert router(Tokens(torch.randn(N, I))).counts().sum() == 2 * N
-
-
 # Expert choice.
 
 

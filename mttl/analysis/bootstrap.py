@@ -16,7 +16,12 @@ MOST_NUMBERS = 2**22  # drawn at a time
 
 
 def mean_and_interval(
-    scores: Mapping[Key, float], *, level: float = 0.95, n_draws: int = N_DRAWS, seed: int = 0
+    scores: Mapping[Key, float],
+    *,
+    level: float = 0.95,
+    n_draws: int = N_DRAWS,
+    seed: int = 0,
+    draw_tasks: bool = True,
 ) -> tuple[float, float, float]:
     """Return the mean over tasks and its interval by a hierarchical bootstrap.
 
@@ -31,6 +36,7 @@ def mean_and_interval(
         level: Probability that the interval covers.
         n_draws: Number of bootstrap draws.
         seed: Seed of the draws.
+        draw_tasks: Whether tasks are drawn; else the interval is about these tasks alone.
 
     Returns:
         The mean and the ends of the interval. The ends are NaN for a single score or equal scores;
@@ -42,7 +48,7 @@ def mean_and_interval(
     mean = mean_over_tasks(cells)
     if len(scores) == 1:
         return mean, math.nan, math.nan
-    means = draw_means(cells, n_draws, np.random.default_rng(seed))
+    means = draw_means(cells, n_draws, np.random.default_rng(seed), draw_tasks=draw_tasks)
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
     if high - low <= SMALLEST_WIDTH * max(abs(low), abs(high), 1.0):
         return mean, math.nan, math.nan
@@ -106,7 +112,7 @@ def mean_over_tasks(cells: Cells) -> float:
 
 
 def draw_means(
-    cells: Cells, n_draws: int, rng: np.random.Generator
+    cells: Cells, n_draws: int, rng: np.random.Generator, *, draw_tasks: bool = True
 ) -> Float[np.ndarray, "n_draws"]:
     """Return means over tasks that are drawn again, with their seeds and samples."""
     values, counts, folds, n_seeds = cells
@@ -119,7 +125,9 @@ def draw_means(
     while left:
         n = min(left, max(1, MOST_NUMBERS // values.size))
         left -= n
-        tasks = rng.integers(n_tasks, size=(n, n_tasks))
+        tasks = np.tile(np.arange(n_tasks), (n, 1))
+        if draw_tasks:
+            tasks = rng.integers(n_tasks, size=(n, n_tasks))
         of_folds = rng.integers(n_seeds[:, None], size=(n, *drawn_seeds.shape))
         seeds = of_folds[np.arange(n)[:, None, None], folds[tasks]]
         place = tasks[:, :, None, None], own, seeds

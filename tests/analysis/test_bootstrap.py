@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from helpers.command import ROOT, load_recipe
-from mttl.commands.comparison.bootstrap import Key, draw_means, mean_and_interval, table
+from mttl.analysis.bootstrap import Key, draw_means, mean_and_interval, table
 
 coverage = load_recipe(ROOT / "scripts" / "studies" / "interval_coverage.py")
 simulated = coverage.simulated
@@ -85,3 +85,36 @@ def test_equal_scores_have_no_interval() -> None:
     assert mean == pytest.approx(0.3)
     assert math.isnan(low)
     assert math.isnan(high)
+
+
+@pytest.mark.parametrize(
+    ("samples", "level", "expected"),
+    [
+        # Two samples: both the first with 1/4, one of each with 1/2, both the second with 1/4.
+        ([[0.0], [1.0]], 0.8, (0.0, 1.0)),
+        # All the spread between seeds: four fair draws, at most one of them a 1 with 5/16.
+        ([[0.0, 1.0], [0.0, 1.0]], 0.8, (0.25, 0.75)),
+        # The same four scores, all the spread between samples.
+        ([[0.0, 0.0], [1.0, 1.0]], 0.8, (0.0, 1.0)),
+    ],
+)
+def test_an_interval_of_one_task_by_hand(samples, level, expected) -> None:
+    scores = {("a", 0, n, m): x for n, own in enumerate(samples) for m, x in enumerate(own)}
+    assert mean_and_interval(scores, level=level, draw_tasks=False)[1:] == expected
+
+
+def test_tasks_that_are_not_drawn_add_no_spread() -> None:
+    scores = {(task, fold, n, 0): float(fold) for fold, task in enumerate("ab") for n in (0, 1)}
+    assert math.isnan(mean_and_interval(scores, draw_tasks=False)[1])
+    assert mean_and_interval(scores)[1:] == (0.0, 1.0)
+
+
+def test_the_interval_equals_that_of_scipy() -> None:
+    """One task: the plain bootstrap of a mean; both draw 10,000 times, hence the tolerance."""
+    scores = [0.1, 0.4, 0.35, 0.8, 0.55]
+    expected = stats.bootstrap(
+        (scores,), lambda x, axis: x.mean(axis), n_resamples=10_000, method="percentile"
+    ).confidence_interval
+    keyed = {("a", 0, place, 0): score for place, score in enumerate(scores)}
+    _, *found = mean_and_interval(keyed, n_draws=10_000, draw_tasks=False)
+    assert found == pytest.approx([expected.low, expected.high], abs=0.02)
