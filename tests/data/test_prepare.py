@@ -176,12 +176,6 @@ def test_a_tokenizer_that_loses_line_breaks_is_told(gym, caplog):
 
 
 def test_mistakes(gym, byte_tokenizer):
-    with pytest.raises(ValueError, match=r"split is 'train\+vali'; it must be train, dev, test"):
-        prepare(gym, byte_tokenizer, split="train+vali")
-    with pytest.raises(TaskError, match="tasks is empty: there is nothing to read"):
-        prepare(gym, byte_tokenizer, tasks=[])
-    with pytest.raises(TaskError, match="samples is empty"):
-        prepare(gym, byte_tokenizer, samples=[])
     with pytest.raises(TaskError, match="has no task 'c'"):
         prepare(gym, byte_tokenizer, tasks=["c"])
     with pytest.raises(TaskError, match="task 'a' has no sample 42"):

@@ -1,4 +1,4 @@
-"""Records by `datasets`: from Parquet files on this disk, and what it says of those it has not.
+"""What `datasets` says of records that it cannot give.
 
 What it asks a hub, and gets, is in `test_hub_server.py`.
 """
@@ -8,63 +8,14 @@ import errno
 import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 
-from helpers.raw import rows
 from mttl.tasks.building.hub import PARQUET, UnavailableError, hub_records
 from mttl.tasks.task import Source
-
-CARD = """---
-configs:
-- config_name: plain
-  data_files:
-  - {{split: train, path: plain/train/*.parquet}}
-  - {{split: validation, path: plain/validation/*.parquet}}
-dataset_info:
-  config_name: plain
-  features:
-  - {{name: text, dtype: string}}
-  - {{name: label, dtype: int64}}
-  splits:
-  - {{name: train, num_bytes: {train}, num_examples: 20}}
-  - {{name: validation, num_bytes: 100, num_examples: 5}}
----
-"""
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A data set with splits whose names share a beginning, and a card with their sizes."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    for split, n in [("train", 20), ("train_r2", 3), ("validation", 5)]:
-        folder = tmp_path / "set" / "plain" / split
-        folder.mkdir(parents=True)
-        datasets.Dataset.from_list(rows(n)).to_parquet(folder / "0000.parquet")
-    (tmp_path / "set" / "README.md").write_text(CARD.format(train=900))
-    return tmp_path / "set"
 
 
 def source(path, **changes):
     return Source(**{"path": str(path), "train": "train", "config": "plain", **changes})
-
-
-def test_records_of_a_table(repository):
-    assert list(hub_records(source(repository, test="validation"), "train")) == rows(20)
-
-
-def test_names_are_tried_in_turn(repository, monkeypatch):
-    seen = []
-    load = datasets.load_dataset_builder
-
-    def builder(path, *args, **options):
-        seen.append((path, options["revision"]))
-        if path == "a/old":
-            raise DatasetNotFoundError("Dataset 'a/old' doesn't exist")
-        return load(path, *args, **options)
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
-    found = hub_records(source("a/old", revision="v1", mirrors=(str(repository),)), "train")
-    assert list(found) == rows(20)
-    assert seen == [("a/old", "v1"), (str(repository), None)]
 
 
 class ReadTimeout(Exception):
@@ -78,9 +29,14 @@ def raising(error):
     return load
 
 
+REFUSAL = HfHubHTTPError.__new__(HfHubHTTPError)  # it asks for a response of the http library
+Exception.__init__(REFUSAL, "503 Service Unavailable")
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
+        (REFUSAL, r"'m/x' was refused by the hub \(503 Service"),
         (ConnectionError("Couldn't reach"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
         (ReadTimeout("slow"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
         (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
@@ -102,16 +58,6 @@ def test_reasons(monkeypatch, error, message):
         hub_records(source("m/x", mirrors=("n/x",)), "train")
     assert "By hand: https://huggingface.co/datasets/m/x, then --raw" in str(caught.value)
     assert str(caught.value).count("no way to the hub") <= 1
-
-
-def test_a_refusal_of_the_hub(monkeypatch):
-    from huggingface_hub.errors import HfHubHTTPError
-
-    error = HfHubHTTPError.__new__(HfHubHTTPError)  # it asks for a response of the http library
-    Exception.__init__(error, "503 Service Unavailable")
-    monkeypatch.setattr(datasets, "load_dataset_builder", raising(error))
-    with pytest.raises(UnavailableError, match=r"'x' was refused by the hub \(503 Service"):
-        hub_records(source("x"), "train")
 
 
 def test_without_a_hub():
