@@ -70,7 +70,7 @@ def test_prefix_and_descriptions(gym, byte_tokenizer):
 
 def test_a_missing_description(make_gym, byte_tokenizer):
     gym = make_gym({"a": 1, "b": 1}, table="task,metric,description\na,EM,Do a.\nb,EM,\n")
-    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one in"):
+    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one,"):
         prepare(gym, byte_tokenizer, descriptions=True)
 
 
