@@ -20,7 +20,7 @@ def gym(make_gym):
 
 
 def data_of(**settings):
-    return Data.model_validate({"dir": "", "partition": "", **settings})
+    return Data.model_validate({"dir": "gym", "partition": "", **settings})
 
 
 @pytest.fixture
