@@ -324,8 +324,8 @@ class Adaptation:
         texts = {task: self.gym.description(task) or ""} if self.run.form.descriptions else {}
         options = wanted_options(self.gym, [task], [sample], self.given.generation.mode)
         form = PromptForm(**self._form, task_descriptions=texts, task_options=options)
-        assert self.run.folder is not None
-        return AdaptedModel(*outcome, self.config, form, self.run.folder, self.inventory)
+        source = {"skills": self.run.folder, "inventory": self.inventory}
+        return AdaptedModel.of(outcome, self.config, form, **source)
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:

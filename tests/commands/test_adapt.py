@@ -199,7 +199,7 @@ def test_a_reference_is_read_and_left_as_it_is(folder, recipe, tmp_path, capsys)
 
 def test_mistakes_are_answered(folder, recipe, tmp_path, capsys) -> None:
     given = arguments(folder, tmp_path)
-    assert "has no dev tasks" in fails(recipe, capsys, [*given, "--tasks", "dev"])
+    assert "--tasks names no task" in fails(recipe, capsys, [*given, "--tasks", "dev"])
     assert "--tasks names no task" in fails(recipe, capsys, [*given, "--tasks", ","])
     several = "must be numbers joined by commas"
     assert several in fails(recipe, capsys, [*given, "--samples", "13;7"])

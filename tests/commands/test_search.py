@@ -219,7 +219,7 @@ def test_mistakes_are_answered(folder, recipe, tmp_path, capsys, started) -> Non
         recipe, capsys, arguments(folder, out, low)
     )
     message = fails(recipe, capsys, [*arguments(folder, out, GRID), "--tasks", "test"])
-    assert "has no test tasks" in message
+    assert "--tasks names no task" in message
     assert not started
     assert not out.exists()
     assert recipe.main(arguments(folder, out, GRID)) == 0
