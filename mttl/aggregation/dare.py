@@ -6,21 +6,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.magnitude import check_density
+from mttl.config.enums import check_density
 
 
 def drop_and_rescale(
     vector: Float[Tensor, "*shape"], density: float, generator: torch.Generator
 ) -> Float[Tensor, "*shape"]:
-    r"""Keep every entry with probability d and divide it by d: :math:`m \odot \tau / d`.
+    r"""Keep every entry with probability d, the density: :math:`m \odot \tau / d`.
 
     The expectation is the vector itself. Ranges of a tensor that are drawn one after another with
     one generator get the entries that the whole tensor would have got.
-
-    Args:
-        vector: A task vector, or one tensor of it.
-        density: The probability d to keep an entry (1 minus the paper's drop rate).
-        generator: Draws the mask.
 
     Raises:
         ValueError: If the density is not in (0, 1].

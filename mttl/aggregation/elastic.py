@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.arithmetic import check_weights
 from mttl.io.errors import require_positive
 
 FLOOR = 1e-6
@@ -34,22 +33,17 @@ def elastic_removal(
         \theta' = \frac{\lambda_0 f_0 \theta_0 + \sum_i \lambda_i f_i \tau_i}{Z}, \qquad
         Z = \lambda_0 f_0 + \sum_i |\lambda_i| f_i
 
-    with every Fisher information f held within [floor, ceiling] before it is used. The sign of
-    :math:`\lambda_i` says whether a vector is added (an expert) or removed (an anti-expert); Z
-    takes its magnitude, so that Z is always positive.
+    with every Fisher information f held within [floor, ceiling]. The sign of :math:`\lambda_i` says
+    whether a vector is added (an expert) or removed (an anti-expert); Z takes its magnitude.
 
     The numerator holds task vectors and not models, but Z holds their Fisher information. So the
     base itself shrinks by :math:`\lambda_0 f_0 / Z`, most where a vector's information is large
     beside the base's: there the weight is removed. Where both rest on the floor it shrinks by
     :math:`1 / (1 + \sum_i |\lambda_i|)`, which for large λ is felt by the whole network.
 
-    Two settings are published. Their authors call both EWR:
-
-    - the algorithm of the paper: λ0 = 1, one vector per expert and anti-expert, each with its own
-      Fisher information, λ = 0.15 for an anti-expert, floor 1e-6, no ceiling;
-    - CaPE with Fisher information (in the released code): one vector
-      :math:`\theta_E - \theta_A` with one Fisher information, weights λ0 = 1 − λ and λ, floor 1e-6
-      and ceiling 1e6. It is this function with ``base_weight=1 - λ``; see `elastic_contrast`.
+    Two settings are published as EWR: the paper's algorithm, with λ0 = 1, one vector per expert and
+    anti-expert, λ = 0.15 for an anti-expert and no ceiling; and, in the released code, CaPE with
+    Fisher information, see `elastic_contrast`.
 
     Args:
         base: A parameter of the base, θ0.
@@ -62,16 +56,14 @@ def elastic_removal(
         ceiling: The largest, if any.
 
     Raises:
-        ValueError: If there are not as many weights or Fisher tensors as vectors, ``base_weight``
-            or ``floor`` is not positive, or the ceiling is below the floor.
+        ValueError: If the numbers of vectors, weights and Fisher tensors differ, or ``base_weight``
+            or ``floor`` is not positive.
 
     References:
         Daheim et al., *Elastic Weight Removal for Faithful and Abstractive Dialogue Generation*,
         NAACL 2024, arXiv:2303.17574.
     """
-    check_weights(vectors, weights)
-    _check_fishers(vectors, fishers, floor, ceiling)
-    require_positive(base_weight=base_weight)
+    require_positive(base_weight=base_weight, floor=floor)
     normaliser = base_weight * base_fisher.clamp(floor, ceiling)
     merged = normaliser * base
     for vector, fisher, weight in zip(vectors, fishers, weights, strict=True):
@@ -92,28 +84,15 @@ def elastic_contrast(
     floor: float = FLOOR,
     ceiling: float = 1e6,
 ) -> Float[Tensor, "*shape"]:
-    r"""CaPE with Fisher information, the second published setting of `elastic_removal`.
+    r"""CaPE with Fisher information: `elastic_removal` of one vector, of one Fisher information f.
 
     .. math::
 
         \theta' = \frac{(1 - \lambda) f_0 \theta_0 + \lambda f (\theta_E - \theta_A)}
                        {(1 - \lambda) f_0 + \lambda f}
 
-    Args:
-        base: A parameter of the base.
-        base_fisher: Its Fisher information f0.
-        expert: What the expert changed of it.
-        anti_expert: What the anti-expert changed of it.
-        fisher: The Fisher information f of their difference.
-        weight: λ, between 0 and 1.
-        floor: The smallest Fisher information.
-        ceiling: The largest.
-
-    Raises:
-        ValueError: If the weight is not between 0 and 1, or the bounds are not in order.
+    Experts and anti-experts are given by what they changed of the base; λ lies between 0 and 1.
     """
-    if not 0 <= weight < 1:
-        raise ValueError(f"weight ({weight}) must be at least 0 and below 1")
     return elastic_removal(
         base,
         base_fisher,
@@ -142,25 +121,17 @@ def fisher_average(
                 = \theta_0 + \frac{\sum_i \lambda_i f_i \tau_i}{\sum_i \lambda_i f_i}
 
     The second form is computed: it keeps the digits of small changes. The base has no part in the
-    average but as a place to measure from.
-
-    Args:
-        base: A parameter θ0 that the vectors start from.
-        vectors: What each model changed of it.
-        fishers: The Fisher information of each model on its own data.
-        weights: One positive factor per model.
-        floor: The smallest Fisher information.
+    average but as a place to measure from. Arguments are those of `elastic_removal`.
 
     Raises:
-        ValueError: If there are not as many weights or Fisher tensors as vectors, or none, a weight
-            is not positive, or the floor is not.
+        ValueError: If the numbers of vectors, weights and Fisher tensors differ or are 0, or a
+            weight or the floor is not positive.
 
     References:
         Matena and Raffel, *Merging Models with Fisher-Weighted Averaging*, NeurIPS 2022,
         arXiv:2111.09832.
     """
-    check_weights(vectors, weights)
-    _check_fishers(vectors, fishers, floor, None)
+    require_positive(floor=floor)
     if not vectors or min(weights) <= 0:
         raise ValueError(
             f"weights ({list(weights)}) must be positive, and there must be at least one: an "
@@ -175,17 +146,3 @@ def fisher_average(
         start=weighed[0] * vectors[0],
     )
     return base + change / total
-
-
-def _check_fishers(
-    vectors: Sequence[Tensor], fishers: Sequence[Tensor], floor: float, ceiling: float | None
-) -> None:
-    if len(vectors) != len(fishers):
-        raise ValueError(
-            f"there are {len(vectors)} task vectors and {len(fishers)} Fisher tensors; every "
-            "vector needs its own"
-        )
-    if floor <= 0:
-        raise ValueError(f"floor ({floor}) must be positive, or a weight could be divided by 0")
-    if ceiling is not None and ceiling < floor:
-        raise ValueError(f"ceiling ({ceiling}) must not be below the floor ({floor})")

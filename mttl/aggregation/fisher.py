@@ -40,7 +40,7 @@ def diagonal_fisher(
 ) -> dict[str, Tensor]:
     """Estimate the diagonal Fisher information of every floating-point parameter.
 
-    The model is put into evaluation mode while it runs: dropout would add its own variance.
+    The model is in evaluation mode meanwhile: dropout would add its own variance.
 
     Args:
         model: Any model. Its parameters are left as they are, gradients included.
@@ -49,19 +49,17 @@ def diagonal_fisher(
         batches: Tensors with a leading axis B over examples.
         gradients: ``"example"`` squares the gradient of each example. ``"batch"`` does what the
             code released with elastic weight removal does: it squares the gradient of the mean
-            loss over the batch's tokens, divides by the number of examples, and averages over
-            batches.
-        at_once: Examples whose gradients are held at the same time, as many copies of the model.
-            1 loops with plain automatic differentiation; more use `torch.func.vmap`, which is
-            faster and asks that the model's code does not branch on values of its inputs.
+            loss over the batch's tokens, divides by the number of examples, and averages.
+        at_once: Examples whose gradients are held at the same time. 1 loops with plain automatic
+            differentiation; more use `torch.func.vmap`, which is faster, and asks that the model's
+            code does not branch on values of its inputs.
         on_batch: Called with the number of examples after every batch, for a progress bar.
 
     Returns:
         By name of the parameter, in float32; shared parameters appear once, under their first name.
 
     Raises:
-        ValueError: If ``gradients`` is unknown, ``at_once`` is not positive, there is no example,
-            or a gradient is not finite.
+        ValueError: If there is no example, or a gradient is not finite.
 
     References:
         Kunstner, Hennig and Balles, *Limitations of the Empirical Fisher Approximation for Natural
@@ -77,6 +75,34 @@ def diagonal_fisher(
     total = {
         name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()
     }
+
+    def likelihood(values: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        def call(**inputs: Any) -> Any:
+            return functional_call(model, values, kwargs=inputs)
+
+        return log_likelihood(call, batch)
+
+    def example(values: dict[str, Tensor], row: Batch) -> Tensor:
+        return likelihood(values, {name: value[None] for name, value in row.items()})[0].sum()
+
+    def add_batch(batch: Batch, size: int) -> None:
+        def mean_loss(values: dict[str, Tensor]) -> Tensor:
+            sums, counts = likelihood(values, batch)
+            return -sums.sum() / counts.sum()
+
+        for name, value in _gradient(mean_loss, parameters):
+            total[name] += value.float().square() / size
+
+    def add_examples(rows: Batch) -> None:
+        if at_once > 1:
+            found = vmap(grad(example), in_dims=(None, 0), randomness="error")(parameters, rows)
+            for name, value in found.items():
+                total[name] += value.float().square().sum(0)
+            return
+        row = {name: value[0] for name, value in rows.items()}
+        for name, value in _gradient(lambda values: example(values, row), parameters):
+            total[name] += value.float().square()
+
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -84,12 +110,11 @@ def diagonal_fisher(
         for batch in batches:
             size = len(next(iter(batch.values())))
             if gradients == "batch":
-                _add_batch(total, model, log_likelihood, parameters, batch)
+                add_batch(batch, size)
                 count += 1
             else:
                 for start in range(0, size, at_once):
-                    part = {name: value[start : start + at_once] for name, value in batch.items()}
-                    _add_examples(total, model, log_likelihood, parameters, part, at_once > 1)
+                    add_examples({k: value[start : start + at_once] for k, value in batch.items()})
                 count += size
             on_batch(size)
     finally:
@@ -107,50 +132,6 @@ def diagonal_fisher(
     return total
 
 
-def _add_examples(
-    total: dict[str, Tensor],
-    model: nn.Module,
-    log_likelihood: LogLikelihood,
-    parameters: dict[str, Tensor],
-    batch: Batch,
-    vectorised: bool,
-) -> None:
-    """Add the squared gradient of each example."""
-
-    def example(values: dict[str, Tensor], row: dict[str, Tensor]) -> Tensor:
-        single = {name: value[None] for name, value in row.items()}
-        return _call(model, log_likelihood, values, single)[0].sum()
-
-    rows = dict(batch)
-    if vectorised:
-        found = vmap(grad(example), in_dims=(None, 0), randomness="error")(parameters, rows)
-        for name, value in found.items():
-            total[name] += value.float().square().sum(0)
-        return
-    for index in range(len(next(iter(rows.values())))):
-        row = {name: value[index] for name, value in rows.items()}
-        for name, value in _gradient(lambda values, row=row: example(values, row), parameters):
-            total[name] += value.float().square()
-
-
-def _add_batch(
-    total: dict[str, Tensor],
-    model: nn.Module,
-    log_likelihood: LogLikelihood,
-    parameters: dict[str, Tensor],
-    batch: Batch,
-) -> None:
-    """Add the squared gradient of the mean loss per token, divided by the number of examples."""
-
-    def mean_loss(values: dict[str, Tensor]) -> Tensor:
-        sums, counts = _call(model, log_likelihood, values, batch)
-        return -sums.sum() / counts.sum()
-
-    size = len(next(iter(batch.values())))
-    for name, value in _gradient(mean_loss, parameters):
-        total[name] += value.float().square() / size
-
-
 def _gradient(
     function: Callable[[dict[str, Tensor]], Tensor], parameters: dict[str, Tensor]
 ) -> Iterable[tuple[str, Tensor]]:
@@ -160,12 +141,3 @@ def _gradient(
         value = function(leaves)
     found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
     return zip(leaves, found, strict=True)
-
-
-def _call(
-    model: nn.Module, log_likelihood: LogLikelihood, values: dict[str, Tensor], batch: Batch
-) -> tuple[Tensor, Tensor]:
-    def call(**inputs: Any) -> Any:
-        return functional_call(model, values, kwargs=inputs)
-
-    return log_likelihood(call, batch)

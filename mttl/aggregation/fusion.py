@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.io.errors import require_at_least
-
 
 class FusionAttention(nn.Module):
     r"""Weighs the outputs of K low-rank skills by attention, in one layer.
@@ -28,9 +26,6 @@ class FusionAttention(nn.Module):
         key_size: Size D of queries and keys; O by default, as published.
         value: Transform the mixture by V; otherwise V stays the identity.
 
-    Raises:
-        ValueError: If ``key_size`` is not positive.
-
     References:
         Pfeiffer, Kamath, Rücklé, Cho and Gurevych, *AdapterFusion: Non-Destructive Task Composition
         for Transfer Learning*, EACL 2021, arXiv:2005.00247.
@@ -48,7 +43,6 @@ class FusionAttention(nn.Module):
     ) -> None:
         super().__init__()
         key_size = out_features if key_size is None else key_size
-        require_at_least(1, key_size=key_size)
         self.query = nn.Parameter(torch.empty(key_size, query_features))
         self.query_bias = nn.Parameter(torch.empty(key_size))
         self.key = nn.Parameter(torch.empty(key_size, out_features))
@@ -65,9 +59,9 @@ class FusionAttention(nn.Module):
         if self.value_change is not None:
             nn.init.zeros_(self.value_change)
 
-    def directions(self, up: Float[Tensor, "K O r"], scale: float = 1.0) -> Float[Tensor, "K r D"]:
+    def directions(self, up: Float[Tensor, "K O r"]) -> Float[Tensor, "K r D"]:
         """Return the keys of every skill's ranks: what a forward pass needs of B and the keys."""
-        return scale * (up.mT @ self.key.t().to(up.dtype))
+        return up.mT @ self.key.t().to(up.dtype)
 
     def forward(
         self,
@@ -91,6 +85,5 @@ class FusionAttention(nn.Module):
 
     def value_distance(self) -> Float[Tensor, ""]:
         """Return the squared Frobenius distance of V from the identity."""
-        if self.value_change is None:
-            return torch.zeros((), device=self.query.device)
+        assert self.value_change is not None
         return self.value_change.square().sum()

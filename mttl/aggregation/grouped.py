@@ -37,11 +37,8 @@ def grouped_linear(
         bias: Of all experts, or none.
         counts: Rows of each expert; their sum is P.
         method: ``"segments"`` multiplies expert by expert, ``"grouped_mm"`` in one kernel of
-            PyTorch's. ``"auto"`` takes the kernel on a GPU where it supports dtype and sizes, and
-            segments elsewhere: they are the faster on a CPU, and right everywhere.
-
-    Raises:
-        ValueError: If the method is unknown.
+            PyTorch's. ``"auto"`` takes the kernel on a GPU where it supports dtype and sizes;
+            segments are the faster on a CPU, and right everywhere.
     """
     require_one_of(METHODS, method=method)
     x = x.to(active_dtype(x))

@@ -12,25 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.config.enums import check_density
+
 HALF = 16
 
 
-def check_density(density: float) -> None:
-    """Refuse a share that keeps nothing, or more than there is.
-
-    Raises:
-        ValueError: If it is not in (0, 1].
-    """
-    if not 0 < density <= 1:
-        raise ValueError(f"density ({density}) must be above 0 and at most 1: the share to keep")
-
-
 def kept_count(size: int, density: float) -> int:
-    """Return how many of ``size`` entries a density keeps, rounded down.
-
-    Raises:
-        ValueError: If the density is not in (0, 1].
-    """
+    """Return how many of ``size`` entries a density in (0, 1] keeps, rounded down."""
     check_density(density)
     return int(density * size)
 
@@ -41,8 +29,8 @@ class Trimmer:
 
     Among entries equal to the smallest one kept, the first are kept.
 
-    Args:
-        threshold: The magnitude of the smallest entry to keep, as its bits; below all for −1.
+    Attributes:
+        threshold: The magnitude of the smallest entry to keep, as its bits.
         ties: How many entries of just that magnitude to keep.
     """
 
@@ -51,11 +39,7 @@ class Trimmer:
 
     @classmethod
     def of(cls, ranges: Iterable[Float[Tensor, "..."]], kept: int) -> "Trimmer":
-        """Find the threshold.
-
-        Args:
-            ranges: All entries, in float32 or less; it is iterated over twice, so no iterator.
-            kept: How many to keep.
+        """Find the threshold for so many kept entries; ranges are iterated over twice.
 
         Raises:
             ValueError: If an entry is not finite.

@@ -24,10 +24,6 @@ def mix_blocks(
 ) -> Float[Tensor, "B F *rest"]:
     """Average stacked tensors over the skills, each of H blocks of features by its own weights.
 
-    Args:
-        stack: One tensor per skill; H must divide its first feature axis F.
-        weights: Mixing weights of each example.
-
     Returns:
         For example b and features f of block h, ``Σ_k weights[b, h, k] · stack[k, f]``.
     """
@@ -44,32 +40,14 @@ def mix_blocks(
 def mix_factors(
     down: Float[Tensor, "K I r"], up: Float[Tensor, "K O r"], weights: Float[Tensor, "B H K"]
 ) -> tuple[Float[Tensor, "B I r"], Float[Tensor, "B O r"]]:
-    """Average the two factors apart; their product is the example's low-rank change.
-
-    Args:
-        down: Input-side factors.
-        up: Output-side factors.
-        weights: Mixing weights of each example.
-
-    Returns:
-        The merged factors of each example.
-    """
+    """Return the averages of the two factors; their product is the example's low-rank change."""
     return mix_blocks(down, weights), mix_blocks(up, weights)
 
 
 def mix_deltas(
     down: Float[Tensor, "K I r"], up: Float[Tensor, "K O r"], weights: Float[Tensor, "B H K"]
 ) -> Float[Tensor, "B O I"]:
-    """Average the products of the factors: the full weight change of each example.
-
-    Args:
-        down: Input-side factors.
-        up: Output-side factors.
-        weights: Mixing weights of each example.
-
-    Returns:
-        One matrix per example, to be applied as ``x @ deltaᵀ``.
-    """
+    """Return the average products of the factors: each example's weight change, as the weight."""
     return mix_blocks(torch.bmm(up, down.transpose(1, 2)), weights)
 
 
@@ -79,19 +57,10 @@ def mix_outputs(
     up: Float[Tensor, "K O r"],
     weights: Float[Tensor, "B H K"],
 ) -> Float[Tensor, "B L O"]:
-    """Compute every skill's output and average these, without a weight matrix per example.
+    """Return the average of every skill's output, without a weight matrix per example.
 
     The weights are applied to the r-dimensional activations between the factors, which is the same
     by linearity and never builds an output per skill.
-
-    Args:
-        x: The layer's input.
-        down: Input-side factors.
-        up: Output-side factors.
-        weights: Mixing weights of each example.
-
-    Returns:
-        The change of the layer's output.
     """
     n_skills, _, rank = down.shape
     hidden = x @ down.transpose(0, 1).reshape(x.shape[-1], n_skills * rank)  # (B, L, K r)

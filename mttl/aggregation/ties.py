@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mttl.aggregation.arithmetic import check_weights
 from mttl.aggregation.magnitude import Trimmer, kept_count
 from mttl.io.errors import require_one_of
 
@@ -14,11 +13,9 @@ ELECTIONS = ("total", "frequency")
 
 
 def trim(vector: Float[Tensor, "*shape"], density: float) -> Float[Tensor, "*shape"]:
-    """Keep the entries of largest magnitude, and set the others to 0.
+    """Keep the entries of largest magnitude, a share rounded down, and set the others to 0.
 
-    Args:
-        vector: A task vector, or one tensor of it.
-        density: The share to keep, rounded down to whole entries; among equals the first are kept.
+    Among equals the first are kept.
 
     Raises:
         ValueError: If the density is not in (0, 1].
@@ -56,14 +53,7 @@ def merge_agreeing(
         \theta' = \theta_0 + \frac{s}{|A|} \sum_{i \in A} \lambda_i \tau_i, \qquad
         A = \{i : \mathrm{sign}(\tau_i) = \gamma\}
 
-    The weights λ have no vote on the sign γ.
-
-    Args:
-        base: A parameter of the base.
-        vectors: Trimmed task vectors.
-        weights: A factor λ per vector.
-        election: As for `elect_signs`.
-        scale: The factor s of the merged vector.
+    The weights λ have no vote on the sign γ. Vectors are trimmed; s is the ``scale``.
 
     Raises:
         ValueError: If there are not as many weights as vectors, or the election is unknown.
@@ -72,7 +62,6 @@ def merge_agreeing(
         Yadav et al., *TIES-Merging: Resolving Interference When Merging Models*, NeurIPS 2023,
         arXiv:2306.01708.
     """
-    check_weights(vectors, weights)
     signs = elect_signs(vectors, election)
     change = torch.zeros_like(base)
     count = torch.zeros_like(base)

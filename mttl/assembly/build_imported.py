@@ -26,7 +26,6 @@ from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder, write_text
 from mttl.models.backbone import is_decoder_only
-from mttl.moe.attach_experts import TokenLayers
 from mttl.plugins.classes import SKILLS
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.attach import Attachment
@@ -53,7 +52,7 @@ class Imported:
 
     model: SkilledModel
     attachment: Attachment
-    token_layers: TokenLayers | None
+    token_layers: Attachment | None
     tasks: tuple[str, ...]
 
 

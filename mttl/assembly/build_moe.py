@@ -8,13 +8,14 @@ from transformers import PreTrainedModel
 from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
 from mttl.config.plugin_section import PluginSection
 from mttl.io.errors import ConfigError
-from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
+from mttl.moe.attach_experts import Place, Selection, attach_experts
 from mttl.moe.expert_parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
 from mttl.plugins.classes import parameters
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.token_router import TokenRouter
+from mttl.skills.attach import Attachment
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS
@@ -27,7 +28,7 @@ def build_experts(
     slot: RoutingSlot,
     granularity: str,
     groups: Sequence[str],
-) -> TokenLayers:
+) -> Attachment:
     """Put the experts of the section on a backbone."""
     embeddings: Any = model.get_input_embeddings()
     vocabulary_size = int(embeddings.weight.shape[0])

@@ -33,7 +33,6 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
-from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, Placement, attach_kinds
 from mttl.skills.attention import AttendedInventory
@@ -61,7 +60,7 @@ class Built(SavedRun):
     """
 
     attachment: Attachment
-    token_layers: TokenLayers | None = None
+    token_layers: Attachment | None = None
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
@@ -219,7 +218,7 @@ def assemble(
     tasks: Sequence[str],
     *,
     trained: bool = False,
-) -> tuple[SkilledModel, Attachment, TokenLayers | None]:
+) -> tuple[SkilledModel, Attachment, Attachment | None]:
     """Put skills, experts and their routers on a language model: the one place that does.
 
     Returns:

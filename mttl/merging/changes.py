@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.arithmetic import task_vector
 from mttl.merging.mixture import MixtureChange
 from mttl.merging.weights_folder import Weights
 
@@ -26,7 +25,7 @@ class DenseChange:
         """Return the difference, in the precision of ``base``."""
         if not self.touches(tensor):
             return torch.zeros_like(base)
-        return task_vector(base, self.weights[tensor].to(base.dtype))
+        return self.weights[tensor].to(base.dtype) - base
 
 
 Change = DenseChange | MixtureChange

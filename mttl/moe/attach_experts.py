@@ -3,14 +3,20 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from mttl.moe.layer import MoELayer, SharedExpert
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
-from mttl.skills.blocks.block_places import block_places
-from mttl.skills.blocks.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
+from mttl.skills.attach import Attached, Attachment
+from mttl.skills.blocks.feed_forward import (
+    FeedForwardBlock,
+    block_places,
+    feed_forward_blocks,
+    separate,
+)
 from mttl.skills.inventory import Inventory
 from mttl.skills.roles import is_cross, members
 from mttl.skills.targets import (
@@ -20,7 +26,6 @@ from mttl.skills.targets import (
     inside_block,
     linear_places,
     stack_name,
-    summarise,
 )
 
 # Projections that, in cross-attention, read the encoder's output: their tokens are the encoder's.
@@ -44,28 +49,6 @@ class Place:
     in_features: int
     out_features: int
     block: FeedForwardBlock | None = None
-
-
-@dataclass(frozen=True)
-class TokenLayers:
-    """What `attach_experts` did.
-
-    Attributes:
-        places: Where layers route tokens now, in the backbone's order.
-        n_parameters: Of the experts and the router of each.
-        groups: Names of all routed groups, those of task skills first.
-    """
-
-    places: tuple[Place, ...]
-    n_parameters: tuple[int, ...]
-    groups: tuple[str, ...]
-
-    def summary(self) -> list[tuple[str, int, str, int]]:
-        """Return one row per kind of layer: pattern, count, shape, parameters."""
-        return summarise(
-            (place.path, place.in_features, place.out_features, count)
-            for place, count in zip(self.places, self.n_parameters, strict=True)
-        )
 
 
 @dataclass(frozen=True)
@@ -138,12 +121,10 @@ def attach_experts(
     n_experts: int,
     replace: bool = False,
     shared: Callable[[Place], Inventory] | None = None,
-    capacity_factor: float | None = None,
-    eval_capacity_factor: float | None = None,
-    prior: str | None = None,
     granularity: str = "linear",
     groups: Sequence[str] = (),
-) -> TokenLayers:
+    **settings: Any,
+) -> Attachment:
     """Replace or augment modules of a backbone by layers whose tokens choose experts, in place.
 
     Call it after `mttl.skills.attach_skills` where layers have skills of tasks too: experts then
@@ -158,26 +139,21 @@ def attach_experts(
         n_experts: Experts E of each layer.
         replace: The experts take the module's place; else they are added to what it computes.
         shared: Makes the one expert that is always on, where there is one.
-        capacity_factor: As for `MoELayer`, and so are the two below.
-        eval_capacity_factor: In evaluation.
-        prior: How rows of the task router route tokens.
         granularity: Which layers share a row of the task router; see `attach_skills`.
-        groups: Routed groups that exist already.
-
-    Returns:
-        Where layers are, and the groups.
+        groups: Routed groups that exist already; those of the result follow.
+        **settings: As for `MoELayer`: ``prior`` and both factors of capacity.
 
     Raises:
-        ValueError: If the selection is empty or a layer cannot be made; the message names it. The
-            backbone is then left as it was.
+        ValueError: If the selection is empty or a layer cannot be made. The backbone is left alone.
     """
     places = selection.places(backbone)
     outer = block_paths(backbone)
     numbers = {name: number for number, name in enumerate(groups)}
     made: list[MoELayer] = []
+    layers: list[Attached] = []
     for place in places:
         group = None
-        if prior is not None:
+        if settings.get("prior") is not None:
             name = group_name(place.path, granularity, outer)
             group = numbers.setdefault(name, len(numbers))
         try:
@@ -191,11 +167,9 @@ def attach_experts(
                 shared=None if shared is None else SharedExpert(shared(place)),
                 name=place.path,
                 stack=place.stack,
-                capacity_factor=capacity_factor,
-                eval_capacity_factor=eval_capacity_factor,
-                prior=prior,
                 group=group,
                 causal=place.stack != "encoder",
+                **settings,
             )
         except ValueError as error:
             raise ValueError(f"{error}; at '{place.path}'") from error
@@ -209,13 +183,11 @@ def attach_experts(
             layer.base = base
         above, _, child = path.rpartition(".")
         setattr(backbone.get_submodule(above), child, layer)
-    counts = [_count(layer) for layer in made]
-    return TokenLayers(tuple(places), tuple(counts), tuple(numbers))
-
-
-def _count(layer: MoELayer) -> int:
-    parts = (layer.experts, layer.router, layer.shared)
-    return sum(p.numel() for part in parts if part is not None for p in part.parameters())
+        parts = layer.experts, layer.router, layer.shared or nn.Identity()
+        n_parameters = sum(p.numel() for part in parts for p in part.parameters())
+        group = group_name(path, granularity, outer)
+        layers.append(Attached(path, place.in_features, place.out_features, group, n_parameters))
+    return Attachment(tuple(layers), tuple(numbers))
 
 
 def _is_nth(path: str, outer: list[str], every: int) -> bool:

@@ -5,7 +5,7 @@ experts have together, and every process takes its share of one that is read: so
 how many there were.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -76,15 +76,7 @@ def gather_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
     """Turn a checkpoint of one process's share into that of all experts, in the first process."""
-    names = shared_names(model)
-    if names:
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {
-            names.get(name, name): _gathered(value) if name in names else value
-            for name, value in state.items()
-        }
-        for moments, name, value in _moments(model, checkpoint, parameters):
-            moments[name] = _gathered(value)
+    _change(model, checkpoint, parameters, shared_names(model), lambda v: gather_first(v).cpu())
 
 
 def shard_checkpoint(
@@ -92,14 +84,8 @@ def shard_checkpoint(
 ) -> None:
     """Leave of a checkpoint of all experts this process's share."""
     own = {whole: name for name, whole in shared_names(model).items()}
-    if own:
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {
-            own.get(name, name): _shard(value) if name in own else value
-            for name, value in state.items()
-        }
-        for moments, name, value in _moments(model, checkpoint, parameters):
-            moments[name] = _shard(value)
+    count, rank = (dist.get_world_size(), dist.get_rank()) if own else (1, 0)
+    _change(model, checkpoint, parameters, own, lambda v: v.chunk(count)[rank].clone())
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], model: nn.Module, largest: float) -> Tensor:
@@ -120,10 +106,20 @@ def _layers(model: nn.Module) -> list[MoELayer]:
     return [module for module in model.modules() if isinstance(module, MoELayer)]
 
 
-def _moments(
-    model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
-) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Yield what an optimizer knows about each entry of the shared parameters."""
+def _change(
+    model: nn.Module,
+    checkpoint: dict[str, Any],
+    parameters: Sequence[nn.Parameter],
+    names: Mapping[str, str],
+    change: Callable[[Tensor], Tensor],
+) -> None:
+    """Change what a checkpoint holds of shared experts: names, values, and their moments."""
+    if not names:
+        return
+    checkpoint["state_dict"] = {
+        names.get(name, name): change(value) if name in names else value
+        for name, value in checkpoint["state_dict"].items()
+    }
     own = {id(parameter) for parameter in shared_parameters(model)}
     for optimizer in checkpoint.get("optimizer_states", ()):
         # Copies: the optimizer goes on with the dictionaries that it has given away.
@@ -133,12 +129,4 @@ def _moments(
             for name, value in [*moments.items()]:
                 # Whole or shared, it differs from the parameter along the first axis only.
                 if value.ndim and value.shape[1:] == parameter.shape[1:]:
-                    yield moments, name, value
-
-
-def _gathered(value: Tensor) -> Tensor:
-    return gather_first(value).cpu()
-
-
-def _shard(value: Tensor) -> Tensor:
-    return value.chunk(dist.get_world_size())[dist.get_rank()].clone()
+                    moments[name] = change(value)

@@ -1,6 +1,6 @@
 """A layer whose tokens choose experts."""
 
-import math
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +21,7 @@ class SharedExpert(nn.Module):
     What all tokens need is learned once, and leaves the others free to differ.
 
     Raises:
-        ValueError: If there are more, or they act on the output of another module.
+        ValueError: If it acts on the output of another module.
 
     References:
         Dai et al., *DeepSeekMoE*, 2024, arXiv:2401.06066, section 3.2.
@@ -29,8 +29,6 @@ class SharedExpert(nn.Module):
 
     def __init__(self, experts: Inventory) -> None:
         super().__init__()
-        if experts.n_skills != 1:
-            raise ValueError(f"a shared expert is one, not {experts.n_skills}")
         if experts.reads == "output":
             raise ValueError(
                 f"{type(experts).__name__} rescale an output and cannot be shared beside others; "
@@ -56,20 +54,18 @@ class MoELayer(nn.Module):
         base: The module f that the experts augment; without it they take its place.
         shared: An expert that is always on, added to the others.
         name: The path of the module it replaces, for reports.
-        stack: Which tokens the layer sees: those of the ``"encoder"``, the ``"decoder"``, or of
-            the whole ``"model"``.
+        stack: Whose tokens it sees: of the ``"encoder"``, the ``"decoder"``, or the ``"model"``.
         capacity_factor: Room of an expert while training, as a multiple of an even share of the
             pairs; what finds no room is dropped. None drops nothing.
         eval_capacity_factor: The same in evaluation.
         prior: How the mixing weights of a token's task route it: not at all (None), by adding
-            their logarithms to the router's logits (``"logits"``), or by allowing only the experts
-            of positive weight (``"mask"``).
+            their logarithms to the router's logits, or by a mask of the experts of positive weight.
         group: The routed group whose mixing weights are the prior.
         causal: Whether a token must not depend on later ones.
 
     Raises:
-        ValueError: If tokens cannot choose such skills, sizes differ, an option is unknown, a
-            capacity is not positive, or the router cannot serve a causal decoder.
+        ValueError: If tokens cannot choose such skills, sizes differ, or the router cannot serve a
+            causal decoder.
     """
 
     def __init__(
@@ -84,17 +80,12 @@ class MoELayer(nn.Module):
         stack: str = "model",
         capacity_factor: float | None = None,
         eval_capacity_factor: float | None = None,
-        prior: str | None = None,
+        prior: Literal["logits", "mask"] | None = None,
         group: int | None = None,
         causal: bool = False,
     ) -> None:
         super().__init__()
         experts.require_use("token")
-        if experts.n_heads != 1:
-            raise ValueError(
-                f"n_heads ({experts.n_heads}) must be 1: a token chooses whole experts, not blocks "
-                "of features"
-            )
         if router.n_experts != experts.n_skills:
             raise ValueError(
                 f"the router chooses among {router.n_experts} experts and the layer has "
@@ -111,30 +102,11 @@ class MoELayer(nn.Module):
                 f"{type(experts).__name__} act on the output of the module they augment, and "
                 "there is none; give a base"
             )
-        if prior not in (None, "logits", "mask"):
-            raise ValueError(f"prior ('{prior}') must be None, 'logits' or 'mask'")
-        if (prior is None) != (group is None):
-            raise ValueError(
-                f"prior ({prior}) and group ({group}) go together: the group says whose mixing "
-                "weights are the prior"
-            )
-        factors = {"capacity_factor": capacity_factor, "eval_capacity_factor": eval_capacity_factor}
-        for name_of, factor in factors.items():
-            if factor is not None and not 0 < factor < math.inf:
-                raise ValueError(
-                    f"{name_of} ({factor}) must be positive and finite, or None to drop nothing"
-                )
-        self.experts = experts
-        self.router = router
-        self.slot = slot
-        self.base = base
-        self.shared = shared
-        self.name = name
-        self.stack = stack
-        self.capacity_factor = capacity_factor
-        self.eval_capacity_factor = eval_capacity_factor
-        self.prior = prior
-        self.group = group
+        self.experts, self.router, self.slot = experts, router, slot
+        self.base, self.shared = base, shared
+        self.name, self.stack = name, stack
+        self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
+        self.prior, self.group = prior, group
 
     @property
     def weight(self) -> Tensor:
@@ -158,11 +130,7 @@ class MoELayer(nn.Module):
             self.router.read(*self.experts.factors())
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
-        """Return the layer's output.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-        """
+        """Return the layer's output, with the routing in use."""
         routing = self.slot.current
         n_rows, n_positions = routing.rows_and_positions(x)
         assignment = self._assign(x.flatten(0, -2), routing, n_rows, n_positions)
@@ -177,18 +145,9 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             y = y + self.shared(x.flatten(0, -2))
         routing.add_losses(assignment.losses)
-        routing.record(
-            TokenRecord(
-                self.name,
-                self.stack,
-                n_rows,
-                n_positions,
-                self.router.n_experts,
-                assignment.tokens,
-                assignment.experts,
-                kept,
-            )
-        )
+        sizes = n_rows, n_positions, self.router.n_experts
+        pairs = assignment.tokens, assignment.experts, kept
+        routing.record(TokenRecord(self.name, self.stack, *sizes, *pairs))
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _assign(

@@ -36,7 +36,7 @@ class ParallelExperts(Inventory):
 
     uses = ("token",)
 
-    def __init__(self, experts: Inventory, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, experts: Inventory) -> None:
         super().__init__(experts.in_features, experts.out_features, experts.n_skills)
         experts.require_use("token")
         if not dist.is_initialized():
@@ -44,16 +44,14 @@ class ParallelExperts(Inventory):
                 "experts can be shared out among processes once torch.distributed is initialised; "
                 "call init_process_group first"
             )
-        n_processes, rank = dist.get_world_size(group), dist.get_rank(group)
+        n_processes, rank = dist.get_world_size(), dist.get_rank()
         if experts.n_skills % n_processes:
             raise ValueError(
                 f"{experts.n_skills} experts cannot be shared out evenly among {n_processes} "
                 "processes; let the latter divide the former"
             )
         n_local = experts.n_skills // n_processes
-        self.reads = experts.reads
-        self.group = group
-        self.n_processes = n_processes
+        self.reads, self.n_processes = experts.reads, n_processes
         self.local = expert_slice(experts, rank * n_local, (rank + 1) * n_local)
 
     def reset_parameters(self) -> None:
@@ -61,25 +59,20 @@ class ParallelExperts(Inventory):
         self.local.reset_parameters()
 
     def gather(self) -> Inventory:
-        """Return all experts in the first process; in the others, a copy of their own.
-
-        All processes call it together.
-        """
-        first = dist.get_rank() == 0
-        return _with_others(
-            self.local, gather_first, self.n_skills if first else self.local.n_skills
-        )
+        """Return all experts in the first process; in the others, a copy of their own."""
+        whole = self if dist.get_rank() == 0 else self.local
+        return _with_others(self.local, gather_first, whole.n_skills)
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each of this process's tokens, the sum over its pairs."""
         work = sort_by_expert(assignment)
         counts = work.counts.view(self.n_processes, -1)  # by owner, by the owner's experts
         coming = torch.empty_like(counts)
-        dist.all_to_all_single(coming, counts.contiguous(), group=self.group)
+        dist.all_to_all_single(coming, counts.contiguous())
         sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
-        there = _Exchange.apply(x[work.tokens], sent, received, self.n_processes, self.group)
+        there = _Exchange.apply(x[work.tokens], sent, received, self.n_processes)
         y = self.local.dispatch(there, _visitors(coming, there))  # type: ignore[arg-type]
-        back = _Exchange.apply(y, received, sent, 1 / self.n_processes, self.group)
+        back = _Exchange.apply(y, received, sent, 1 / self.n_processes)
         return combine(back, work, len(x))  # type: ignore[arg-type]
 
 
@@ -89,10 +82,7 @@ def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
 
 
 def gather_first(tensor: Tensor) -> Tensor:
-    """Return what the processes hold of a tensor, in the order of their ranks, to the first one.
-
-    All call it together; the others get their own part back.
-    """
+    """Return what the processes hold of a tensor to the first one, and their own to the others."""
     # NCCL sends from GPUs only, and between two loops of a trainer a model lies on the CPU.
     sent = tensor.detach().contiguous()
     sent = sent.cuda() if dist.get_backend() == "nccl" else sent
@@ -134,19 +124,17 @@ class _Exchange(torch.autograd.Function):
     """Sends rows to the other processes; gradients come back the same way, times a factor."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, sent: list[int], received: list[int], factor: float, group: Any
-    ) -> Tensor:
-        ctx.settings = sent, received, factor, group
-        return _exchange(x, sent, received, group)
+    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], factor: float) -> Tensor:
+        ctx.settings = sent, received, factor
+        return _exchange(x, sent, received)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        sent, received, factor, group = ctx.settings
-        return factor * _exchange(grad, received, sent, group), None, None, None, None
+        sent, received, factor = ctx.settings
+        return factor * _exchange(grad, received, sent), None, None, None
 
 
-def _exchange(x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+def _exchange(x: Tensor, sent: list[int], received: list[int]) -> Tensor:
     y = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(y, x.contiguous(), received, sent, group=group)
+    dist.all_to_all_single(y, x.contiguous(), received, sent)
     return y

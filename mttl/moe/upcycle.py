@@ -11,13 +11,12 @@ from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
     r"""Return E experts that each compute what a dense block computes.
 
-    A layer of them computes the same as the block where the gates of a token sum to 1, whichever
-    experts it chooses: :math:`\sum_e g_e(x) E(x) = E(x)`. So normalised gates leave the network as
-    it was; a Switch router's single gate p scales the output by p, and a token that is dropped
-    loses it.
+    A layer of them computes the same as the block where the gates of a token sum to 1:
+    :math:`\sum_e g_e(x) E(x) = E(x)`. A Switch router's single gate p scales the output by p, and a
+    token that is dropped loses it.
 
     Raises:
-        ValueError: If the block's projections have skills.
+        ValueError: If the block's projections have skills, or are quantised.
 
     References:
         Komatsuzaki et al., *Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints*,

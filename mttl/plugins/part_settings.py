@@ -1,9 +1,12 @@
 """Types of settings: what a constructor's argument may be, beside its type."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import wraps
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Len, Lt, MinLen
 
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
@@ -36,3 +39,40 @@ class ReadFrom:
 
     held: Any
     default: Any = ...
+
+
+def refusing(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that refuses settings outside the bounds of their annotations.
+
+    A configuration refuses them too, all at once; this is for whoever calls the class.
+    """
+
+    @wraps(init)
+    def checked(self: Any, *sizes: Any, **settings: Any) -> None:
+        for name, value in settings.items():
+            if value is not None and (must := _broken(value, init.__annotations__.get(name))):
+                raise ValueError(f"{name} ({value!r}) must {must}")
+        init(self, *sizes, **settings)
+
+    return checked
+
+
+def _broken(value: Any, annotation: Any) -> str | None:
+    """Return what a value must be and is not."""
+    union = get_origin(annotation) in (Union, UnionType)
+    for one in get_args(annotation) if union else (annotation,):
+        for mark in getattr(one, "__metadata__", ()):
+            match mark:
+                case OneOf(words=words) if value not in words:
+                    return f"be one of {', '.join(words)}"
+                case Gt(gt=least) if not value > least:
+                    return f"be above {least}"
+                case Ge(ge=least) if not value >= least:
+                    return f"be at least {least}"
+                case Lt(lt=most) if not value < most:
+                    return f"be below {most}"
+                case Le(le=most) if not value <= most:
+                    return f"be at most {most}"
+                case Len(min_length=n) | MinLen(min_length=n) if len(value) < n:
+                    return f"have at least {n} members"
+    return None

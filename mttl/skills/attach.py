@@ -1,5 +1,6 @@
 """Put inventories of skills on parts of a backbone."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,20 +20,12 @@ from mttl.skills.targets import (
     choose_layers,
     group_name,
     linear_features,
-    summarise,
 )
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One kind of skill, and where it goes.
-
-    Attributes:
-        make_inventory: Makes the skills of a place from its ``in_features`` and ``out_features``,
-            and what else the attachment point gives.
-        targets: Which places; see `attach_skills`.
-        attachment_point: What the inventories are made for: their class's ``attachment_point``.
-    """
+    """One kind of skill, and where it goes: arguments of `attach_skills`."""
 
     make_inventory: Callable[..., Inventory]
     targets: Sequence[str]
@@ -52,12 +45,12 @@ class Attached:
 
 @dataclass(frozen=True)
 class Attachment:
-    """What `attach_skills` did.
+    """What `attach_skills` or `mttl.moe.attach_experts` did.
 
     Attributes:
         layers: The layers with skills, in the backbone's order.
         groups: Names of the routed groups; a layer's ``group`` is an index into them.
-        coverage: How many of how many linear layers in ``"attention"`` and ``"mlp"`` have skills.
+        coverage: Numbers of linear layers in ``"attention"`` and ``"mlp"``: with skills, and all.
     """
 
     layers: tuple[Attached, ...]
@@ -66,10 +59,12 @@ class Attachment:
 
     def summary(self) -> list[tuple[str, int, str, int]]:
         """Return one row per kind of layer: pattern, count, shape, skill parameters."""
-        return summarise(
-            (layer.path, layer.in_features, layer.out_features, layer.n_parameters)
-            for layer in self.layers
-        )
+        rows: dict[tuple[str, str], list[int]] = {}
+        for layer in self.layers:
+            pattern = re.sub(r"\.\d+(?=\.|$)", ".*", layer.path)
+            shape = f"{layer.in_features} -> {layer.out_features}"
+            rows.setdefault((pattern, shape), []).append(layer.n_parameters)
+        return [(key[0], len(found), key[1], sum(found)) for key, found in rows.items()]
 
 
 def attach_skills(
@@ -82,10 +77,6 @@ def attach_skills(
     attachment_point: str = "linear",
 ) -> Attachment:
     """Replace the targeted layers by skilled ones, in place; base weights are not touched.
-
-    Linear layers are those of PyTorch, whatever their weights are kept in, GPT-2's, and layers of
-    other libraries that keep weights as whole numbers and tell their features. Blocks are
-    attention and feed-forward modules of the forms in `mttl.skills.blocks.block_places`.
 
     Args:
         backbone: Any model.
@@ -101,13 +92,9 @@ def attach_skills(
             none: each ``"linear"`` has its own.
         attachment_point: What the inventories are made for: their class's ``attachment_point``.
 
-    Returns:
-        The layers and the groups.
-
     Raises:
-        ValueError: If a target or the granularity is unknown, or a target matches no layer; the
-            message lists near names. If a layer cannot hold the inventory, the message names it.
-            If the backbone has skills already. It is then left as it was.
+        ValueError: If a target or the granularity is unknown, a target matches no layer, a layer
+            cannot hold the inventory, or the backbone has skills already. It is left as it was.
     """
     placement = Placement(make_inventory, targets, attachment_point)
     return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)
@@ -126,8 +113,8 @@ def attach_kinds(
     Args:
         backbone: Any model.
         placements: The kinds, and where each goes.
-        slot: Where the layers find the routing of a forward pass.
-        granularity: Which layers share a routing row.
+        slot: As for `attach_skills`.
+        granularity: As for `attach_skills`.
         fresh: Skills that start from their layer's weight look at it; else values will be loaded.
 
     Raises:
@@ -203,7 +190,7 @@ def attach_kinds(
 def _chosen(
     backbone: nn.Module, placement: Placement, blocks: list[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the site's description of each place that a kind goes to, by path."""
+    """Return the sizes of each place that a kind goes to, by path."""
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
     places = where.find(backbone)

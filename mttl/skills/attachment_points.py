@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from mttl.skills.attention_modules import attention_places, head_projections
-from mttl.skills.blocks.block_places import block_places
-from mttl.skills.blocks.feed_forward import separate
+from mttl.skills.blocks.feed_forward import block_places, separate
 from mttl.skills.blocks.skilled_block import SkilledBlock
 from mttl.skills.inputs.skilled_attention import SkilledAttention
 from mttl.skills.inputs.skilled_embedding import (
@@ -29,14 +28,13 @@ class AttachmentPoint:
 
     Attributes:
         noun: What such a place is called in messages.
-        apart: Targets by which two kinds at such places do not meet; nothing where there is one.
         layer: The class that takes the place of the module there.
         find: Finds all such places of a backbone: features in and out, and what else skills need
             to know there, by path.
-        word: Word for all of these places, where there is only one; else the words for targets are
-            those of `mttl.skills.roles.members`.
+        word: The one word for these places, if not those of `mttl.skills.roles.members`.
         take: Returns the module at a path, which it may have to make one.
         prepare: What else the backbone needs once such skills are on it.
+        apart: Targets by which two kinds at such places do not meet; nothing where there is one.
     """
 
     noun: str

@@ -1,15 +1,15 @@
 """Frozen skills under attention: an inventory that chooses by token rather than by task."""
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated
 
 from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.fusion import FusionAttention
 from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_at_least, require_one_of
-from mttl.skills.inventory import Inventory, Merged
+from mttl.plugins.part_settings import NonNegative, OneOf, PositiveInt
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class AttendedInventory(Inventory):
@@ -26,32 +26,22 @@ class AttendedInventory(Inventory):
         value: Transform the mixture by a matrix that starts as the identity.
         value_penalty: Weight in the loss of that matrix's squared distance from the identity.
 
-    Raises:
-        ValueError: If the skills have several heads, ``query`` is unknown, ``key_size`` is not
-            positive or ``value_penalty`` negative.
-
     References:
         Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
     """
 
-    uses = ("task",)
+    cut_by_heads = ()
 
     def __init__(
         self,
         skills: Inventory,
         *,
-        query: str = "output",
-        key_size: int | None = None,
+        query: Annotated[str, OneOf("output", "input")] = "output",
+        key_size: PositiveInt | None = None,
         value: bool = True,
-        value_penalty: float = 0.01,
+        value_penalty: NonNegative = 0.01,
     ) -> None:
         super().__init__(skills.in_features, skills.out_features, skills.n_skills, skills.n_heads)
-        if skills.n_heads != 1:
-            raise ValueError(
-                f"n_heads ({skills.n_heads}) must be 1: attention weighs whole outputs, not blocks"
-            )
-        require_one_of(("output", "input"), query=query)
-        require_at_least(0, value_penalty=value_penalty)
         self.query = query
         self.value_penalty = value_penalty
         self.skills = skills.requires_grad_(False)
@@ -67,14 +57,11 @@ class AttendedInventory(Inventory):
         self.skills.reset_parameters()
         self.attention.reset_parameters()
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return the keys of the skills, which depend on neither examples nor ``weights``."""
         return (self.attention.directions(self.skills.last_product()),)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add the attended outputs of the skills to the base output."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         x, y = x.to(dtype), y.to(dtype)
         hidden, up = self.skills.hidden_units(x, y), self.skills.last_product().to(dtype)
@@ -98,13 +85,3 @@ class AttendedInventory(Inventory):
         if self.attention.value_change is None or not self.value_penalty:
             return {}
         return {"fusion": self.value_penalty * self.attention.value_distance()}
-
-    def changes(self) -> NoReturn:
-        """Refuse: no single weight change does what attention does."""
-        raise NotImplementedError(
-            "attention chooses skills by token, so that no weight stands for the mixture of a task"
-        )
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, query={self.query}"

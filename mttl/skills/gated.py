@@ -1,13 +1,15 @@
 """Skills behind a gate: every token says how much of their change it takes."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.skills.inputs.prefix import PrefixInventory
-from mttl.skills.inventory import Inventory, Merged
-from mttl.skills.token_gate import open_gates
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs
+from mttl.skills.skilled_layer import open_gates
 
 
 class GatedInventory(Inventory):
@@ -29,7 +31,7 @@ class GatedInventory(Inventory):
         skills: Skills that change a layer's output, or gated prefixes.
 
     Raises:
-        ValueError: If they act elsewhere, share the softmax of a text, or have several heads.
+        ValueError: If they act elsewhere, or share the softmax of a text.
 
     References:
         Mao, Mathias, Hou, Almahairi, Ma, Han, Yih and Khabsa, *UniPELT: A Unified Framework for
@@ -37,6 +39,7 @@ class GatedInventory(Inventory):
     """
 
     undecayed = ("bias",)
+    cut_by_heads = ()
 
     def __init__(self, skills: Inventory) -> None:
         sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
@@ -55,45 +58,30 @@ class GatedInventory(Inventory):
                 f"gate must be false for {type(skills).__name__}, which changes more than an "
                 "output; kinds that add to one (lora, adapter, krona, prefix …) take a gate"
             )
-        if skills.n_heads > 1:
-            raise ValueError(
-                f"n_heads ({skills.n_heads}) must be 1 with a gate, which is for whole outputs"
-            )
         self.skills = skills
-        self.weight = nn.Parameter(torch.empty(skills.n_skills, skills.gate_features))
-        self.bias = nn.Parameter(torch.empty(skills.n_skills, 1))
-        self._open_half()
-
-    def _open_half(self) -> None:
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
+        self.weight = nn.Parameter(torch.zeros(skills.n_skills, skills.gate_features))
+        self.bias = nn.Parameter(torch.zeros(skills.n_skills, 1))
 
     def reset_parameters(self) -> None:
         """Re-initialise the skills, and open the gates half."""
         self.skills.reset_parameters()
-        self._open_half()
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def set_path(self, path: str) -> None:
-        """Tell the skills where they sit."""
         self.skills.set_path(path)
 
     def init_from_base(self, base: nn.Module) -> None:
-        """Let the skills start from the layer."""
         self.skills.init_from_base(base)
 
-    def tie_to(self, first: Inventory) -> None:
-        """Take over what layers of the kind have in common."""
-        assert isinstance(first, GatedInventory)
+    def tie_to(self, first: Any) -> None:
         self.skills.tie_to(first.skills)
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's merged skills, and its gate."""
         gate = mix_blocks(self.weight, weights), mix_blocks(self.bias, weights)
         return *self.skills.merge(weights), *gate
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         """Go from the base output towards that with skills, as far as the gate lets."""
         *skills, weight, bias = merged
         changed = self.skills.combine(x, y, tuple(skills))
@@ -101,17 +89,7 @@ class GatedInventory(Inventory):
         return torch.lerp(y.to(changed.dtype), changed, opened.to(changed.dtype))
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the auxiliary losses of the skills."""
         return self.skills.penalties()
 
     def facts(self) -> dict[str, Tensor]:
-        """Return the facts of the skills."""
         return self.skills.facts()
-
-    def changes(self) -> Float[Tensor, "K O *rest"]:
-        """Refuse: no weight does what a gate does.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError("a gate changes with every token, which no weight does")

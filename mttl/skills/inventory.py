@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -12,10 +12,15 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least, require_one_of
+from mttl.plugins.describe import arguments
+from mttl.plugins.part_settings import refusing
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 
-Merged = tuple[Tensor, ...]
+Inputs: TypeAlias = Float[Tensor, "B L I"]
+Outputs: TypeAlias = Float[Tensor, "B L O"]
+Weights: TypeAlias = Float[Tensor, "B H K"]
+Merged: TypeAlias = tuple[Tensor, ...]
 # What kinds lack that do more than change a weight.
 NO_WEIGHTS: Mapping[str, str] = dict.fromkeys(
     ("merges", "averages"),
@@ -31,6 +36,7 @@ USES = {
     "token": "chosen by token",
     "composed": "composed over all parameters of a module",
 }
+SIZES = ("in_features", "out_features", "n_skills", "n_heads")
 
 
 class Inventory(nn.Module, ABC):
@@ -44,6 +50,9 @@ class Inventory(nn.Module, ABC):
     | ``"token"``: a token chooses skills, its experts | `dispatch` |
     | ``"composed"``: a task adds skills to any parameter | `of_tensor`, `compose` |
 
+    A kind that adds to a weight needs `changes` alone. One that has settings keeps each as an
+    attribute of the same name, for its printed form; their bounds are those of the annotations.
+
     Args:
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
@@ -53,6 +62,7 @@ class Inventory(nn.Module, ABC):
     Attributes:
         uses: The uses that the kind has.
         attachment_point: The kind of place that it sits on, one of `mttl.skills.attachment_points`.
+        cut_by_heads: Names of the sizes that H must divide; only one head where there are none.
         gate_features: Features that a gate around the skills reads at a token: by default I.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
@@ -61,23 +71,31 @@ class Inventory(nn.Module, ABC):
         neutral: Whether new skills of a shipped kind change nothing.
         second_factors: Names of its parameters that LoRA+ has a rate of their own for.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
+        composed_defaults: Settings that are others where parameters are composed.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
     Raises:
-        ValueError: If a size is not positive.
+        ValueError: If a size is not positive, heads do not divide, or a setting is out of bounds.
     """
 
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"
+    cut_by_heads: ClassVar[tuple[str, ...]] = ("out_features",)
     reads = "input"
     reads_weight = False
     changes_input = False
     identical_init = False
     neutral = True
     smallest_ndim = 0
+    composed_defaults: ClassVar[Mapping[str, Any]] = {}
     undecayed: tuple[str, ...] = ()
     second_factors: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "__init__" in vars(cls):
+            cls.__init__ = refusing(cls.__init__)
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1
@@ -88,8 +106,21 @@ class Inventory(nn.Module, ABC):
         self.n_skills = n_skills
         self.n_heads = n_heads
         self.gate_features = in_features
-        require_at_least(1, in_features=in_features, out_features=out_features)
-        require_at_least(1, n_skills=n_skills, n_heads=n_heads)
+        require_at_least(1, **{name: getattr(self, name) for name in SIZES})
+        if n_heads > 1 and not self.cut_by_heads:
+            raise ValueError(
+                f"n_heads ({n_heads}) must be 1 for {type(self).__name__}, whose features have no "
+                "blocks of their own; low-rank skills (lora) take heads"
+            )
+        self.require_divisible(*self.cut_by_heads)
+
+    def require_divisible(self, *sizes: str) -> None:
+        """Raise ValueError if H does not divide sizes, which are given by their names."""
+        for name in sizes:
+            if getattr(self, name) % self.n_heads:
+                raise ValueError(
+                    f"n_heads ({self.n_heads}) must divide {name} ({getattr(self, name)})"
+                )
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "Inventory":
@@ -97,11 +128,6 @@ class Inventory(nn.Module, ABC):
 
         I collects all axes but the first: those of a convolution's filter, for example. Vectors
         (biases, scales of normalisations) have I = 1, and their skills begin at 0.
-
-        Args:
-            shape: Shape of the tensor.
-            n_skills: Skills K.
-            **settings: What the kind takes.
 
         Raises:
             ValueError: If the tensor has too few axes.
@@ -111,6 +137,7 @@ class Inventory(nn.Module, ABC):
                 f"a tensor of shape {tuple(shape)} has too few axes: {cls.__name__} needs at least "
                 f"{cls.smallest_ndim}. Leave it without skills"
             )
+        settings = {**cls.composed_defaults, **settings}
         if len(shape) < 2:
             settings["init"] = "zero"
         return cls(math.prod(shape[1:]), shape[0] if shape else 1, n_skills, **settings)
@@ -149,49 +176,38 @@ class Inventory(nn.Module, ABC):
     def init_from_base(self, base: nn.Module) -> None:
         """Start from the layer that the skills sit on, where they do; by default nothing.
 
-        Only fresh skills are asked, not those whose values are going to be loaded.
-
-        Raises:
-            ValueError: If the layer does not allow it.
+        Only fresh skills are asked. It raises ValueError if the layer does not allow it.
         """
 
-    def tie_to(self, first: "Inventory") -> None:
-        """Take over what all layers of a model have in common; by default nothing.
-
-        Args:
-            first: The skills of the kind's first layer.
-        """
+    def tie_to(self, first: Any) -> None:
+        """Take over what all layers have in common from the kind's first; by default nothing."""
 
     def require_use(self, use: str) -> None:
-        """Refuse a use that the kind does not have.
-
-        Args:
-            use: ``"task"``, ``"token"`` or ``"composed"``.
-
-        Raises:
-            ValueError: If the kind does not have it.
-        """
+        """Raise ValueError if the kind does not have a use."""
         if use not in self.uses:
             raise ValueError(
                 f"{type(self).__name__} cannot be {USES[use]}, only "
                 f"{' or '.join(USES[own] for own in self.uses)}; choose another kind of skill"
             )
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
-        """Prepare the skills of each example from its mixing weights."""
+    def merge(self, weights: Weights) -> Merged:
+        """Prepare the skills of each example from its mixing weights: by default, its change."""
         self.require_use("task")
-        raise NotImplementedError
+        return (mix_blocks(self.changes(), weights),)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Apply merged skills to the input ``x`` and the output ``y`` of the base layer."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
+        """Apply merged skills to the input ``x`` and the output ``y`` of the base layer.
+
+        Raises:
+            TypeError: If the kind does more than change the output: call `combine_linear`.
+        """
         self.require_use("task")
-        raise NotImplementedError
+        if self.reads_weight or self.changes_input:
+            raise TypeError(f"{type(self).__name__} needs the layer itself: call combine_linear")
+        dtype = active_dtype(x)
+        return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
 
-    def combine_linear(
-        self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
-    ) -> Float[Tensor, "B L O"]:
+    def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
         """Compute the base layer and apply merged skills; a kind may fuse the two."""
         return self.combine(x, base(x), merged)
 
@@ -200,11 +216,7 @@ class Inventory(nn.Module, ABC):
     ) -> Float[Tensor, "N O"]:
         """Compute the base layer and apply merged skills where examples differ in their tokens.
 
-        Args:
-            x: The tokens of all examples, one example after another.
-            base: The layer of the backbone.
-            merged: As from `merge`: each part has a slice of every example.
-            segments: Tokens of each example; their sum is N.
+        Tokens of all examples follow one another; ``segments`` has their numbers, whose sum is N.
         """
         return self.combine_tokens(x, base(x), merged, segments)
 
@@ -219,27 +231,11 @@ class Inventory(nn.Module, ABC):
 
         The default asks `combine` for one example after another.
         """
-        parts = zip(
-            x.split(segments),
-            y.split(segments),
-            zip(*(part.split(1) for part in merged), strict=True),
-            strict=True,
-        )
+        parts = zip(x.split(segments), y.split(segments), of_each(merged), strict=True)
         return torch.cat([self.combine(own[None], y[None], one)[0] for own, y, one in parts])
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L I"],
-        y: Float[Tensor, "B L O"],
-        weights: Float[Tensor, "B H K"],
-    ) -> Float[Tensor, "B L O"]:
-        """Return the output of the layer with its skills.
-
-        Args:
-            x: Input of the base layer.
-            y: Output of the base layer.
-            weights: Mixing weights of each example.
-        """
+    def forward(self, x: Inputs, y: Outputs, weights: Weights) -> Outputs:
+        """Return the output of the layer with its skills, from its input and output without."""
         return self.combine(x, y, self.merge(weights))
 
     def dispatch(
@@ -254,20 +250,16 @@ class Inventory(nn.Module, ABC):
             x: What the kind ``reads``, one row per token.
             assignment: Which skills process which tokens; a token without any gets 0.
 
-        Returns:
-            What is added to the layer's output.
-
         Raises:
             ValueError: If tokens cannot choose skills of this kind.
         """
         self.require_use("token")
         work = sort_by_expert(assignment)
         alone = torch.eye(self.n_skills, dtype=next(self.parameters()).dtype, device=x.device)
-        merged = zip(*(part.split(1) for part in self.merge(alone[:, None])), strict=True)
         rows = x[work.tokens].to(active_dtype(x)).split(work.counts.tolist())
         changes = [
             self.combine(own[None], own.new_zeros(1, len(own), self.out_features), skill)[0]
-            for own, skill in zip(rows, merged, strict=True)
+            for own, skill in zip(rows, of_each(self.merge(alone[:, None])), strict=True)
         ]
         return combine(torch.cat(changes), work, len(x))
 
@@ -275,84 +267,44 @@ class Inventory(nn.Module, ABC):
         """Return what each skill alone adds to the base weight.
 
         Raises:
-            NotImplementedError: If the kind is not a change added to a weight.
+            NotImplementedError: If the kind is not a change added to a weight. So do the methods
+                below: `delta`, `compose`, and `fold` if no plain layer does what skills do.
         """
         raise NotImplementedError(f"{type(self).__name__} does not add to the base weight")
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O *rest"]:
-        """Return the change of the base weight that the mixture of each task amounts to.
-
-        Args:
-            weights: Mixing weights of T tasks.
-
-        Raises:
-            NotImplementedError: If the kind is not a change added to a weight.
-        """
+        """Return the change of the base weight that the mixture of each task amounts to."""
         return mix_blocks(self.changes(), weights)
 
     def compose(
         self, base: Float[Tensor, "*shape"], weights: Float[Tensor, "T 1 K"]
     ) -> Float[Tensor, "T *shape"]:
-        """Return a parameter of each task: the common one and the task's change of it.
-
-        Args:
-            base: What the skills change.
-            weights: Mixing weights of T tasks.
-
-        Raises:
-            NotImplementedError: If the kind is not a change added to a weight.
-        """
+        """Return a parameter of each task: the common one and the task's change of it."""
         # Base and change in one operation: there is no second tensor of this size.
         changes = self.changes().reshape(self.n_skills, -1)
         mixed = torch.addmm(base.flatten(), weights[:, 0], changes)
         return mixed.view(-1, *base.shape)
 
     def fold(
-        self,
-        weight: Float[Tensor, "O I"],
-        bias: Float[Tensor, "O"] | None,
-        weights: Float[Tensor, "H K"],
-    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
-        """Return weight and bias of a plain linear layer that does what layer and mixture do.
-
-        Args:
-            weight: The base layer's weight.
-            bias: Its bias, or none.
-            weights: Mixing weights of one task.
-
-        Raises:
-            NotImplementedError: If no plain layer does.
-        """
+        self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias of a plain layer that does what layer and mixture do."""
         return weight + self.delta(weights[None])[0], bias
 
-    def hidden_units(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
-    ) -> Float[Tensor, "B L K r"]:
+    def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
         """Return what each skill alone has in front of its last product.
 
-        Args:
-            x: Input of the base layer.
-            y: Its output.
-
         Raises:
-            NotImplementedError: If the kind's changes do not end in a product.
+            NotImplementedError: If changes do not end in a product; so do the two methods below.
         """
         raise NotImplementedError(f"{type(self).__name__} do not end in a product")
 
     def last_product(self) -> Float[Tensor, "K O r"]:
-        """Return what makes each skill's change of its `hidden_units`.
-
-        Raises:
-            NotImplementedError: As there.
-        """
+        """Return what makes each skill's change of its `hidden_units`."""
         raise NotImplementedError(f"{type(self).__name__} do not end in a product")
 
     def factors(self) -> tuple[Float[Tensor, "K I r"], Float[Tensor, "K O r"]]:
-        """Return thin matrices A and B of each skill, whose change of the weight is ``B @ Aᵀ``.
-
-        Raises:
-            NotImplementedError: If the kind's changes are not such products.
-        """
+        """Return thin matrices A and B of each skill, whose change of the weight is ``B @ Aᵀ``."""
         raise NotImplementedError(f"{type(self).__name__} are not products of two thin matrices")
 
     def penalties(self) -> dict[str, Tensor]:
@@ -364,22 +316,28 @@ class Inventory(nn.Module, ABC):
         return {}
 
     def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"n_skills={self.n_skills}, n_heads={self.n_heads}"
-        )
+        """Name sizes and settings in the module's printed form."""
+        names = dict.fromkeys([*SIZES, *(item.name for _, item in arguments(type(self)))])
+        values = {name: getattr(self, name, None) for name in names}
+        plain = bool | int | float | str
+        return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
 
 
-def require_divisible(n_heads: int, **features: int) -> None:
-    """Refuse a number of heads that does not divide a number of features.
+class ProductInventory(Inventory):
+    """Skills whose changes are products of smaller matrices; composed, products are averaged."""
 
-    Raises:
-        ValueError: If one of them is not a multiple of ``n_heads``.
-    """
-    for name, size in features.items():
-        if size % n_heads:
-            raise ValueError(f"n_heads ({n_heads}) must divide {name} ({size})")
+    smallest_ndim = 2
+    composed_defaults: ClassVar = {"mix": "deltas"}
+
+    def compose(
+        self, base: Float[Tensor, "*shape"], weights: Float[Tensor, "T 1 K"]
+    ) -> Float[Tensor, "T *shape"]:
+        return base + self.delta(weights).view(-1, *base.shape)
+
+
+def of_each(merged: Merged) -> list[Merged]:
+    """Return the merged skills of each example apart."""
+    return list(zip(*(part.split(1) for part in merged), strict=True))
 
 
 def draw(tensor: Tensor, init: str, fan_in: int) -> None:
@@ -387,13 +345,9 @@ def draw(tensor: Tensor, init: str, fan_in: int) -> None:
 
     Args:
         tensor: The stack.
-        init: ``"zero"``, or ``"kaiming"``: the uniform distribution in which `nn.Linear` and
-            `nn.Conv2d` draw their weights, for networks whose base and skills are trained from
-            scratch together.
+        init: ``"zero"``, or ``"kaiming"``: as `nn.Linear` and `nn.Conv2d` draw their weights, for
+            networks whose base and skills are trained from scratch together.
         fan_in: How many inputs an output sums over.
-
-    Raises:
-        ValueError: If ``init`` is unknown.
     """
     require_one_of(("zero", "kaiming"), init=init)
     bound = 1 / math.sqrt(fan_in)

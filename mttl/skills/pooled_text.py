@@ -25,13 +25,10 @@ def pooled_text(
 def pooled_prompts(
     backbone: nn.Module, inputs: Mapping[str, Any] | None, *, encoder_decoder: bool
 ) -> Float[Tensor, "B D"]:
-    """Return a vector of each prompt of a batch.
+    """Return a vector of each prompt of a batch, the mean of its input embeddings.
 
-    Args:
-        backbone: As for `pooled_text`.
-        inputs: ``input_ids`` and ``attention_mask``. Where a decoder-only model reads prompt and
-            answer in one sequence, ``labels`` tell them apart: they are -100 on the prompt.
-        encoder_decoder: Whether the inputs hold nothing but prompts anyway.
+    Where a decoder-only model reads prompt and answer in one sequence, ``labels`` tell them apart:
+    they are -100 on the prompt.
 
     Raises:
         ValueError: If there are no input ids.

@@ -23,9 +23,7 @@ def roles(backbone: nn.Module) -> dict[str, str]:
 
     In a block with attention and no module for its feed-forward network, as BART's and BERT's, this
     is what stands beside attention. Routers, and experts that see chosen tokens only, are neither.
-
-    Args:
-        backbone: Any model; where it has blocks, what is outside them has no role.
+    What is outside the blocks has no role.
     """
     blocks = block_paths(backbone)
     found: dict[str, str] = {}

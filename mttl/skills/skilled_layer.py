@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.products import active_dtype
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.skills.inventory import Inventory, Merged
 
@@ -22,7 +25,8 @@ class SkilledLayer(nn.Module):
         group: The routed group whose mixing weights this layer reads.
 
     Raises:
-        ValueError: If the kind of skill cannot be mixed by task.
+        ValueError: If the kind of skill cannot be mixed by task. ``forward`` raises one if its rows
+            do not fit the examples of the routing, and RuntimeError if no routing is in use.
     """
 
     def __init__(
@@ -35,13 +39,18 @@ class SkilledLayer(nn.Module):
         self.slot = slot
         self.group = group
 
-    def merge(self) -> tuple[Routing, Merged]:
+    def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it.
 
         Raises:
-            RuntimeError: If no routing is in use.
+            ValueError: If a row has several examples, and skills cannot be ``packed``.
         """
         routing = self.slot.current
+        if routing.segments and not packed:
+            raise ValueError(
+                "what stands in front of several examples cannot be separated in a packed "
+                "sequence; leave data.packed_length out"
+            )
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
         if self.training:
             routing.add_losses(self.inventory.penalties())
@@ -55,9 +64,6 @@ class SkilledLayer(nn.Module):
             y: What the base made, shape (R, …, O).
             routing: As from `merge`.
             merged: As from `merge`.
-
-        Raises:
-            ValueError: If the rows do not fit the examples of the routing.
         """
         if routing.segments:
             tokens = routing.tokens(x), routing.tokens(y)
@@ -74,3 +80,12 @@ class SkilledLayer(nn.Module):
 def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
     """Return what a part of the backbone reads: its first argument, or the one of that name."""
     return given[0] if given else named["hidden_states"]
+
+
+def open_gates(
+    x: Float[Tensor, "B L I"], weight: Float[Tensor, "B I"], bias: Float[Tensor, "B 1"]
+) -> Float[Tensor, "B L 1"]:
+    """Return how far the gate of each example is open at its tokens, from 0 to 1."""
+    dtype = active_dtype(x)
+    weight, bias = weight.to(dtype).unsqueeze(2), bias.to(dtype).unsqueeze(1)
+    return torch.baddbmm(bias, x.to(dtype), weight).sigmoid()

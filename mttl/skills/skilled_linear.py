@@ -1,13 +1,4 @@
-"""A linear layer of the backbone together with its skills.
-
-::
-
-    x ──┬──> base ────────────> y ──┐
-        │                           ├──> combine ──> y'
-        └──> inventory (K skills) ──┘
-                  ▲
-      routing.weights[group]  (B, H, K), read from the slot
-"""
+"""A linear layer of the backbone together with its skills."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,17 +10,10 @@ from mttl.skills.skilled_layer import SkilledLayer
 
 
 class SkilledLinear(SkilledLayer):
-    """The base layer, its inventory, and its place in the routing.
-
-    Args:
-        base: The layer of the backbone: `nn.Linear`, or any module that maps I features to O.
-        inventory: Its skills.
-        slot: Where the routing of a forward pass is found; shared by all layers of a model.
-        group: The routed group whose mixing weights this layer reads.
+    """The base layer, any module that maps I features to O, its inventory and its routing.
 
     Raises:
-        ValueError: If the kind of skill cannot be mixed by task, or reads the weight of a layer
-            that has none to be read.
+        ValueError: As for `SkilledLayer`, and if skills read the weight of a layer that has none.
     """
 
     def __init__(
@@ -56,12 +40,7 @@ class SkilledLinear(SkilledLayer):
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         """Return the layer's output with the skills of the current routing.
 
-        Args:
-            x: Inputs; the rows of one example are neighbours.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples of the routing.
+        The rows of one example are neighbours.
         """
         routing, merged = self.merge()
         if routing.segments:

@@ -37,12 +37,8 @@ class SkilledModel(nn.Module):
 
     def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
         super().__init__()
-        layers = {
-            name: module
-            for name, module in backbone.named_modules()
-            if isinstance(module, SkilledLayer)
-        }
-        token_layers = find_token_layers(backbone)
+        self.backbone, self.router, self.slot = backbone, router, slot
+        layers, token_layers = self.skilled_layers(), self.token_layers()
         if not layers and not token_layers:
             raise ValueError(
                 "the backbone has no skilled layer; call attach_skills or attach_experts first"
@@ -51,9 +47,6 @@ class SkilledModel(nn.Module):
             _check_layer(name, layer, router, slot)
         for name, layer in token_layers.items():
             check_token_layer(name, layer, router, slot)
-        self.backbone = backbone
-        self.router = router
-        self.slot = slot
         self.routes_tokens = bool(token_layers)
         # OPT's feed-forward layers get the tokens of all rows in one list.
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
@@ -81,14 +74,7 @@ class SkilledModel(nn.Module):
         return find_token_layers(self.backbone)
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
-        """Run the backbone with the skills of each example's task.
-
-        Args:
-            task_ids: One task per example.
-            **inputs: What the backbone takes.
-
-        Returns:
-            What the backbone returns.
+        """Run the backbone with the skills of each example's task; return what it returns.
 
         Raises:
             ValueError: If the ids are on the CPU and one is out of range.
@@ -110,10 +96,9 @@ class SkilledModel(nn.Module):
 
         Args:
             task_ids: One task per example.
-            inputs: What the backbone is called with: its masks and labels tell layers that route
-                tokens what is padding (by default nothing is), and are what routers see that look
-                at prompts. ``segments`` says that its rows hold several examples, and how many
-                tokens each has.
+            inputs: What the backbone is called with: masks and labels tell layers that route tokens
+                what is padding (by default nothing is), and routers that see prompts, their ends.
+                ``segments`` has the tokens of each example where a row holds several.
             expansion: See `Routing`.
             reuse_merged: See `Routing`.
         """
@@ -152,18 +137,12 @@ class SkilledModel(nn.Module):
         """Generate with the backbone; skills are merged once per call, not once per token.
 
         Call ``eval()`` first: in training mode the router draws its noise here too, once per call,
-        and dropout is on, so that answers differ from call to call.
-
-        Args:
-            task_ids: One task per example.
-            **inputs: What the backbone's ``generate`` takes.
+        and dropout is on. Inputs are what the backbone's ``generate`` takes.
         """
         settings: Any = inputs.get("generation_config") or self.backbone.generation_config
-        n_beams = inputs.get("num_beams") or getattr(settings, "num_beams", None) or 1
-        n_returned = (
-            inputs.get("num_return_sequences")
-            or getattr(settings, "num_return_sequences", None)
-            or 1
+        n_beams, n_returned = (
+            inputs.get(name) or getattr(settings, name, None) or 1
+            for name in ("num_beams", "num_return_sequences")
         )
         routing = self.route(
             task_ids,

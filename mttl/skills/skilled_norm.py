@@ -16,21 +16,14 @@ class SkilledNorm(SkilledLinear):
         return getattr(self.base, "bias", None)
 
     def forward(self, x: Float[Tensor, "R *positions D"]) -> Float[Tensor, "R *positions D"]:
-        """Return the normalised features with the gains and biases of the current routing.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples of the routing.
-        """
+        """Return the normalised features with the gains and biases of the current routing."""
         return self.changed(normalised(self.base, x), self.base(x), *self.merge())
 
 
 def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return features in and out, and whether there is a bias, of norms with gains, by path.
 
-    Args:
-        backbone: Any model; norms are layer norms of PyTorch, and root-mean-square norms of PyTorch
-            and transformers.
+    Norms are layer norms of PyTorch, and root-mean-square norms of PyTorch and transformers.
     """
     return {
         path: (len(gain), len(gain), int(getattr(module, "bias", None) is not None))

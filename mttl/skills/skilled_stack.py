@@ -5,32 +5,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mttl.routing.context import RoutingSlot
+from mttl.skills.blocks.skilled_block import SkilledBlock
 from mttl.skills.inputs.skilled_embedding import last_stack
-from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_layer import SkilledLayer, hidden_states
+from mttl.skills.skilled_layer import hidden_states
 from mttl.skills.targets import block_paths, linear_features
 
 
-class SkilledStack(SkilledLayer):
+class SkilledStack(SkilledBlock):
     """A stack of blocks, its inventory of ladders, and its routing.
 
     Skills read the states in front of the first block and behind every one, without their history.
     """
 
-    def __init__(
-        self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
-    ) -> None:
-        super().__init__(base, inventory, slot, group)
+    def __init__(self, base: nn.Module, *given: Any) -> None:
+        super().__init__(base, *given)
         self.blocks = block_paths(base)
 
     def forward(self, *args: Any, **settings: Any) -> Any:
-        """Return what the stack returns, its last states with the skills of the current routing.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples of the routing.
-        """
+        """Return what the stack returns, its last states with the skills of the current routing."""
         routing, merged = self.merge()
         states: list[Tensor] = []
 
@@ -56,13 +48,6 @@ class SkilledStack(SkilledLayer):
             return (changed, *outputs[1:])
         outputs.last_hidden_state = changed
         return outputs
-
-    def __getattr__(self, name: str) -> Any:
-        """Find what the layer itself does not have in its stack: backbones look at it."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
 
 
 def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """Which layers of a backbone are meant: by word or pattern, by block, by stack."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -135,12 +135,3 @@ def group_name(path: str, granularity: str, blocks: list[str]) -> str:
     if granularity == "block":
         return inside_block(path, blocks) or parent
     return parent if granularity == "layer" else path
-
-
-def summarise(layers: Iterable[tuple[str, int, int, int]]) -> list[tuple[str, int, str, int]]:
-    """Return one row per kind of layer: pattern of paths, count, shape, parameters."""
-    rows: dict[tuple[str, str], list[int]] = {}
-    for path, in_features, out_features, n_parameters in layers:
-        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", path)
-        rows.setdefault((pattern, f"{in_features} -> {out_features}"), []).append(n_parameters)
-    return [(pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()]

@@ -15,7 +15,6 @@ from mttl.checkpoints.whole_tensors import is_first, whole_parameters
 from mttl.config.data_schema import Data
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
-from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
@@ -33,7 +32,7 @@ HEADINGS = {COPY: "copy", MAJORITY: "major"}
 def attachment_table(
     attachment: Attachment,
     model: SkilledModel,
-    token_layers: TokenLayers | None = None,
+    token_layers: Attachment | None = None,
     *,
     is_trained: bool = True,
 ) -> Table:

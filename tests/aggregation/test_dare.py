@@ -30,5 +30,5 @@ def test_ranges_get_the_mask_of_the_whole() -> None:
 
 
 def test_a_density_that_keeps_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"density .0\.0. must be above 0"):
+    with pytest.raises(ValueError, match=r"density .0\.0. must lie in"):
         drop_and_rescale(torch.ones(1), 0.0, torch.Generator())

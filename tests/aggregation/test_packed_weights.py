@@ -47,8 +47,7 @@ def test_outputs_and_gradients_are_those_of_the_unpacked_weight(kind: str, bias:
     y, expected = layer(x), plain(x)
     assert relative_error(y, expected) < ROUNDING
     out = torch.randn_like(y)
-    (found,) = torch.autograd.grad(y, x, out)
-    (wanted,) = torch.autograd.grad(expected, x, out)
+    (found,), (wanted,) = (torch.autograd.grad(one, x, out) for one in (y, expected))
     assert relative_error(found, wanted) < ROUNDING
 
 

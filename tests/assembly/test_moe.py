@@ -32,7 +32,7 @@ def test_the_settings_of_a_router_arrive() -> None:
         assert (layer.capacity_factor, layer.eval_capacity_factor) == (1.5, None)
         assert layer.router.balance is not None
     assert built.token_layers is not None
-    assert len(built.token_layers.places) == 36
+    assert len(built.token_layers.layers) == 36
     assert built.attachment.groups == ()
     assert built.model.router.n_groups == 0
 

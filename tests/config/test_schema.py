@@ -70,7 +70,7 @@ def test_defaults() -> None:
         ),
         (
             "skills.scale=0.5; skills.alpha=4; skills.rslora=true",
-            "scale (0.5) and alpha (4.0) and rslora (true) say the same; remove one",
+            "scale (0.5) must stay out with alpha or rslora",
         ),
         ("skills.init=svd", "skills.init: 'svd' must be one of zero, pissa, orthogonal"),
         (

@@ -1,5 +1,8 @@
-"""Comparison of tensors whose entries differ in size by orders of magnitude."""
+"""Comparison of tensors and of their gradients."""
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor
 
 
@@ -12,3 +15,17 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     assert found.shape == expected.shape
     found, expected = found.detach(), expected.detach()
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def assert_same(found: Tensor, expected: Tensor, by: Iterable[Tensor], **close: float) -> Tensor:
+    """Compare tensors, and the gradients of both in a random direction, which is returned."""
+    torch.testing.assert_close(found, expected, **close)
+    direction, leaves = torch.randn_like(found), list(by)
+    if not leaves:
+        return direction
+    ours, theirs = (
+        torch.autograd.grad(made, leaves, direction, materialize_grads=True, retain_graph=True)
+        for made in (found, expected)
+    )
+    torch.testing.assert_close(ours, theirs, **close)
+    return direction

@@ -100,8 +100,7 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "intrinsic-dense": lambda i, o, k, h: IntrinsicInventory(
         i, o, k, n_heads=h, dimension=5, vector="layer", projection="dense"
     ),
-    "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="deltas"),
-    "dense-outputs": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="outputs"),
+    "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h),
     "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),
     "sparse-outputs": lambda i, o, k, h: _sparse(i, o, k, h, "outputs"),
 }
@@ -220,18 +219,22 @@ def spread(router: TaskRouter, seed: int = 0) -> TaskRouter:
     return router
 
 
-def kind_class(kind: str) -> type[Inventory]:
-    """Return the class of a kind by its name in any of the lists; a base, for a test's own."""
-    made: Any = PLACED.get(kind)
+# A kind by its name in any of the lists, or what makes one but for the sizes of a place.
+Kind = str | Callable[..., Inventory]
+
+
+def kind_class(kind: Kind) -> type[Inventory]:
+    """Return the class of a kind; a base, for a test's own."""
+    made: Any = PLACED.get(kind) if isinstance(kind, str) else kind
     found = type(make_kind(kind, 4, 4, 2)) if made is None else getattr(made, "func", made)
     return next(kind for kind in found.__mro__ if not kind.__name__.startswith("_"))
 
 
 def attach_kind(
-    backbone: nn.Module, kind: str, *, n_skills: int, n_heads: int = 1, **where: Any
+    backbone: nn.Module, kind: Kind, *, n_skills: int, n_heads: int = 1, **where: Any
 ) -> Attachment:
-    """Put skills on a backbone by their name in any of the lists."""
-    made: Any = PLACED.get(kind)
+    """Put skills on a backbone."""
+    made: Any = PLACED.get(kind) if isinstance(kind, str) else kind
     attachment_point = kind_class(kind).attachment_point
     if made is not None:
         words = {"embedding": "input", "norm": "norms", "stack": "stack"}
@@ -258,8 +261,8 @@ def attach_kind(
 def skilled(
     backbone: nn.Module,
     *,
-    inventory: str = "lora-factors",
-    router: str = "polytropon",
+    inventory: Kind = "lora-factors",
+    router: str | Callable[..., TaskRouter] = "polytropon",
     n_tasks: int = 3,
     n_skills: int = 3,
     n_heads: int = 1,
@@ -279,9 +282,9 @@ def skilled(
         slot=slot,
         granularity=granularity,
     )
-    model = SkilledModel(
-        backbone, ROUTERS[router](len(attachment.groups), n_tasks, n_heads, n_skills), slot
-    )
+    make = ROUTERS[router] if isinstance(router, str) else router
+    sizes = len(attachment.groups), n_tasks, n_heads, n_skills
+    model = SkilledModel(backbone, make(*sizes), slot)
     spread(model.router)
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BartForConditionalGeneration
 
-from mttl.aggregation.arithmetic import add_task_vectors, contrast
+from mttl.aggregation.arithmetic import add_task_vectors
 from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.ties import merge_agreeing, trim
@@ -31,7 +31,7 @@ def dropped(vector: Tensor, place: int, name: str) -> Tensor:
 # What a method does to one tensor: name, θ0, τ of expert and anti-expert, Fisher information.
 IN_MEMORY = {
     "arithmetic": lambda n, b, g, a, f: add_task_vectors(b, [g, a], [1.0, -1.0]),
-    "cape": lambda n, b, g, a, f: contrast(b, g, a, 0.5),
+    "cape": lambda n, b, g, a, f: add_task_vectors(b, [g, a], [0.5, -0.5]),
     "elastic": lambda n, b, g, a, f: elastic_removal(
         b, f[0], [g, a], [f[1], f[2]], [1.0, -1.0], base_weight=0.9, ceiling=1e-3
     ),

@@ -111,18 +111,6 @@ def test_padding_is_neither_routed_nor_counted() -> None:
         torch.testing.assert_close(loss, alone.losses[name])
 
 
-def test_losses_are_owed_in_training_only() -> None:
-    layer = make(router=TopKRouter(I, E, balance=Balance(switch=0.5)))
-    x = torch.randn(2, 5, I)
-    given = run(layer, x)[1]
-    run(layer, x, given)
-    assert len(given.records) == 2
-    once = run(layer, x)[1].losses["switch"]
-    torch.testing.assert_close(given.losses["switch"], 2 * once)  # two layers, summed
-    layer.eval()
-    assert run(layer, x)[1].losses == {}
-
-
 def test_a_tasks_mixing_weights_are_a_prior() -> None:
     mixing = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.2, 0.8]])[None, :, None]
     x = torch.randn(2, 5, I)
@@ -173,9 +161,6 @@ def test_routers_that_look_ahead_are_refused_in_causal_decoders(router) -> None:
     [
         ({"router": TopKRouter(I, 5)}, "chooses among 5 experts and the layer has 4"),
         ({"experts": IA3Inventory(I, O, E)}, "IA3Inventory act on the output of the module"),
-        ({"prior": "strong", "group": 0}, r"prior \('strong'\) must be None, 'logits' or 'mask'"),
-        ({"prior": "mask"}, r"prior \(mask\) and group \(None\) go together"),
-        ({"capacity_factor": 0.0}, r"capacity_factor \(0.0\) must be positive and finite, or"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, message: str) -> None:

@@ -1,33 +1,35 @@
+"""Targets, groups and reports on four families of language models."""
+
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES
+from helpers.backbones import BACKBONES, batch, tiny_t5
+from helpers.experts import token_model
+from helpers.skills import skilled
+from mttl.models.backbone import build_random
 from mttl.routing import RoutingSlot
 from mttl.skills import LoRAInventory, SkilledLinear, attach_skills
 
 
-def make(n_in, n_out):
-    return LoRAInventory(n_in, n_out, 2, rank=2)
-
-
-def attach(backbone, targets, granularity="linear", make=make):
+def attach(backbone, targets=("all",), granularity="linear", make=None):
+    make = make or (lambda i, o: LoRAInventory(i, o, 2, rank=2))
     return attach_skills(
         backbone, make, targets=targets, slot=RoutingSlot(), granularity=granularity
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "attention", "mlp", "everything"),
-    # per block: 4 projections (8 with cross-attention), 2 feed-forward layers (3 gated)
-    [("t5", 24, 8, 32), ("bart", 24, 8, 32), ("llama", 8, 6, 14), ("gpt2", 4, 4, 8)],
+    ("name", "everything"), [("t5", 32), ("bart", 32), ("llama", 14), ("gpt2", 8)]
 )
-def test_words_find_the_projections(name, attention, mlp, everything):
-    for targets, count in ((["attention"], attention), (["mlp"], mlp), (["all"], everything)):
-        attachment = attach(BACKBONES[name](), targets)
-        assert len(attachment.layers) == count
-        assert not any("lm_head" in layer.path for layer in attachment.layers)
-    assert len(attach(BACKBONES[name](), ["attention", "mlp"]).layers) == everything
+def test_words_find_the_projections(name, everything):
+    """Attention and feed-forward layers, of which `test_roles.py` counts each; not the head."""
+    paths = [layer.path for layer in attach(BACKBONES[name](), ["attention", "mlp"]).layers]
+    assert paths == [layer.path for layer in attach(BACKBONES[name]()).layers]
+    assert len(paths) == everything
+    assert not any("lm_head" in path for path in paths)
 
 
 def test_patterns_match_the_end_of_a_path():
@@ -39,59 +41,114 @@ def test_patterns_match_the_end_of_a_path():
 
 
 @pytest.mark.parametrize(
-    ("granularity", "groups"),
+    ("family", "granularity", "groups"),
     [
-        ("model", ["model"]),
-        ("stack", ["encoder", "decoder"]),
-        ("block", ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]),
+        ("t5", "model", ["model"]),
+        ("t5", "stack", ["encoder", "decoder"]),
+        ("bart", "stack", ["encoder", "decoder"]),
+        ("llama", "stack", ["model"]),
+        ("gpt2", "stack", ["model"]),
         (
+            "bart",
+            "block",
+            [f"model.{stack}.layers.{i}" for stack in ("encoder", "decoder") for i in (0, 1)],
+        ),
+        ("t5", "block", [f"{s}.block.{i}" for s in ("encoder", "decoder") for i in (0, 1)]),
+        ("llama", "block", ["model.layers.0", "model.layers.1"]),
+        ("gpt2", "block", ["transformer.h.0", "transformer.h.1"]),
+        (
+            "llama",
             "layer",
-            [
-                *(f"encoder.block.{i}.layer.0.SelfAttention" for i in (0, 1)),
-                *(
-                    f"decoder.block.{i}.layer.{j}.{kind}"
-                    for i in (0, 1)
-                    for j, kind in enumerate(("SelfAttention", "EncDecAttention"))
-                ),
-            ],
+            [f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "mlp")],
+        ),
+        (
+            "gpt2",
+            "layer",
+            [f"transformer.h.{i}.{part}" for i in (0, 1) for part in ("attn", "mlp")],
         ),
     ],
 )
-def test_groups_follow_the_granularity(granularity, groups):
-    assert list(attach(BACKBONES["t5"](), ["attention"], granularity).groups) == groups
+def test_names_of_groups(family, granularity, groups):
+    attachment = attach(BACKBONES[family](), granularity=granularity)
+    assert list(attachment.groups) == groups
 
 
-def test_base_layers_keep_their_weights_and_report_counts():
+@pytest.mark.parametrize("granularity", ["model", "stack", "block", "layer", "linear"])
+@pytest.mark.parametrize("family", BACKBONES)
+def test_layers_hold_the_index_of_their_group(family, granularity):
+    backbone = BACKBONES[family]()
+    attachment = attach(backbone, granularity=granularity)
+    for row in attachment.layers:
+        layer = backbone.get_submodule(row.path)
+        assert isinstance(layer, SkilledLinear)
+        assert attachment.groups[layer.group] == row.group
+        inventory = layer.inventory
+        assert (inventory.in_features, inventory.out_features) == (
+            row.in_features,
+            row.out_features,
+        )
+        assert row.n_parameters == 2 * 2 * (row.in_features + row.out_features)
+    assert len(set(attachment.groups)) == len(attachment.groups)
+
+
+def test_base_layers_keep_their_weights():
     backbone = BACKBONES["t5"]()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    attachment = attach(backbone, ["attention"])
+    attach(backbone, ["attention"])
     after = {name.replace(".base.", "."): value for name, value in backbone.state_dict().items()}
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    row = next(row for row in attachment.summary() if row[0].startswith("encoder"))
-    # 2 skills of rank 2 with 16 features in and out, in two blocks
-    assert row == ("encoder.block.*.layer.*.SelfAttention.q", 2, "16 -> 16", 2 * 2 * 2 * 32)
 
 
-def test_no_targets():
-    with pytest.raises(ValueError, match="targets must name at least one layer"):
-        attach(BACKBONES["llama"](), [])
+def test_the_report_counts_layers_of_one_kind_together():
+    attachment = attach(BACKBONES["llama"](), ["attention", "down_proj"])
+    assert attachment.summary() == [
+        ("model.layers.*.self_attn.q_proj", 2, "16 -> 16", 2 * 2 * 2 * 32),
+        ("model.layers.*.self_attn.k_proj", 2, "16 -> 8", 2 * 2 * 2 * 24),
+        ("model.layers.*.self_attn.v_proj", 2, "16 -> 8", 2 * 2 * 2 * 24),
+        ("model.layers.*.self_attn.o_proj", 2, "16 -> 16", 2 * 2 * 2 * 32),
+        ("model.layers.*.mlp.down_proj", 2, "24 -> 16", 2 * 2 * 2 * 40),
+    ]
+    assert sum(row[3] for row in attachment.summary()) == sum(
+        row.n_parameters for row in attachment.layers
+    )
 
 
-def test_unknown_granularity():
-    with pytest.raises(ValueError, match=r"granularity \('fine'\) must be one of model, stack"):
-        attach(BACKBONES["llama"](), ["all"], "fine")
+def test_overlapping_targets_attach_once_in_the_order_of_the_backbone():
+    both = attach(tiny_t5(), ["wo", "attention", "SelfAttention.q"])
+    paths = [row.path for row in both.layers]
+    assert len(set(paths)) == len(paths)
+    order = [path for path, _ in tiny_t5().named_modules()]
+    assert paths == sorted(paths, key=order.index)
 
 
-def test_an_error_leaves_the_backbone_as_it_was():
-    backbone = BACKBONES["t5"]()
+def test_the_skills_live_where_the_layer_lives_and_keep_their_dtype():
+    backbone = tiny_t5().to(torch.bfloat16)
+    attach(backbone, ["q"])
+    layer = backbone.get_submodule("encoder.block.0.layer.0.SelfAttention.q")
+    assert layer.inventory.down.dtype == torch.float32
+    assert layer.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("targets", "granularity", "message"),
+    [
+        ([], "linear", "targets must name at least one layer"),
+        (["all"], "fine", r"granularity \('fine'\) must be one of model, stack"),
+        (["mlp", "attentoin"], "linear", r"'attentoin' matches no.*Did you mean 'attention'"),
+        (["q_proj"], "linear", "end in: k, lm_head, o, q, v, wi, wo$"),
+        # divides the attention's 16 features, not the 24 of the feed-forward blocks
+        (["all"], "layer", r"': n_heads \(16\) must divide out_features \(24\)"),
+    ],
+)
+def test_an_error_leaves_the_backbone_as_it_was(targets, granularity, message):
+    backbone = tiny_t5()
     before = [type(module) for module in backbone.modules()]
 
     def picky(n_in, n_out):
-        # divides the attention's 16 features, not the 24 of the feed-forward blocks
         return LoRAInventory(n_in, n_out, 2, n_heads=16)
 
-    with pytest.raises(ValueError, match=r"': n_heads \(16\) must divide out_features \(24\)"):
-        attach(backbone, ["all"], make=picky)
+    with pytest.raises(ValueError, match=message):
+        attach(backbone, targets, granularity, picky)
     assert [type(module) for module in backbone.modules()] == before
 
 
@@ -109,3 +166,60 @@ def test_a_layer_at_two_paths_keeps_one_inventory():
     assert len(attachment.layers) == 1
     assert module[0] is module[2]
     assert isinstance(module[0], SkilledLinear)
+
+
+def test_a_plain_module_without_blocks_takes_patterns():
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert attach(module, ["0"]).groups == ("0",)
+    assert type(module[2]) is nn.Linear
+
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4}
+LAYERS = {"num_hidden_layers": 2, "max_position_embeddings": 32}
+OTHER_FAMILIES = {
+    "gpt_neox": SIZES | LAYERS | {"intermediate_size": 24},
+    "bloom": {"vocab_size": 40, "hidden_size": 16, "n_layer": 2, "n_head": 4},
+    "opt": SIZES | LAYERS | {"ffn_dim": 24, "word_embed_proj_dim": 16},
+}
+
+
+def other_family(name):
+    torch.manual_seed(0)
+    return build_random(name, OTHER_FAMILIES[name]).requires_grad_(False).eval()
+
+
+def with_rows(name):
+    made = partial(LoRAInventory, rank=2)
+    return skilled(other_family(name), inventory=made, router="polytropon-plain")
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "bloom"])
+def test_words_name_the_layers_of_other_families(name):
+    model = with_rows(name)
+    names = [path.rpartition(".")[2] for path in model.skilled_layers()]
+    assert {*names} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+    assert len(names) == 2 * 4
+    inputs, ids = batch(3), torch.tensor([2, 0, 1])
+    together = model(ids, **inputs).logits
+    for row in range(3):
+        rows = {key: value[row : row + 1] for key, value in inputs.items()}
+        alone = model(ids[row : row + 1], **rows).logits
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_layers_that_see_all_tokens_in_one_list(experts):
+    """OPT's feed-forward layers: each row answers as alone, in generation too."""
+    model = token_model(other_family("opt"), targets=["mlp"]) if experts else with_rows("opt")
+    model, inputs, ids = model.eval(), batch(3), torch.tensor([2, 0, 1])
+    together = model(ids, **inputs).logits
+    prompts = inputs["input_ids"]
+    answers = model.generate(ids, input_ids=prompts, max_new_tokens=4, do_sample=False)
+    for row in range(3):
+        rows = {key: value[row : row + 1] for key, value in inputs.items()}
+        alone = model(ids[row : row + 1], **rows).logits
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+        found = model.generate(
+            ids[row : row + 1], input_ids=prompts[row : row + 1], max_new_tokens=4, do_sample=False
+        )
+        assert torch.equal(answers[row, : found.shape[1]], found[0])

@@ -1,13 +1,15 @@
 """One shared skill is peft's LoRA; one private skill per task is a LoRA per task."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
 
-from helpers.backbones import batch, fill, tiny_llama, tiny_t5
+from helpers.backbones import batch, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from mttl.routing import PrivateRouter, RoutingSlot, SharedRouter
-from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from helpers.skills import skilled
+from mttl.routing import PrivateRouter, SharedRouter
+from mttl.skills import LoRAInventory
 
 peft = pytest.importorskip("peft")
 
@@ -25,16 +27,10 @@ FAMILIES = {
 
 
 def ours(backbone, targets, make_router, n_tasks):
-    backbone.requires_grad_(False)
-    slot = RoutingSlot()
     n_skills = make_router(1, n_tasks).n_skills
-    attachment = attach_skills(
-        backbone, lambda i, o: LoRAInventory(i, o, n_skills, rank=RANK), targets=targets, slot=slot
-    )
-    model = SkilledModel(backbone, make_router(len(attachment.groups), n_tasks), slot)
-    for seed, layer in enumerate(model.skilled_layers().values()):
-        fill(layer.inventory, seed)
-    return model
+    sizes = {"n_tasks": n_tasks, "n_skills": n_skills}
+    made = partial(LoRAInventory, rank=RANK)
+    return skilled(backbone, inventory=made, router=make_router, targets=targets, **sizes)
 
 
 def theirs(backbone, targets, kind, skilled, skill):
@@ -99,20 +95,3 @@ def test_private_skills_equal_loras_that_run_apart(family):
         assert relative_error(found.logits[rows], expected.logits) < ROUNDING
         expected.logits.square().sum().backward()
         assert max(largest_errors(skilled, layers, task)) < 10 * ROUNDING
-
-
-def test_private_skills_equal_models_with_one_skill():
-    model = ours(tiny_t5(), ["attention", "mlp"], PrivateRouter, 3)
-    inputs = batch(5)
-    found = model(TASK_IDS, **inputs).logits
-    for task in range(3):
-        single = ours(tiny_t5(), ["attention", "mlp"], SharedRouter, 1)
-        for path, layer in single.skilled_layers().items():
-            trained = model.skilled_layers()[path].inventory
-            layer.inventory.down = nn.Parameter(trained.down[task : task + 1])
-            layer.inventory.up = nn.Parameter(trained.up[task : task + 1])
-        rows = (task == TASK_IDS).nonzero().flatten()
-        alone = single(
-            torch.zeros_like(rows), **{name: tensor[rows] for name, tensor in inputs.items()}
-        )
-        assert relative_error(found[rows], alone.logits) < ROUNDING

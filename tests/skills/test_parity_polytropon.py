@@ -1,13 +1,14 @@
 """`PolytroponRouter` and `LoRAInventory` are peft's Poly (MHR where there are several splits)."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from helpers.backbones import batch, fill, tiny_t5
+from helpers.backbones import batch, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import spread
-from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from helpers.skills import skilled
+from mttl.skills import LoRAInventory
 
 peft = pytest.importorskip("peft")
 
@@ -21,19 +22,9 @@ ROUNDING = 1e-5
 
 
 def ours(n_heads):
-    backbone = tiny_t5().requires_grad_(False)
-    slot = RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: LoRAInventory(i, o, N_SKILLS, rank=RANK, n_heads=n_heads),
-        targets=TARGETS,
-        slot=slot,
-    )
-    router = PolytroponRouter(len(attachment.groups), N_TASKS, n_heads, N_SKILLS)
-    model = SkilledModel(backbone, spread(router), slot)
-    for seed, layer in enumerate(model.skilled_layers().values()):
-        fill(layer.inventory, seed)
-    return model
+    made = partial(LoRAInventory, rank=RANK)
+    sizes = {"n_tasks": N_TASKS, "n_skills": N_SKILLS, "n_heads": n_heads}
+    return skilled(tiny_t5(), inventory=made, targets=TARGETS, **sizes)
 
 
 def to_splits(factor, n_heads):

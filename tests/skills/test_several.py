@@ -22,7 +22,6 @@ from mttl.skills import (
     PrefixInventory,
     PromptInventory,
     SkilledModel,
-    SupermaskInventory,
 )
 from mttl.skills.attach import Placement, attach_kinds
 from mttl.skills.gated import GatedInventory
@@ -155,12 +154,6 @@ def test_one_place_takes_one_kind() -> None:
     assert not any(hasattr(module, "inventory") for module in backbone.modules())
 
 
-@pytest.mark.parametrize("inventory", [SupermaskInventory(4, 4, 2), HeadMaskInventory(4, 4, 2, 2)])
-def test_a_gate_is_for_what_changes_an_output(inventory: Any) -> None:
-    with pytest.raises(ValueError, match=r"gate must be false for .*kinds that add to one"):
-        GatedInventory(inventory)
-
-
 def test_a_gate_is_not_for_a_prefix_in_the_softmax_of_the_text() -> None:
     message = r"gate must be false for a prefix with gated: false, .* Set gated: true"
     with pytest.raises(ValueError, match=message):
@@ -168,11 +161,6 @@ def test_a_gate_is_not_for_a_prefix_in_the_softmax_of_the_text() -> None:
     settings = ["skills.gate=true", "skills.gated=false"]
     with pytest.raises(ConfigError, match=f"section skills: '.*SelfAttention': {message}"):
         build_model(load_config(f"{TINY}+skills/prefix.yaml", settings), ["a", "b"])
-
-
-def test_a_gate_is_for_whole_outputs() -> None:
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 with a gate"):
-        GatedInventory(LoRAInventory(4, 4, 2, n_heads=2))
 
 
 # The section.
@@ -232,7 +220,7 @@ def test_what_a_list_of_kinds_may_not_say(kinds: str, message: str) -> None:
     ("settings", "message"),
     [
         (["skills.kinds=[{kind: lora}, {kind: ia3}]"], "section skills: '.*' would get two kinds"),
-        (["skills.n_heads=4"], r"section skills: '.*': n_heads \(4\) must be 1 for adapters"),
+        (["skills.n_heads=4"], r"section skills: '.*': n_heads \(4\) must be 1 for AdapterInv"),
     ],
 )
 def test_what_cannot_be_built(settings: list[str], message: str) -> None:

@@ -115,17 +115,6 @@ def test_the_base_is_seen_from_outside():
     assert "group=1" in repr(layer)
 
 
-def test_too_few_rows():
-    layer, slot = make("lora-factors")
-    with (
-        slot.use(routing()),
-        pytest.raises(
-            ValueError, match="received 2 rows for 3 examples with expansion 1; it accepts 3 or 3"
-        ),
-    ):
-        layer(torch.randn(2, 4, 8).double())
-
-
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiles_to_one_graph_that_serves_every_batch(kind):

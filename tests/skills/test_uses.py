@@ -8,6 +8,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from helpers.backbones import fill
+from helpers.compare import assert_same
 from helpers.pairs import ASSIGNMENTS, N, loop_over_pairs, random_pairs
 from helpers.skills import INVENTORIES, OTHERS, filled, make_kind, mixing
 from mttl.moe import FeedForwardExperts, MoELayer
@@ -167,30 +168,9 @@ def adapter(inventory, h, weights):
 
 
 def averaged_projections(inventory, weights):
-    def averaged(stack):
-        return sum(w * one for w, one in zip(weights, stack, strict=True))
-
-    def kronecker_sum(factors):
-        parts = zip(
-            averaged(inventory.rule), *(averaged(factor) for factor in factors), strict=True
-        )
-        return sum(torch.kron(a, b[0] @ b[1] if len(b) > 1 else b[0]) for a, *b in parts)
-
-    if hasattr(inventory, "rule"):
-        biases = averaged(inventory.down_bias), averaged(inventory.up_bias)
-        ways = kronecker_sum(inventory.down), kronecker_sum(inventory.up)
-        return ways[0], biases[0], ways[1], biases[1]
-    if hasattr(inventory, "down_places"):
-
-        def whole(name, n_in):
-            bias = averaged(getattr(inventory, f"{name}_bias"))
-            pairs = zip(getattr(inventory, f"{name}_places"), getattr(inventory, name), strict=True)
-            flat = bias.new_zeros(len(bias) * n_in)
-            return averaged([flat.index_put((one,), v) for one, v in pairs]).view(-1, n_in), bias
-
-        return *whole("down", inventory.read_features), *whole("up", inventory.hidden_features)
-    blocks = inventory.blocks
-    return [averaged(s) for s in (blocks.up, blocks.up_bias, blocks.down, blocks.down_bias)]
+    if hasattr(inventory, "rule"):  # factors are averaged apart: see the test against AdapterHub
+        return [part[0] for part in inventory.projections(weights[None, None])]
+    return [torch.tensordot(weights, part, 1) for part in inventory.projections()]
 
 
 def gated(inventory, base, x, weights):
@@ -236,16 +216,7 @@ def test_tokens_that_choose_equal_a_loop_over_pairs_with_gradients(kind, name):
     leaves = [x, given.weights, *inventory.parameters()]
     found = inventory.dispatch(x, given)
     expected = loop_over_pairs(alone(kind, inventory, base), x, given, O)
-    # Gates are in single precision.
-    torch.testing.assert_close(found, expected)
-    if not len(x):
-        return
-    grad = torch.randn_like(found)
-    # A bias does not depend on the input.
-    ours = torch.autograd.grad(found, leaves, grad, materialize_grads=True)
-    theirs = torch.autograd.grad(expected, leaves, grad)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    assert_same(found, expected, leaves if len(x) else [])
 
 
 @pytest.mark.parametrize(("kind", "shape"), TENSORS)
@@ -258,14 +229,9 @@ def test_a_composed_tensor_is_the_common_one_and_the_weighted_changes(kind, shap
         [base + sum(weights[t, 0, k] * changes[k] for k in range(K)) for t in range(T)]
     )
     found = inventory.compose(base, weights)
-    torch.testing.assert_close(found, expected)
+    assert_same(found, expected, leaves)
     if shape:
         torch.testing.assert_close(base + inventory.delta(weights).view(-1, *shape), expected)
-    direction = torch.randn_like(found)
-    torch.testing.assert_close(
-        torch.autograd.grad((found * direction).sum(), leaves),
-        torch.autograd.grad((expected * direction).sum(), leaves),
-    )
 
 
 # Promises of all uses.
@@ -290,32 +256,6 @@ def test_fresh_skills_change_nothing(kind):
             weights = torch.randn(T, 1, K)
             found = inventory.compose(base.weight, weights)
             assert torch.equal(found, base.weight.expand(T, O, I))
-
-
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_permuting_the_skills_together_with_what_chooses_them_changes_nothing(kind, name):
-    base, inventory = layer(kind)
-    permuted, order = copy.deepcopy(inventory), torch.randperm(K)
-    with torch.no_grad():
-        for key, own in permuted.state_dict().items():  # supports too, where there are any
-            own.copy_(inventory.state_dict()[key][order])
-    weights, x = mixing(B, 1, K).double(), torch.randn(B, L, I).double()
-    if name == "task":
-        runs = [(mixed, (kind, one, base, x)) for one in (permuted, inventory)]
-        found, expected = (
-            run(*given, rows)
-            for (run, given), rows in zip(runs, (weights[..., order], weights), strict=True)
-        )
-    elif name == "composed":
-        found = permuted.compose(base.weight, weights[..., order])
-        expected = inventory.compose(base.weight, weights)
-    else:
-        given = random_pairs()
-        read = torch.randn(N, O if inventory.reads == "output" else I).double()
-        moved = copy.copy(given)
-        object.__setattr__(moved, "experts", order.argsort()[given.experts])
-        found, expected = permuted.dispatch(read, moved), inventory.dispatch(read, given)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
@@ -443,12 +383,6 @@ def test_a_kind_that_tokens_cannot_choose_is_refused():
             MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
         with pytest.raises(ValueError, match=message):
             inventory.dispatch(torch.randn(N, I), random_pairs())
-
-
-def test_tokens_choose_whole_experts():
-    inventory = LoRAInventory(I, O, K, n_heads=2)
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: a token chooses whole experts"):
-        MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
 
 
 @pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask", "fourier"])

@@ -5,8 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
+from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections, averaged
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 
 
@@ -25,12 +24,6 @@ class AdapterInventory(BottleneckInventory):
     behind the norm in models that normalise there, such as BERT (so does the release of
     AdapterFusion); and a parallel adapter reads the residual, which is not what the block reads in
     models that normalise first, such as T5. From the same input both make the same change.
-
-    Args:
-        in_features: Features I of the block's input.
-        out_features: Features O of its output.
-        n_skills: Skills K.
-        **settings: As for `BottleneckInventory`.
 
     References:
         Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019,
@@ -53,6 +46,8 @@ class AdapterInventory(BottleneckInventory):
         nn.init.zeros_(self.blocks.down)
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
-        """Return the way down and the way up, each with its bias."""
-        parts = self.blocks.up, self.blocks.up_bias, self.blocks.down, self.blocks.down_bias
-        return tuple(part if weights is None else mix_blocks(part, weights) for part in parts)  # type: ignore[arg-type,return-value]
+        parts: Any = (
+            *(self.blocks.up, self.blocks.up_bias),
+            *(self.blocks.down, self.blocks.down_bias),
+        )
+        return averaged(parts, weights)

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
+from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.blocks.feed_forward_experts import ActivationSetting, activation_of
-from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged
+from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
 
 # The way down and the way up, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); of examples
 # B for K.
@@ -36,9 +36,6 @@ class BottleneckInventory(Inventory):
     share of a row, :math:`w_k / \sum_{j} w_j` over its own skills; one without weight adds nothing.
 
     Args:
-        in_features: Features I of the block's input.
-        out_features: Features O of its output.
-        n_skills: Skills K.
         hidden_features: Width of the bottleneck.
         activation: Between the two projections.
         parallel: Read the input of the block, in parallel; otherwise its output, in sequence.
@@ -47,11 +44,6 @@ class BottleneckInventory(Inventory):
         mix: Average the parameters, or the outputs.
         stages: Skills of each stage, which sum to n_skills: the first change the block's output,
             the next read that and change it, as a task's adapter on top of a language's (MAD-X).
-        n_heads: Only 1.
-
-    Raises:
-        ValueError: If a size is not positive, ``mix`` or the activation is unknown, there are
-            several heads, or stages do not hold all skills or read the block's input.
 
     References:
         Stages: Pfeiffer, Vulić, Gurevych and Ruder, *MAD-X: An Adapter-Based Framework for
@@ -69,6 +61,7 @@ class BottleneckInventory(Inventory):
     section_defaults: ClassVar = {"parallel": False}
     uses = ("task", "token")
     attachment_point = "block"
+    cut_by_heads = ()
 
     def __init__(
         self,
@@ -86,13 +79,6 @@ class BottleneckInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_at_least(1, hidden_features=hidden_features)
-        require_one_of(("factors", "outputs"), mix=mix)
-        if n_heads > 1:
-            raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for adapters, whose features have no blocks of "
-                "their own; low-rank skills (lora) take heads"
-            )
         stages = (n_skills,) if stages is None else tuple(stages)
         if min(stages, default=0) < 1 or sum(stages) != n_skills:
             raise ValueError(
@@ -115,12 +101,7 @@ class BottleneckInventory(Inventory):
 
     @abstractmethod
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
-        """Return the way down and the way up, each with its bias.
-
-        Args:
-            weights: Average the parameters by these, for every example; otherwise return those of
-                every skill.
-        """
+        """Return the ways down and up, each with its bias: of every skill, or `averaged`."""
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
         """Return each example's network, or the weights of all outputs, stage by stage."""
@@ -129,10 +110,7 @@ class BottleneckInventory(Inventory):
             parts += (own[:, 0],) if self.mix == "outputs" else self.projections(own)
         return tuple(parts)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add what the adapters make of the block's input or output."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         n_parts = len(merged) // len(self.stages)
         for first in range(0, len(merged), n_parts):
             y = self._add(x, y, merged[first : first + n_parts])
@@ -151,9 +129,7 @@ class BottleneckInventory(Inventory):
             before += part.shape[-1]
         return shares
 
-    def _add(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
+    def _add(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         h, y = self._read(x if self.reads == "input" else y, dtype), y.to(dtype)
         if self.mix == "factors":
@@ -172,7 +148,6 @@ class BottleneckInventory(Inventory):
     def dispatch(
         self, x: Float[Tensor, "N features"], assignment: Assignment
     ) -> Float[Tensor, "N O"]:
-        """Return what is added to the block's output."""
         work = sort_by_expert(assignment)
         down, down_bias, up, up_bias = self.projections()
         rows = self._read(x, x.dtype)[work.tokens]
@@ -180,9 +155,7 @@ class BottleneckInventory(Inventory):
         change = grouped_linear(hidden, up, up_bias, work.counts)
         return self.scale * combine(change, work, len(x))
 
-    def hidden_units(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
-    ) -> Float[Tensor, "B L K r"]:
+    def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
         """Return the hidden units of every adapter, and a 1 that its last bias is multiplied by."""
         if len(self.stages) > 1:
             raise NotImplementedError("stacked adapters change what others of them read")
@@ -205,6 +178,7 @@ class BottleneckInventory(Inventory):
             nn.functional.layer_norm(h, h.shape[-1:]).to(dtype) if self.layer_norm else h.to(dtype)
         )
 
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, reads={self.reads}, scale={self.scale:g}, mix={self.mix}"
+
+def averaged(parts: Projections, weights: Float[Tensor, "B 1 K"] | None) -> Projections:
+    """Return the projections of each example's mixture, or without weights those of every skill."""
+    return tuple(part if weights is None else mix_blocks(part, weights) for part in parts)  # type: ignore[return-value]

@@ -7,11 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import PositiveInt
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
 from mttl.skills.blocks.feed_forward_experts import ActivationSetting
-from mttl.skills.inventory import Inventory
 
 
 class CompacterInventory(BottleneckInventory):
@@ -30,18 +28,11 @@ class CompacterInventory(BottleneckInventory):
     0.01 where layers share none, and both projections are drawn, so that it begins with a change.
 
     Args:
-        in_features: Features I of the block's input.
-        out_features: Features O of its output.
-        n_skills: Skills K.
         hidden_features: Width of the bottleneck.
         activation: Between the two projections.
         n_products: Kronecker products in a projection's sum; must divide all sizes.
         rank: Rank of the factors of a layer's own; none keeps them whole (PHM).
         shared: All layers share the small factors.
-        **settings: As for `BottleneckInventory`.
-
-    Raises:
-        ValueError: If a size is not positive or ``n_products`` does not divide one.
 
     References:
         Karimi Mahabadi, Henderson and Ruder, *Compacter: Efficient Low-Rank Hypercomplex Adapter
@@ -68,13 +59,12 @@ class CompacterInventory(BottleneckInventory):
     ) -> None:
         settings |= {"hidden_features": hidden_features, "activation": activation}
         super().__init__(in_features, out_features, n_skills, **settings)
-        require_at_least(1, n_products=n_products, rank=rank)
         n_read = self.read_features
         sizes = {"in_features": n_read, "out_features": out_features}
         for name, size in (sizes | {"hidden_features": hidden_features}).items():
             if size % n_products:
                 raise ValueError(f"n_products ({n_products}) must divide {name} ({size})")
-        self.rank, self.shared = rank, shared
+        self.n_products, self.rank, self.shared = n_products, rank, shared
 
         def factors(n_out: int, n_in: int) -> nn.ParameterList:
             sides = n_skills, n_products, n_out // n_products, n_in // n_products
@@ -82,10 +72,8 @@ class CompacterInventory(BottleneckInventory):
             return nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
 
         self.rule = nn.Parameter(torch.empty(n_skills, n_products, n_products, n_products))
-        self.down, self.up = (
-            factors(hidden_features, n_read),
-            factors(out_features, hidden_features),
-        )
+        self.down = factors(hidden_features, n_read)
+        self.up = factors(out_features, hidden_features)
         self.down_bias = nn.Parameter(torch.empty(n_skills, hidden_features))
         self.up_bias = nn.Parameter(torch.empty(n_skills, out_features))
         self.reset_parameters()
@@ -93,7 +81,7 @@ class CompacterInventory(BottleneckInventory):
     def reset_parameters(self) -> None:
         """Draw all but the last factor of the way up, which is 0: no change yet."""
         # The entries of a sum of n products vary as those of one B.
-        _draw(self.rule, 1 / self.rule.shape[1])
+        _draw(self.rule, 1 / self.n_products)
         for factors, n_in in ((self.down, self.read_features), (self.up, self.hidden_features)):
             *left, right = factors
             for factor in left:
@@ -103,15 +91,11 @@ class CompacterInventory(BottleneckInventory):
         nn.init.zeros_(self.down_bias)
         nn.init.zeros_(self.up_bias)
 
-    def tie_to(self, first: Inventory) -> None:
-        """Take over the first layer's rules, where all share them."""
+    def tie_to(self, first: Any) -> None:
         if self.shared:
-            assert isinstance(first, CompacterInventory)
             self.rule = first.rule
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
-        """Return the way down and the way up, each with its bias."""
-
         def mixed(part: Tensor) -> Tensor:
             return part if weights is None else mix_blocks(part, weights)
 
@@ -123,10 +107,6 @@ class CompacterInventory(BottleneckInventory):
 
         rule = mixed(self.rule)
         return summed(self.down), mixed(self.down_bias), summed(self.up), mixed(self.up_bias)
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, n_products={self.rule.shape[1]}, rank={self.rank}"
 
 
 def _draw(tensor: Tensor, variance: float) -> None:

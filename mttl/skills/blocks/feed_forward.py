@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.skills.targets import linear_features
+
 # Names of gate, up and down projection: T5 (gated or not), Llama and its like, BART and its like.
 FORMS = (
     ("wi_0", "wi_1", "wo"),
@@ -12,6 +14,17 @@ FORMS = (
     ("gate_proj", "up_proj", "down_proj"),
     (None, "fc1", "fc2"),
 )
+
+# Names of the first and the last projection: T5; Llama and its like; BART and OPT; GPT-2.
+_ATTENTION = (
+    ("q", "o"),
+    ("q_proj", "o_proj"),
+    ("qkv_proj", "o_proj"),
+    ("q_proj", "out_proj"),
+    ("c_attn", "c_proj"),
+)
+_FEED_FORWARD = (*((up, down) for _, up, down in FORMS), ("gate_up_proj", "down_proj"))
+_BLOCKS = (*_ATTENTION, *_FEED_FORWARD, ("c_fc", "c_proj"))
 
 
 class InlineFeedForward(nn.Module):
@@ -38,12 +51,8 @@ class InlineFeedForward(nn.Module):
 class FeedForwardBlock:
     r"""The parts of one block: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
 
-    Attributes:
-        gate: The projection :math:`W_g`, in a gated block.
-        up: The projection :math:`W_i`.
-        down: The projection :math:`W_o`.
-        activation: The module a.
-        dropout: Probability of dropping a hidden unit while training.
+    :math:`W_g` is the gate, :math:`W_i` the way up, :math:`W_o` the way down and a the activation;
+    dropout is the probability of dropping a hidden unit while training.
     """
 
     gate: nn.Module | None
@@ -51,6 +60,25 @@ class FeedForwardBlock:
     down: nn.Module
     activation: nn.Module
     dropout: float
+
+
+def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the features in and out of all attention and feed-forward blocks, by path.
+
+    A feed-forward block inside a larger layer, such as BART's, stands under the path of its first
+    projection; `separate` makes it a module.
+    """
+    places: dict[str, tuple[int, ...]] = {}
+    for path, module in backbone.named_modules():
+        children = dict(module.named_children())
+        for first, last in _BLOCKS:
+            if first in children and last in children:
+                inner, outer = linear_features(children[first]), linear_features(children[last])
+                if inner is not None and outer is not None:
+                    inside = first == "fc1" and is_inline(module)
+                    places[f"{path}.{first}" if inside else path] = inner[0], outer[1]
+                break
+    return places
 
 
 def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
@@ -65,18 +93,13 @@ def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
         if form is None:
             continue
         gate, up, down = form
-        dropout = getattr(module, "dropout", None)
         inside = is_inline(module)
         blocks[f"{path}.{up}" if inside else path] = FeedForwardBlock(
             None if gate is None else module.get_submodule(gate),
             module.get_submodule(up),
             module.get_submodule(down),
             _activation(module),
-            float(module.activation_dropout)  # type: ignore[arg-type]
-            if inside and hasattr(module, "activation_dropout")
-            else dropout.p
-            if isinstance(dropout, nn.Dropout)
-            else 0.0,
+            _dropout(module, inside=inside),
         )
     return blocks
 
@@ -88,10 +111,8 @@ def separate(backbone: nn.Module, path: str) -> nn.Module:
     form = _form(layer)
     if form is None or form[1] != name or not is_inline(layer):
         return backbone.get_submodule(path)
-    dropout = float(getattr(layer, "activation_dropout", 0.0))
-    block = InlineFeedForward(
-        layer.get_submodule(name), _activation(layer), layer.get_submodule("fc2"), dropout
-    )
+    parts = layer.get_submodule(name), _activation(layer), layer.get_submodule("fc2")
+    block = InlineFeedForward(*parts, _dropout(layer, inside=True))
     block.train(layer.training)
     # What the layer still does between the two is now done inside.
     setattr(layer, name, block)
@@ -112,6 +133,12 @@ def _form(module: nn.Module) -> tuple[str | None, str, str] | None:
         return None
     children = {name for name, _ in module.named_children()}
     return next((form for form in FORMS if {*form} - {None} <= children), None)
+
+
+def _dropout(module: nn.Module, *, inside: bool) -> float:
+    if inside:
+        return float(getattr(module, "activation_dropout", 0.0))
+    return getattr(getattr(module, "dropout", None), "p", 0.0)
 
 
 def _activation(module: nn.Module) -> nn.Module:

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
-from mttl.io.errors import require_at_least
-from mttl.plugins.part_settings import ReadFrom
+from mttl.io.errors import require_at_least, require_one_of
+from mttl.plugins.part_settings import Fraction, ReadFrom
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.inventory import Inventory
@@ -27,10 +27,7 @@ class FeedForwardExperts(Inventory):
     r"""Feed-forward blocks: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
 
     Args:
-        in_features: Features I of the block's input.
         hidden_features: Hidden units F of an expert.
-        out_features: Features O of the block's output.
-        n_experts: Experts E.
         activation: The function a: ``"relu"``, ``"gelu"``, ``"gelu_new"`` (with the tangent),
             ``"silu"``, or any function.
         gated: Multiply by a second projection; its rows follow those of the gate in ``up``.
@@ -44,8 +41,7 @@ class FeedForwardExperts(Inventory):
         down_bias: Shape (E, O), or None.
 
     Raises:
-        ValueError: If a size is not positive, the activation is unknown, or the dropout is outside
-            [0, 1).
+        ValueError: If the activation is unknown.
     """
 
     uses = ("token",)
@@ -61,12 +57,10 @@ class FeedForwardExperts(Inventory):
         activation: str | Activation = "relu",
         gated: bool = False,
         bias: bool = False,
-        dropout: float = 0.0,
+        dropout: Fraction = 0.0,
     ) -> None:
         super().__init__(in_features, out_features, n_experts)
         require_at_least(1, hidden_features=hidden_features)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout ({dropout}) must lie in [0, 1)")
         self.hidden_features = hidden_features
         self.activation = activation_of(activation)
         self.gated = gated
@@ -88,7 +82,6 @@ class FeedForwardExperts(Inventory):
                 nn.init.zeros_(bias)
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return, for each token, the sum over its pairs of gate times expert output."""
         work = sort_by_expert(assignment)
         hidden = grouped_linear(x[work.tokens], self.up, self.up_bias, work.counts)
         if self.gated:
@@ -107,11 +100,12 @@ ActivationSetting = Annotated[
 
 
 def activation_of(name: str | Activation) -> Activation:
-    """Return the activation of a name.
+    """Return the activation of a name, or a function as it is.
 
     Raises:
         ValueError: If there is none.
     """
-    if isinstance(name, str) and name not in ACTIVATIONS:
-        raise ValueError(f"activation ('{name}') must be {', '.join(ACTIVATIONS)} or a function")
-    return ACTIVATIONS[name] if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    require_one_of(ACTIVATIONS, activation=name)
+    return ACTIVATIONS[name]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.products import active_dtype
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged
+from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
 from mttl.skills.weights.krona import KronAInventory
 
 
@@ -28,17 +28,10 @@ class KronABlockInventory(Inventory):
     begins at 0, as B does, so that a fresh skill changes nothing.
 
     Args:
-        in_features: Features I of the block's input x.
-        out_features: Features O of its output y.
-        n_skills: Skills K.
         shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
             near the roots.
         scale: Factor on the product.
         residual: Learn the share of the input (KronA-res); else there is the product alone.
-        n_heads: Only 1.
-
-    Raises:
-        ValueError: If a size is not positive or does not divide, or there are several heads.
 
     References:
         Edalati, Tahaei, Kobyzev, Nia, Clark and Rezagholizadeh, *KronA: Parameter Efficient Tuning
@@ -49,6 +42,7 @@ class KronABlockInventory(Inventory):
     section_defaults: ClassVar = {"targets": ["mlp"]}
     uses = ("task", "token")
     attachment_point = "block"
+    cut_by_heads = ()
     undecayed = ("residual",)
 
     def __init__(
@@ -63,11 +57,6 @@ class KronABlockInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if n_heads > 1:
-            raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for Kronecker products beside blocks, whose "
-                "features have no blocks of their own; krona with mix 'deltas' takes heads"
-            )
         if residual and in_features != out_features:
             raise ValueError(
                 f"residual must be false where a block's output ({out_features} features) differs "
@@ -83,14 +72,10 @@ class KronABlockInventory(Inventory):
             nn.init.zeros_(self.residual)
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's factors, and its share of the input."""
         factors = self.product.merge(weights)
         return factors if self.residual is None else (*factors, weights[:, 0] @ self.residual)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add what the products make of the block's input."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         factors, share = merged[:2], merged[2:]
         y = self.product.combine(x, y, factors)
         if not share:

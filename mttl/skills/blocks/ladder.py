@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import PositiveInt
 from mttl.skills.blocks.feed_forward_experts import ActivationSetting, activation_of
-from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged, draw
+from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs, draw
 
 # Of the gates, as in the paper.
 TEMPERATURE = 0.1
@@ -37,16 +36,9 @@ class LadderInventory(Inventory):
 
     Args:
         in_features: Features of all N + 1 states of a token, one after another.
-        out_features: Features O of what the stack returns.
-        n_skills: Skills K.
         n_states: States N + 1.
         side_features: Width of a ladder.
         activation: In its rungs.
-        n_heads: Only 1.
-
-    Raises:
-        ValueError: If a size is not positive, the activation is unknown, or there are several
-            heads.
 
     References:
         Sung, Cho and Bansal, *LST: Ladder Side-Tuning for Parameter and Memory Efficient Transfer
@@ -60,8 +52,8 @@ class LadderInventory(Inventory):
         "false, or take skills that change layers (lora, adapter …)",
     }
     section_defaults: ClassVar = {"targets": ["stack"]}
-    uses = ("task",)
     attachment_point = "stack"
+    cut_by_heads = ()
     undecayed = ("gates",)
 
     def __init__(
@@ -76,12 +68,6 @@ class LadderInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_at_least(1, side_features=side_features)
-        if n_heads > 1:
-            raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for ladders, whose features have no blocks of "
-                "their own; low-rank skills (lora) take heads"
-            )
         self.activation = activation_of(activation)
         n_rungs, hidden = n_states - 1, 4 * side_features
         shapes = n_skills, n_states, side_features, in_features // n_states
@@ -104,10 +90,7 @@ class LadderInventory(Inventory):
         down, inner, outer, gates, up = (mix_blocks(part, weights) for part in self.parameters())
         return down, inner, outer, (gates / TEMPERATURE).sigmoid(), up
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add what the ladders make of the states ``x`` to what the stack returns."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(y)
         down, inner, outer, gates, up = (part.to(dtype) for part in merged)
         states = x.to(dtype).unflatten(-1, (down.shape[1], -1)).unbind(2)

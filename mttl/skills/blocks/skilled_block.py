@@ -1,11 +1,4 @@
-"""An attention or feed-forward block of the backbone together with its skills.
-
-::
-
-    x ──┬──> base ────> y, … ──┐
-        │                      ├──> combine ──> y', …
-        └──────────────────────┘
-"""
+"""An attention or feed-forward block of the backbone together with its skills."""
 
 from typing import Any
 
@@ -21,12 +14,7 @@ class SkilledBlock(SkilledLayer):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the block returns, its first output with the skills of the current routing.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples of the routing.
-        """
+        """Return what the block returns, its first output with the skills of the routing."""
         merged = self.merge()
         outputs = self.base(*args, **kwargs)
         y = outputs[0] if isinstance(outputs, tuple) else outputs

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
 from mttl.plugins.part_settings import Fraction, PositiveInt
-from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
+from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections, averaged
 from mttl.skills.weights.supports import random_support, spread
 
 
@@ -25,15 +24,8 @@ class SparseAdapterInventory(BottleneckInventory):
     what the release's scripts name.
 
     Args:
-        in_features: Features I of the block's input.
-        out_features: Features O of its output.
-        n_skills: Skills K.
         hidden_features: Width of the bottleneck.
         sparsity: Fraction of the entries of both projections that stay 0.
-        **settings: As for `BottleneckInventory`.
-
-    Raises:
-        ValueError: If a size is not positive, or ``sparsity`` lies outside [0, 1).
 
     References:
         He, Ding, Dong, Zhang and Tao, *SparseAdapter: An Easy Approach for Improving the
@@ -56,8 +48,7 @@ class SparseAdapterInventory(BottleneckInventory):
     ) -> None:
         settings["hidden_features"] = hidden_features
         super().__init__(in_features, out_features, n_skills, **settings)
-        if not 0 <= sparsity < 1:
-            raise ValueError(f"sparsity ({sparsity}) must lie in [0, 1)")
+        self.sparsity = sparsity
 
         def drawn(*shape: int) -> Tensor:
             supports = (random_support({"": shape}, 1 - sparsity)[""] for _ in range(n_skills))
@@ -79,7 +70,6 @@ class SparseAdapterInventory(BottleneckInventory):
             nn.init.zeros_(part)
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
-        """Return the way down and the way up, each with its bias."""
         n_hidden = self.hidden_features
         down = spread(self.down, self.down_places, n_hidden * self.read_features)
         up = spread(self.up, self.up_places, self.out_features * n_hidden)
@@ -87,8 +77,4 @@ class SparseAdapterInventory(BottleneckInventory):
             *(down.unflatten(1, (n_hidden, -1)), self.down_bias),
             *(up.unflatten(1, (-1, n_hidden)), self.up_bias),
         )
-        return tuple(part if weights is None else mix_blocks(part, weights) for part in parts)  # type: ignore[return-value]
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, n_entries={self.down.shape[1] + self.up.shape[1]}"
+        return averaged(parts, weights)

@@ -20,12 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mttl.io.errors import require_one_of
 from mttl.routing.context import check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.composed.module_inventory import ModuleInventory
-
-OVER_TASKS = ("auto", "loop", "vmap")
 
 
 class ComposedModel(nn.Module):
@@ -37,19 +34,18 @@ class ComposedModel(nn.Module):
         router: Gives the mixing weights of all groups, for one head.
         train_base: Whether the base's own parameters are trained beside the skills. They belong to
             all tasks: freeze them where nothing may be shared, as with private skills.
+
+    Attributes:
+        groups: Names of the routed groups.
         over_tasks: Run one task after another (``"loop"``), or all of them in each operation
             (``"vmap"``). A loop pays for every operation T times, vmap copies activations to bring
             the tasks' convolutions together: it is the better where each task has little work.
             ``"auto"`` loops where gradients are recorded on a CPU, since a learner's batches are
             large, and is ``"vmap"`` elsewhere.
 
-    Attributes:
-        groups: Names of the routed groups.
-
     Raises:
-        ValueError: If the inventory was made for another module; if groups, skills or heads are not
-            those of the router; if a layer keeps running statistics, which tasks would share; or if
-            ``over_tasks`` is unknown.
+        ValueError: If the router has several heads, or a layer keeps running statistics, which
+            tasks would share.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, *Combining Modular Skills in Multitask Learning*, 2022,
@@ -57,6 +53,7 @@ class ComposedModel(nn.Module):
     """
 
     role = "backbone"  # of what is neither skill nor router: the base
+    over_tasks = "auto"
 
     def __init__(
         self,
@@ -65,15 +62,12 @@ class ComposedModel(nn.Module):
         router: TaskRouter,
         *,
         train_base: bool = True,
-        over_tasks: str = "auto",
     ) -> None:
         super().__init__()
-        _check_parts(base, inventory, router)
-        require_one_of(OVER_TASKS, over_tasks=over_tasks)
+        _check_parts(base, router)
         self.base = base.requires_grad_(train_base)
         self.inventory = inventory
         self.router = router
-        self.over_tasks = over_tasks
         self.groups = inventory.groups
 
     @property
@@ -85,10 +79,6 @@ class ComposedModel(nn.Module):
         """Compose the parameters of some tasks and run the base with them.
 
         The router is asked once: what it draws for a task holds for all of the task's arguments.
-
-        Raises:
-            ValueError: If the ids are on the CPU and one is out of range, or an argument has
-                another number of tasks.
         """
         return self.run(self.task_parameters(task_ids), *arguments)
 
@@ -165,21 +155,11 @@ class ComposedModel(nn.Module):
         return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
 
 
-def _check_parts(base: nn.Module, inventory: ModuleInventory, router: TaskRouter) -> None:
-    if {name: parameter.shape for name, parameter in base.named_parameters()} != inventory.shapes:
-        raise ValueError(
-            f"the inventory was made for another module: this {type(base).__name__} has parameters "
-            "of other names or shapes"
-        )
+def _check_parts(base: nn.Module, router: TaskRouter) -> None:
     if router.n_heads != 1:
         raise ValueError(
             f"n_heads ({router.n_heads}) must be 1: whole modules have no blocks of features that "
             "could be routed apart"
-        )
-    if (router.n_groups, router.n_skills) != (inventory.n_groups, inventory.n_skills):
-        raise ValueError(
-            f"the router has {router.n_groups} groups and {router.n_skills} skills, the inventory "
-            f"{inventory.n_groups} and {inventory.n_skills}; they must be equal"
         )
     for name, module in base.named_modules():
         if getattr(module, "track_running_stats", False):

@@ -28,13 +28,10 @@ class ModuleInventory(nn.Module):
         **settings: What the kind takes: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
 
     Attributes:
-        shapes: Of the base's parameters by name; tied ones appear once.
         groups: Names of the routed groups: ``"model"``, or the paths of the layers with skills.
 
     Raises:
-        ValueError: If the kind or the granularity is unknown, a setting has no sensible value, or
-            no parameter can have skills of this kind.
-        TypeError: If the kind does not take a setting.
+        ValueError: If the kind or the granularity is unknown, or no parameter can have such skills.
     """
 
     role = "skills"
@@ -69,7 +66,6 @@ class ModuleInventory(nn.Module):
                 f"the {type(base).__name__} has no parameter that can have skills of kind '{kind}'"
             )
         self.n_skills = n_skills
-        self.shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
         self.groups = tuple(groups)
 
     @property
@@ -90,11 +86,7 @@ class ModuleInventory(nn.Module):
     def merge(
         self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]
     ) -> dict[str, Tensor]:
-        """Return the parameters of every task.
-
-        Returns:
-            For a parameter of shape (…), a tensor of shape (T, …).
-        """
+        """Return the parameters of every task: for one of shape (…), a tensor (T, …)."""
         rows = weights.unbind(0)
         n_tasks = weights.shape[1]
         return {
@@ -103,10 +95,6 @@ class ModuleInventory(nn.Module):
             else tensor.expand(n_tasks, *tensor.shape)
             for name, tensor in base.items()
         }
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"n_skills={self.n_skills}, n_groups={self.n_groups}"
 
     def _of(self, name: str) -> Inventory:
         return self.skills.get_submodule(name)  # type: ignore[return-value]

@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import PositiveInt
-from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, draw, require_divisible
+from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, Weights, draw
 
 
 class PrefixInventory(Inventory):
@@ -32,7 +31,6 @@ class PrefixInventory(Inventory):
     Args:
         in_features: Features of all keys of a token.
         out_features: Features of all values of a token.
-        n_skills: Skills K.
         attention_heads: Heads A that ask.
         hidden_features: Features of the hidden states that the attention reads, by default as many
             as of keys; only a `GatedInventory` around the prefixes needs them.
@@ -41,11 +39,8 @@ class PrefixInventory(Inventory):
             which takes no ``gate``.
         bottleneck: Hidden features of a network that computes the prefix; by default it is kept
             plain.
-        n_heads: Heads H of the router: blocks of features that are mixed apart; must divide
-            features. A gate is mixed by the parts of its head that lie in each block.
-
-    Raises:
-        ValueError: If a size is not positive, or H does not divide one.
+        n_heads: Heads H of the router: blocks of features that are mixed apart. A gate is mixed by
+            the parts of its head that lie in each block.
 
     References:
         Li and Liang, *Prefix-Tuning: Optimizing Continuous Prompts for Generation*, ACL 2021,
@@ -55,8 +50,8 @@ class PrefixInventory(Inventory):
 
     internal = ("attention_heads", "hidden_features")
     lacks: ClassVar = {**NO_WEIGHTS, "packs": ONE_TEXT}
-    uses = ("task",)
     attachment_point = "attention"
+    cut_by_heads = ("in_features", "out_features")
     undecayed = ("gate", "inner_bias", "outer_bias")
     keys: nn.Parameter
     values: nn.Parameter
@@ -82,10 +77,6 @@ class PrefixInventory(Inventory):
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         self.gate_features = in_features if hidden_features is None else hidden_features
-        positive = {"hidden_features": hidden_features, "length": length, "bottleneck": bottleneck}
-        require_at_least(1, **positive)
-        sizes = {"in_features": in_features, "out_features": out_features}
-        require_divisible(n_heads, **sizes)
         self.length, self.gated, self.bottleneck = length, gated, bottleneck
         self.neutral = gated
         both = in_features + out_features
@@ -139,7 +130,7 @@ class PrefixInventory(Inventory):
             self.register_parameter(name, nn.Parameter(prefix.clone()))
         self.bottleneck = None
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return keys and values of each example, and the gates of its heads if it has them."""
         keys, values = (mix_blocks(stack, weights) for stack in self.prefixes())
         if not self.gated:
@@ -149,8 +140,3 @@ class PrefixInventory(Inventory):
             parts = weights.repeat_interleave(n_gates, 1).unflatten(1, (n_gates, -1)).mean(2)
             return keys, values, torch.einsum("bak,ka->ba", parts, self.gate).tanh()
         return keys, values, mix_blocks(self.gate, weights).tanh()
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        settings = f"length={self.length}, gated={self.gated}, bottleneck={self.bottleneck}"
-        return f"{super().extra_repr()}, {settings}"

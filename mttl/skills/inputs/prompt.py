@@ -3,13 +3,11 @@
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.io.errors import require_positive
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, require_divisible
+from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, Weights
 
 
 class PromptInventory(Inventory):
@@ -24,13 +22,8 @@ class PromptInventory(Inventory):
     Args:
         in_features: Entries of the vocabulary.
         out_features: Features of an embedding.
-        n_skills: Skills K.
         length: Vectors of a prompt.
         spread: Largest entry of a fresh prompt; near those of the embeddings is good.
-        n_heads: Heads H of the router: blocks of features that are mixed apart.
-
-    Raises:
-        ValueError: If a size is not positive, or H does not divide the features.
 
     References:
         Lester, Al-Rfou and Constant, *The Power of Scale for Parameter-Efficient Prompt Tuning*,
@@ -44,7 +37,6 @@ class PromptInventory(Inventory):
         "moe, or take skills that change layers (lora, ia3, adapter …)",
     }
     section_defaults: ClassVar = {"targets": ["input"]}
-    uses = ("task",)
     attachment_point = "embedding"
     neutral = False
 
@@ -59,20 +51,13 @@ class PromptInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_positive(length=length, spread=spread)
-        require_divisible(n_heads, out_features=out_features)
         self.length, self.spread = length, spread
         self.prompts = nn.Parameter(torch.empty(n_skills, out_features, length))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Re-initialise prompts."""
         nn.init.uniform_(self.prompts, -self.spread, self.spread)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return the prompt of each example, shape (B, P, O)."""
         return (mix_blocks(self.prompts, weights).mT,)
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, length={self.length}, spread={self.spread:g}"

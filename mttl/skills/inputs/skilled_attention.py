@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mttl.skills.skilled_layer import SkilledLayer, hidden_states
-from mttl.skills.token_gate import open_gates
+from mttl.skills.skilled_layer import SkilledLayer, hidden_states, open_gates
 
 Attended = tuple[Tensor, Tensor | None]
 
@@ -63,8 +62,8 @@ class AttentionPrefix:
             query: Its queries.
             key: Keys of the text; A may be a multiple of their N heads.
             value: Values of the text.
-            mask: What queries see, as truth values or as what is added to scores; None for all,
-                or what is not ahead.
+            mask: What queries see, as truth values or added to scores; None for all, or what is
+                not ahead.
             position_bias: Added to the scores.
             is_causal: Whether no mask means what is not ahead; by default as ``module`` says.
             alone: Attends to a prefix that has a softmax of its own, without sinks or caps; by
@@ -106,18 +105,8 @@ class SkilledAttention(SkilledLayer):
     """An attention module of the backbone, its inventory of prefixes, and its routing."""
 
     def forward(self, *args: Any, **settings: Any) -> Any:
-        """Return what the module returns, having seen the prefixes of the current routing.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples of the routing.
-        """
-        routing, merged = self.merge()
-        if routing.segments:
-            raise ValueError(
-                "prefixes of several examples cannot be separated in a packed sequence; leave "
-                "data.packed_length out"
-            )
+        """Return what the module returns, having seen the prefixes of the current routing."""
+        routing, merged = self.merge(packed=False)
         keys, values, *gates = merged
         prefix = AttentionPrefix(keys, values, gates[0] if gates else None, routing.repeat)
         if len(gates) > 1:  # those of a `GatedInventory`, which reads what the attention reads

@@ -1,14 +1,9 @@
 """Input embeddings of the backbone together with the prompts that stand in front of them.
 
 Prompts live inside the stack that reads the text, an encoder or a decoder-only model without its
-head: what it is called with is widened when it is called, and in a decoder-only model what comes
-out is cut again. Ids, labels, masks and logits have the length of the text everywhere else, in
-generation too. A decoder that looks at an encoder is shown the prompt there.
-
-::
-
-    ids, mask ──> [prompt; embedded text] ──> layers ──> encoder: all of it, to the decoder
-                                                     └─> decoder-only: the text's, to the head
+head: its inputs are widened when it is called, and in a decoder-only model what comes out is cut
+again. Ids, labels, masks and logits have the length of the text everywhere else, in generation
+too. A decoder that looks at an encoder is shown the prompt there.
 """
 
 from typing import Any
@@ -33,18 +28,8 @@ class SkilledEmbedding(SkilledLayer):
         return self.base(ids)
 
     def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
-        """Return the prompt of the current routing and the embedded text.
-
-        Raises:
-            RuntimeError: If no routing is in use.
-            ValueError: If the rows do not fit the examples, or hold several.
-        """
-        routing, (prompts,) = self.merge()
-        if routing.segments:
-            raise ValueError(
-                "prompts of several examples cannot be separated in a packed sequence; leave "
-                "data.packed_length out"
-            )
+        """Return the prompt of the current routing and the embedded text."""
+        routing, (prompts,) = self.merge(packed=False)
         embedded = self.base(ids)
         return routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded
 

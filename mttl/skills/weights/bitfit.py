@@ -8,7 +8,7 @@ from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import gate_matrix
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class BitFitInventory(Inventory):
@@ -17,15 +17,6 @@ class BitFitInventory(Inventory):
     K changes of a layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
 
     A layer without a bias gets one of its skills alone; such a skill cannot be folded into it.
-
-    Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
-        n_heads: Heads H; must divide O.
-
-    Raises:
-        ValueError: If a size is not positive or H does not divide O.
 
     References:
         Ben Zaken, Goldberg and Ravfogel, *BitFit: Simple Parameter-efficient Fine-tuning for
@@ -39,39 +30,24 @@ class BitFitInventory(Inventory):
         self, in_features: int, out_features: int, n_skills: int, *, n_heads: int = 1
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_divisible(n_heads, out_features=out_features)
         self.bias = nn.Parameter(torch.zeros(n_skills, out_features))
 
     def reset_parameters(self) -> None:
-        """Set all changes to 0."""
         nn.init.zeros_(self.bias)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
-        """Return the change of the bias of each example."""
+    def merge(self, weights: Weights) -> Merged:
         return (mix_blocks(self.bias, weights),)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add the change to the base output."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         return y + merged[0].to(active_dtype(y)).unsqueeze(1)
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return what is added where tokens choose changes."""
         dtype = active_dtype(x)
         return gate_matrix(assignment).to(dtype) @ self.bias.to(dtype)
 
     def fold(
-        self,
-        weight: Float[Tensor, "O I"],
-        bias: Float[Tensor, "O"] | None,
-        weights: Float[Tensor, "H K"],
-    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"]]:
-        """Return the weight as it is, and the changed bias.
-
-        Raises:
-            NotImplementedError: If the layer has no bias that could hold the change.
-        """
+        self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
+    ) -> tuple[Tensor, Tensor | None]:
         if bias is None:
             raise NotImplementedError(
                 "the layer has no bias, which bias skills are changes of (mttl export "

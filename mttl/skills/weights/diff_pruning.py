@@ -10,12 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_at_least, require_one_of, require_positive
 from mttl.plugins.part_settings import NonNegative, OneOf, Positive
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.inventory import Inventory, Merged, Weights
 
-GROUPS = ("none", "rows", "layer")
 # As in the released code: further out, single precision has no slope.
 DRAWN = 1e-4
 
@@ -41,9 +38,6 @@ class DiffPruningInventory(Inventory):
     Logits are kept divided by ``rate``: under Adam they move so many times as fast as changes.
 
     Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
         penalty: Weight in the loss of an entry that changes.
         temperature: Of the draws in training: the lower, the more masks are 0 or 1.
         stretch: Limits to which masks are stretched before they are cut to [0, 1].
@@ -51,10 +45,6 @@ class DiffPruningInventory(Inventory):
         rate: How many times as fast as changes the logits of masks move, under Adam.
         groups: What shares a further mask: rows of the weight, or the whole layer.
         keep: Fraction of the entries of each layer that a skill may change in evaluation.
-        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
-
-    Raises:
-        ValueError: If a size is not positive, H does not divide O, or a number is out of range.
 
     References:
         Guo, Rush and Kim, *Parameter-Efficient Transfer Learning with Diff Pruning*, ACL 2021,
@@ -80,15 +70,9 @@ class DiffPruningInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_divisible(n_heads, out_features=out_features)
         low, high = stretch
         if not low < 0 or not high > 1:
             raise ValueError(f"stretch ({low}, {high}) must begin below 0 and end above 1")
-        require_at_least(0, penalty=penalty)
-        if not 0 < keep <= 1:
-            raise ValueError(f"keep ({keep}) must lie in (0, 1]")
-        require_positive(temperature=temperature, rate=rate)
-        require_one_of(GROUPS, groups=groups)
         self.penalty, self.temperature, self.stretch = penalty, temperature, (low, high)
         self.start, self.rate, self.groups, self.keep = start, rate, groups, keep
         self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))
@@ -104,17 +88,10 @@ class DiffPruningInventory(Inventory):
         for logits in self._all_logits():
             nn.init.constant_(logits, self.start / self.rate)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return each example's weight change, in training under freshly drawn masks."""
         changes = self.mask(drawn=True) * self.change if self.training else self.changes()
         return (mix_blocks(changes, weights),)
-
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add the change to the base output."""
-        dtype = active_dtype(x)
-        return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
 
     def mask(self, *, drawn: bool = False) -> Float[Tensor, "K O I"]:
         """Return the masks: those of evaluation, or drawn ones."""
@@ -147,16 +124,10 @@ class DiffPruningInventory(Inventory):
         return both.flatten(1).sum(1, dtype=torch.promote_types(both.dtype, torch.float32))
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the weighted number of entries that change."""
         return {"l0": self.penalty * self.expected_entries().sum()}
 
     def facts(self) -> dict[str, Tensor]:
-        """Return the fraction of entries that change in evaluation."""
         return {"density": (self.mask() > 0).float().mean().clamp(max=self.keep)}
 
     def _all_logits(self) -> list[Tensor]:
         return [self.logits] if self.groups == "none" else [self.logits, self.group_logits]
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, penalty={self.penalty:g}, groups={self.groups}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.plugins.part_settings import Positive
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class HeadMaskInventory(Inventory):
@@ -24,17 +24,10 @@ class HeadMaskInventory(Inventory):
     differences from s > 0, so that a fresh skill keeps every head as it is, for any weights.
 
     Args:
-        in_features: Features I of the output projection's input.
-        out_features: Features O of its output.
-        n_skills: Skills K.
         attention_heads: Heads A of the attention; must divide I.
         hard: Keep a head or switch it off; else weaken or strengthen it.
         start: Logit of a fresh gate: how far it is from shut.
-        n_heads: Heads H of the router: blocks of attention heads that are mixed apart; must
-            divide A.
-
-    Raises:
-        ValueError: If a size is not positive or does not divide, or s is not positive.
+        n_heads: Heads H of the router: blocks of attention heads that are mixed apart.
 
     References:
         Michel, Levy and Neubig, *Are Sixteen Heads Really Better than One?*, NeurIPS 2019,
@@ -42,8 +35,8 @@ class HeadMaskInventory(Inventory):
     """
 
     internal = ("attention_heads",)
-    uses = ("task",)
     attachment_point = "head"
+    cut_by_heads = ("attention_heads",)
     changes_input = True
     undecayed = ("logits",)
 
@@ -58,22 +51,19 @@ class HeadMaskInventory(Inventory):
         start: Positive = 1.0,
         n_heads: int = 1,
     ) -> None:
+        self.attention_heads = attention_heads
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if start <= 0:
-            raise ValueError(f"start ({start}) must be positive, or fresh gates were shut")
         if in_features % attention_heads:
             raise ValueError(
                 f"attention_heads ({attention_heads}) must divide in_features ({in_features})"
             )
-        require_divisible(n_heads, attention_heads=attention_heads)
         self.hard, self.start = hard, start
         self.logits = nn.Parameter(torch.zeros(n_skills, attention_heads))
 
     def reset_parameters(self) -> None:
-        """Keep every head."""
         nn.init.zeros_(self.logits)
 
-    def gates(self, weights: Float[Tensor, "B H K"]) -> Float[Tensor, "B A"]:
+    def gates(self, weights: Weights) -> Float[Tensor, "B A"]:
         """Return the gate of every head of attention for each example."""
         start = torch.full_like(self.logits[:1], self.start)
         logits = start + mix_blocks(self.logits, weights)
@@ -81,24 +71,12 @@ class HeadMaskInventory(Inventory):
         # In this order the sum is exact: 0 or 1.
         return soft + ((logits >= 0).to(soft) - soft).detach() if self.hard else soft
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return the factor of every input feature for each example."""
         gates = self.gates(weights)
         return (gates.repeat_interleave(self.in_features // gates.shape[1], dim=1),)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Refuse: gates act in front of the layer, where only `combine_linear` is.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError("head masks change the layer's input: call combine_linear")
-
-    def combine_linear(
-        self, x: Float[Tensor, "B L I"], base: nn.Module, merged: Merged
-    ) -> Float[Tensor, "B L O"]:
+    def combine_linear(self, x: Inputs, base: nn.Module, merged: Merged) -> Outputs:
         """Compute the base layer from gated heads; it may be of any class."""
         dtype = active_dtype(x)
         return base(x.to(dtype) * merged[0].to(dtype).unsqueeze(1))
@@ -106,21 +84,11 @@ class HeadMaskInventory(Inventory):
     def combine_segments(
         self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
     ) -> Float[Tensor, "N O"]:
-        """Compute the base layer from tokens whose heads are gated as their example's."""
         lengths = torch.tensor(segments, device=x.device)
         factors = merged[0].repeat_interleave(lengths, dim=0, output_size=len(x))
         return self.combine_linear(x.unsqueeze(1), base, (factors,)).squeeze(1)
 
     def fold(
-        self,
-        weight: Float[Tensor, "O I"],
-        bias: Float[Tensor, "O"] | None,
-        weights: Float[Tensor, "H K"],
-    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
-        """Return the weight with each head's columns multiplied by its gate, and the bias."""
+        self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
+    ) -> tuple[Tensor, Tensor | None]:
         return weight * self.merge(weights[None])[0], bias
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        heads = f"attention_heads={self.logits.shape[1]}"
-        return f"{super().extra_repr()}, {heads}, hard={self.hard}, start={self.start:g}"

@@ -8,7 +8,7 @@ from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import gate_matrix
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class IA3Inventory(Inventory):
@@ -18,15 +18,6 @@ class IA3Inventory(Inventory):
 
     The vectors are stored as differences from 1, so that a fresh skill changes nothing for any
     weights; for weights that sum to 1 this is the mixture of the scales themselves.
-
-    Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
-        n_heads: Heads H; must divide O.
-
-    Raises:
-        ValueError: If a size is not positive or H does not divide O.
 
     References:
         Liu et al., *Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
@@ -42,34 +33,23 @@ class IA3Inventory(Inventory):
         self, in_features: int, out_features: int, n_skills: int, *, n_heads: int = 1
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_divisible(n_heads, out_features=out_features)
         self.difference = nn.Parameter(torch.zeros(n_skills, out_features))
 
     def reset_parameters(self) -> None:
-        """Set all scales to 1."""
         nn.init.zeros_(self.difference)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
-        """Return the scale of every output feature for each example."""
+    def merge(self, weights: Weights) -> Merged:
         return (1 + mix_blocks(self.difference, weights),)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Rescale the base output."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         return y * merged[0].to(active_dtype(y)).unsqueeze(1)
 
     def dispatch(self, x: Float[Tensor, "N O"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return what is added to the base output ``x`` where tokens choose scales."""
         dtype = active_dtype(x)
         return x * (gate_matrix(assignment).to(dtype) @ self.difference.to(dtype))
 
     def fold(
-        self,
-        weight: Float[Tensor, "O I"],
-        bias: Float[Tensor, "O"] | None,
-        weights: Float[Tensor, "H K"],
-    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
-        """Return weight and bias, rescaled."""
-        scale = 1 + mix_blocks(self.difference, weights[None])[0]
+        self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
+    ) -> tuple[Tensor, Tensor | None]:
+        scale = self.merge(weights[None])[0][0]
         return scale[:, None] * weight, None if bias is None else scale * bias

@@ -1,22 +1,18 @@
 """Intrinsic skills: a short vector each, projected to the change of a whole weight."""
 
 import hashlib
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_at_least
+from mttl.io.errors import require_one_of
 from mttl.plugins.part_settings import OneOf, PositiveInt, Seed
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.inventory import Inventory, Merged, Weights
 from mttl.skills.weights.projections import DenseProjection, Fastfood, require_storable
 
 PROJECTIONS = {"fastfood": Fastfood, "dense": DenseProjection}
-VECTORS = ("said", "model", "layer")
 
 
 class IntrinsicInventory(Inventory):
@@ -35,21 +31,13 @@ class IntrinsicInventory(Inventory):
     SAID's λ is a number per layer and skill that begins at 1.
 
     Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
         dimension: Numbers of a vector.
         vector: One vector of the model with a scale per layer (SAID), one alone, or one of each
             layer.
         projection: By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers.
         seed: Another seed draws other projections.
-        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
         init: ``"zero"``, or ``"kaiming"``: changes begin with the deviation that `nn.Linear` gives
             its weights.
-
-    Raises:
-        ValueError: If a size is not positive, H does not divide O, a word is unknown, or a dense
-            projection would have more than 2²⁶ entries.
 
     References:
         Li, Farkhoor, Liu and Yosinski, *Measuring the Intrinsic Dimension of Objective Landscapes*,
@@ -62,6 +50,7 @@ class IntrinsicInventory(Inventory):
         "shards": ("vector != layer", "one block is put together at a time; set it to layer")
     }
     uses = ("task", "token", "composed")
+    composed_defaults: ClassVar = {"vector": "layer"}
     undecayed = ("scales",)
 
     def __init__(
@@ -78,15 +67,7 @@ class IntrinsicInventory(Inventory):
         init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_divisible(n_heads, out_features=out_features)
-        require_at_least(1, dimension=dimension)
-        for name, word, words in (
-            ("vector", vector, VECTORS),
-            ("projection", projection, tuple(PROJECTIONS)),
-            ("init", init, ("zero", "kaiming")),
-        ):
-            if word not in words:
-                raise ValueError(f"{name} ('{word}') must be one of {', '.join(words)}")
+        require_one_of(("zero", "kaiming"), init=init)
         if projection == "dense":
             require_storable(dimension, in_features * out_features)
         self.dimension, self.of, self.projection = dimension, vector, projection
@@ -97,19 +78,11 @@ class IntrinsicInventory(Inventory):
         self._drawn: DenseProjection | Fastfood | None = None
         self.reset_parameters()
 
-    @classmethod
-    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Inventory:
-        """Return skills with a vector of their own for a tensor of any shape."""
-        return super().of_tensor(shape, n_skills, **{"vector": "layer"} | settings)
-
     def set_path(self, path: str) -> None:
-        """Take the projection of the layer's path."""
         self.path, self._drawn = path, None
 
-    def tie_to(self, first: Inventory) -> None:
-        """Take over the first layer's vector, but where each layer has its own."""
+    def tie_to(self, first: Any) -> None:
         if self.of != "layer":
-            assert isinstance(first, IntrinsicInventory)
             self.vector = first.vector
 
     def reset_parameters(self) -> None:
@@ -119,21 +92,13 @@ class IntrinsicInventory(Inventory):
         deviation = (self.out_features / (3 * self.dimension)) ** 0.5
         nn.init.normal_(self.vector, std=deviation if self.init == "kaiming" else 0.0)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return each example's weight change; examples or skills are projected, what are fewer."""
         if self.n_heads == 1 and len(weights) < self.n_skills:
             return (self._project(weights[:, 0] @ self._vectors()),)
-        return (mix_blocks(self.changes(), weights),)
-
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add the change to the base output."""
-        dtype = active_dtype(x)
-        return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
+        return super().merge(weights)
 
     def changes(self) -> Float[Tensor, "K O I"]:
-        """Return what each skill alone adds to the base weight."""
         return self._project(self._vectors())
 
     def _vectors(self) -> Float[Tensor, "K d"]:
@@ -158,8 +123,3 @@ class IntrinsicInventory(Inventory):
         with torch.inference_mode(False):  # training uses it too
             make = PROJECTIONS[self.projection]
             self._drawn = make(*sizes, int.from_bytes(seed, "big"), device)
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        words = f"dimension={self.dimension}, vector={self.of}, projection={self.projection}"
-        return f"{super().extra_repr()}, {words}"

@@ -1,7 +1,7 @@
 """Low-rank skills."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,18 +11,17 @@ from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
 from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
 from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_at_least, require_one_of
-from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt
+from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt, ReadFrom
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
-from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
+from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
 from mttl.skills.weights.low_rank import low_rank_linear
 
 # Values of ``init`` that read the layer's weight.
 STARTS = ("pissa", "orthogonal")
 
 
-class LoRAInventory(Inventory):
+class LoRAInventory(ProductInventory):
     r"""K low-rank changes of a linear layer.
 
     With mixing weights w, :math:`y = W_0 x + s \sum_k w_k B_k A_k^\top x` for the mixings
@@ -47,9 +46,6 @@ class LoRAInventory(Inventory):
     skills change nothing in training either; PEFT's residual reads all of the input.)
 
     Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
         rank: Rank r of each.
         n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
         scale: Factor s on the change; alpha / rank by default.
@@ -64,10 +60,6 @@ class LoRAInventory(Inventory):
             layer's weight (PiSSA); or each at directions of its own. None changes anything before
             it is trained. ``"kaiming"``, for networks without a pretrained base, draws both
             factors.
-
-    Raises:
-        ValueError: If a size is not positive, H does not divide, a word is unknown, or both scale
-            and alpha are given.
 
     References:
         Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,
@@ -84,20 +76,15 @@ class LoRAInventory(Inventory):
 
     lacks: ClassVar = {"exports_inventory": ""}
     refuses: ClassVar = {
-        **{
-            f"scale and {condition}": f"scale ({{scale}}) and {told} say the same; remove one: the "
-            "factor is scale, or alpha / rank, or alpha / √rank with rslora"
-            for condition, told in (
-                ("alpha and rslora", "alpha ({alpha}) and rslora (true)"),
-                ("alpha", "alpha ({alpha})"),
-                ("rslora", "rslora (true)"),
-            )
-        },
+        **dict.fromkeys(
+            ("scale and alpha", "scale and rslora"),
+            "scale ({scale}) must stay out with alpha or rslora: the factor is scale, or "
+            "alpha / rank, or alpha / √rank with rslora",
+        ),
         "identical_init and init = orthogonal": "identical_init (true) and init ('orthogonal') say "
         "opposite things; choose one",
     }
     uses = ("task", "token", "composed")
-    smallest_ndim = 2
     second_factors = ("up",)
     start_down: Tensor
     start_up: Tensor
@@ -116,20 +103,15 @@ class LoRAInventory(Inventory):
         dropout: Fraction = 0.0,
         shared_down: bool = False,
         mix: Annotated[str, OneOf("factors", "deltas", "outputs")] = "factors",
-        init: Annotated[str, OneOf("zero", "pissa", "orthogonal")] = "zero",
+        init: Annotated[str, ReadFrom(Literal["zero", "pissa", "orthogonal"])] = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_at_least(1, rank=rank)
-        require_one_of(("factors", "deltas", "outputs"), mix=mix)
         if mix == "factors":
-            require_divisible(n_heads, in_features=in_features)
-        require_divisible(n_heads, out_features=out_features)
+            self.require_divisible("in_features")
         if scale is not None and (alpha is not None or rslora):
             raise ValueError(f"scale ({scale}) must stay out with alpha or rslora, which say it")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
-        self.rank = rank
-        self.rslora = rslora
+        self.rank, self.rslora, self.dropout = rank, rslora, dropout
+        self.shared_down, self.mix, self.init = shared_down, mix, init
         alpha = 1 if alpha is None else alpha
         self.scale = alpha / (rank**0.5 if rslora else rank) if scale is None else scale
         if shared_down and init in STARTS:
@@ -137,10 +119,6 @@ class LoRAInventory(Inventory):
                 f"init ('{init}') gives every skill an input side of its own, and shared_down lets "
                 "all have one; use init 'zero'"
             )
-        self.dropout = dropout
-        self.shared_down = shared_down
-        self.mix = mix
-        self.init = init
         self.starts = init in STARTS
         if self.starts:
             self.register_buffer("start_down", torch.zeros(n_skills, in_features, rank))
@@ -150,23 +128,13 @@ class LoRAInventory(Inventory):
         self.reset_parameters()
 
     @classmethod
-    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Inventory:
-        """Return skills that add products of thin matrices to a tensor seen as a matrix.
-
-        Raises:
-            ValueError: If inputs are to be dropped, or skills to start from a layer.
-        """
-        if settings.get("dropout"):
+    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Any:
+        """Return skills of a tensor, which there are before inputs or layers."""
+        if settings.get("dropout") or settings.get("init") in STARTS:
             raise ValueError(
-                f"dropout ({settings['dropout']}) must be 0 where parameters are composed: a weight"
-                " that is made before there is an input cannot drop a part of it"
+                "where parameters are composed, dropout must be 0, and init 'zero' or 'kaiming'"
             )
-        if settings.get("init") in STARTS:
-            raise ValueError(
-                f"init ('{settings['init']}') must be 'zero' or 'kaiming' where parameters are "
-                "composed"
-            )
-        return super().of_tensor(shape, n_skills, **{"mix": "deltas"} | settings)
+        return super().of_tensor(shape, n_skills, **settings)
 
     def reset_parameters(self) -> None:
         """Draw the input side as `nn.Linear` does, and the output side as ``init`` says."""
@@ -218,8 +186,7 @@ class LoRAInventory(Inventory):
         start_down, start_up = self.start_down.to(self.down), self.start_up.to(self.up)
         return torch.cat([self.down, start_down], -1), torch.cat([self.up, -start_up], -1)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
-        """Return each example's factors, its weight change, or the weights themselves."""
+    def merge(self, weights: Weights) -> Merged:
         # The scale goes into the weights, by far the smallest tensor it can go into.
         scaled = self.scale * weights
         if self.mix == "factors":
@@ -232,22 +199,17 @@ class LoRAInventory(Inventory):
             return (mix_deltas(*self.columns(), scaled),)
         return (scaled,)
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add the low-rank change to the base output."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype, x = active_dtype(x), self._dropped(x)
         if self.mix == "factors":
             down, up = (factor.to(dtype) for factor in merged)
             return torch.baddbmm(y.to(dtype), torch.bmm(x.to(dtype), down), up.transpose(1, 2))
         if self.mix == "deltas":
-            return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
+            return super().combine(x, y, merged)
         down, up, weights = (tensor.to(dtype) for tensor in (*self.columns(), *merged))
         return y + mix_outputs(x.to(dtype), down, up, weights)
 
-    def combine_linear(
-        self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
-    ) -> Float[Tensor, "B L O"]:
+    def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
         """Compute base and change in one operation where the factors are merged."""
         if self.mix != "factors" or self._drops():
             return self.combine(x, base(x), merged)
@@ -261,7 +223,6 @@ class LoRAInventory(Inventory):
     def combine_segments(
         self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
     ) -> Float[Tensor, "N O"]:
-        """Compute the base layer and add each example's change to its tokens."""
         if self.mix != "factors":
             return super().combine_segments(x, base, merged, segments)
         down, up = merged
@@ -270,25 +231,19 @@ class LoRAInventory(Inventory):
         y = base(x)
         return y + grouped_linear(hidden, up, None, counts).to(y.dtype)
 
-    def hidden_units(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
-    ) -> Float[Tensor, "B L K r"]:
-        """Return the input's products with every skill's first factor."""
+    def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
         dtype = active_dtype(x)
         down = self.columns()[0].to(dtype).transpose(0, 1).flatten(1)
         return (self._dropped(x).to(dtype) @ down).unflatten(-1, (self.n_skills, -1))
 
     def last_product(self) -> Float[Tensor, "K O r"]:
-        """Return the second factors."""
         return self.scale * self.columns()[1]
 
     def factors(self) -> tuple[Float[Tensor, "K I q"], Float[Tensor, "K O q"]]:
-        """Return both factors, the scale in the second."""
         down, up = self.columns()
         return down, self.scale * up
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return, for each token, the sum over its pairs of gate times low-rank change."""
         down, up = self.columns()
         x = self._dropped(x)
         if self.shared_down or down.shape[0] * down.shape[2] <= self.in_features:
@@ -317,27 +272,16 @@ class LoRAInventory(Inventory):
         return (hidden * gates[:, :, None]).flatten(1) @ up.to(dtype)
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O I"]:
-        """Return the change of the base weight that the mixture of each task amounts to."""
         if self.mix == "factors":
             down, up = mix_factors(*self.columns(), weights)
             return torch.bmm(self.scale * up, down.mT)
         return mix_deltas(*self.columns(), self.scale * weights)
-
-    def compose(
-        self, base: Float[Tensor, "*shape"], weights: Float[Tensor, "T 1 K"]
-    ) -> Float[Tensor, "T *shape"]:
-        """Return a parameter of each task: the common one and the task's change of it."""
-        return base + self.delta(weights).view(-1, *base.shape)
 
     def _drops(self) -> bool:
         return self.training and self.dropout > 0
 
     def _dropped(self, x: Float[Tensor, "*rows I"]) -> Float[Tensor, "*rows I"]:
         return nn.functional.dropout(x, self.dropout) if self._drops() else x
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}, mix={self.mix}"
 
 
 class LoRAExperts(LoRAInventory):

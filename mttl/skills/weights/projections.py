@@ -29,11 +29,7 @@ MOST_STORED = 2**26
 
 
 def require_storable(n_in: int, n_out: int) -> None:
-    """Refuse a dense projection of more than 2²⁶ entries.
-
-    Raises:
-        ValueError: If it has more.
-    """
+    """Raise ValueError if a dense projection had more than 2²⁶ entries."""
     if n_in * n_out > MOST_STORED:
         raise ValueError(
             f"a dense projection of {n_in} to {n_out} numbers would hold {n_in * n_out:,}, "
@@ -42,20 +38,9 @@ def require_storable(n_in: int, n_out: int) -> None:
 
 
 class DenseProjection:
-    """A Gaussian matrix with columns of length 1.
-
-    Args:
-        n_in: Size d of the vector.
-        n_out: How many numbers D it becomes.
-        seed: Of the draws, below 2³².
-        device: Where it is used.
-
-    Raises:
-        ValueError: If the matrix would have more than 2²⁶ entries.
-    """
+    """A Gaussian matrix with columns of length 1, from vectors of d numbers to D."""
 
     def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
-        require_storable(n_in, n_out)
         matrix = np.random.RandomState(seed).standard_normal((n_out, n_in))
         matrix /= np.linalg.norm(matrix, axis=0)
         self.device = device

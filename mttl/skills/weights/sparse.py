@@ -9,14 +9,11 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.io.errors import require_one_of
 from mttl.plugins.part_settings import Fraction, OneOf, PositiveInt
-from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse_product import Pattern, make_pattern, sparse_outputs
 from mttl.skills.weights.supports import random_support, spread
-
-MIXES = ("auto", "deltas", "outputs")
 
 
 class SparseInventory(Inventory):
@@ -29,13 +26,9 @@ class SparseInventory(Inventory):
     chosen ones in their place (see `mttl.skills.weights.supports`).
 
     Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
         sparsity: Fraction of entries that a skill leaves alone.
         structure: What is drawn as a whole: entries, all weights into an output, or square blocks.
         block: Side of a block.
-        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
         mix: Dense changes per example, sparse products, or what is faster. ``"deltas"`` spreads the
             changes out and builds one dense change per example, or one per distinct row of weights
             where the weights need no gradient (on a CPU); ``"outputs"`` computes sparse products
@@ -44,10 +37,6 @@ class SparseInventory(Inventory):
             products cannot be compiled.
         support: Draw each skill's entries, or give all skills those of a file of ``mttl sparse``.
         init: How values begin: without effect (``"zero"``), or drawn (``"kaiming"``).
-
-    Raises:
-        ValueError: If a size is not positive, H does not divide O, ``sparsity`` lies outside
-            [0, 1), or a word is unknown.
 
     References:
         Ansell et al., *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*, ACL 2022,
@@ -81,13 +70,7 @@ class SparseInventory(Inventory):
         support: str = "random",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_divisible(n_heads, out_features=out_features)
-        if not 0 <= sparsity < 1:
-            raise ValueError(f"sparsity ({sparsity}) must lie in [0, 1)")
-        require_one_of(MIXES, mix=mix)
-        self.mix = mix
-        self.init = init
-        self.support = support
+        self.mix, self.init, self.support = mix, init, support
         shapes = {"": (out_features, in_features)}
         drawn = [
             random_support(shapes, 1 - sparsity, structure=structure, block=block)[""]
@@ -112,8 +95,7 @@ class SparseInventory(Inventory):
             indices: Places in the flattened weight (O, I), of every skill or for all of them.
 
         Raises:
-            ValueError: If the skills are others in number, or places are outside the weight, not
-                in ascending order, or there twice.
+            ValueError: If there are more or fewer skills, or places do not exist or ascend.
         """
         indices = indices.to(torch.int64)
         if indices.ndim == 1:
@@ -132,16 +114,13 @@ class SparseInventory(Inventory):
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
         self._pattern = None
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return the weights themselves, or dense changes and which of them an example takes."""
         if self.mix == "deltas" or (self.mix == "auto" and _one_row(weights)):
             return self._dense(weights)
         return (weights,)  # what is faster depends on the length of the text
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Add the change to the base output."""
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         if len(merged) == 1 and self._computes_outputs(x):
             # Sparse products exist in single precision at least.
@@ -167,11 +146,7 @@ class SparseInventory(Inventory):
         size = self.out_features * self.in_features
         return spread(self.values, self.indices, size).view(-1, self.out_features, self.in_features)
 
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, n_entries={self.values.shape[1]}, mix={self.mix}"
-
-    def _dense(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def _dense(self, weights: Weights) -> Merged:
         """Return dense changes, and the one that each example takes."""
         which = torch.arange(len(weights), device=weights.device)
         if _comparable(weights):
@@ -230,7 +205,7 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
         The layers whose weight has no support: their skills change nothing.
 
     Raises:
-        ValueError: If a place does not exist, or no layer has a support; the message names it.
+        ValueError: If a place does not exist, or no layer has a support.
     """
     found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
     if not found:

@@ -7,7 +7,6 @@ the products of gradients and inputs at the support alone.
 """
 
 import warnings
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +18,10 @@ LARGEST_INT32 = 2**31 - 1
 
 
 class Pattern(NamedTuple):
-    """Where K sparse matrices have entries, in the two orders in which products read them.
+    """Where K sparse matrices (O, I) have entries, in the two orders in which products read them.
 
-    Attributes:
-        shape: O and I.
-        starts: Start of each of the K · O rows.
-        columns: Column of each entry, by row.
-        starts_t: Start of each of the I rows of the transpose.
-        columns_t: Column of each entry in the transpose, by its rows.
-        order_t: For each entry of the transpose, its place in the first order.
+    Starts are those of rows: K · O rows of all matrices, or the I rows of the transpose. Columns
+    follow the entries by row; ``order_t`` has the place of the transpose's in the first order.
     """
 
     shape: tuple[int, int]
@@ -65,15 +59,9 @@ def sparse_outputs(
     weights: Float[Tensor, "B H K"],
     pattern: Pattern,
 ) -> Float[Tensor, "B L O"]:
-    """Return the mixed outputs of K sparse matrices.
+    """Return the mixed outputs of K sparse matrices, of values in the order of their supports.
 
     Gradients are exact for ``x``, ``values`` and ``weights``; there is no second derivative.
-
-    Args:
-        x: Inputs.
-        values: Entries of the matrices, in the order of their supports.
-        weights: Mixing weights of each example, for H blocks of output features.
-        pattern: Where the entries are.
     """
     return _SparseOutputs.apply(x, values, weights, pattern)  # type: ignore[return-value]
 
@@ -150,15 +138,8 @@ def _starts(rows: Tensor, n_rows: int) -> Tensor:
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    with _quiet():
+    with warnings.catch_warnings():  # compressed sparse tensors are in beta, torch says
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor|invariant)")
         return torch.sparse_csr_tensor(
             starts, columns, values.detach(), shape, check_invariants=False
         )
-
-
-@contextmanager
-def _quiet():
-    """Keep torch's notice that compressed sparse tensors are in beta to itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor|invariant)")
-        yield

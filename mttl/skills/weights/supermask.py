@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.packed_weights import dense_weight
 from mttl.aggregation.products import active_dtype
-from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, of_each
 
 START = 1e-2
 
@@ -27,14 +27,7 @@ class SupermaskInventory(Inventory):
     fresh skill changes nothing. A score per weight and skill is as much as dense skills have.
 
     Args:
-        in_features: Features I of the layer's input.
-        out_features: Features O of the layer's output.
-        n_skills: Skills K.
         threshold: A weight is kept where its score reaches this; scores start at 0.01.
-        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
-
-    Raises:
-        ValueError: If a size is not positive, or H does not divide O.
 
     References:
         Mallya, Davis and Lazebnik, *Piggyback: Adapting a Single Network to Multiple Tasks by
@@ -42,7 +35,6 @@ class SupermaskInventory(Inventory):
         Superposition*, NeurIPS 2020, arXiv:2006.14769.
     """
 
-    uses = ("task",)
     reads_weight = True
 
     def __init__(
@@ -55,35 +47,18 @@ class SupermaskInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_divisible(n_heads, out_features=out_features)
         self.threshold = threshold
         self.scores = nn.Parameter(torch.empty(n_skills, out_features, in_features))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Keep every weight."""
         nn.init.constant_(self.scores, START)
 
-    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+    def merge(self, weights: Weights) -> Merged:
         """Return each example's mask of 0 and 1."""
         return (_StraightThrough.apply(mix_blocks(self.scores, weights), self.threshold),)  # type: ignore[return-value]
 
-    def combine(
-        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
-    ) -> Float[Tensor, "B L O"]:
-        """Refuse: masks need the base weight, which only `combine_linear` has.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            "supermasks need the weight of an nn.Linear; this layer is of another class. Choose "
-            "other targets, or another kind of skill"
-        )
-
-    def combine_linear(
-        self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
-    ) -> Float[Tensor, "B L O"]:
+    def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
         """Compute the layer with the weights that each example's mask keeps."""
         dtype = active_dtype(x)
         masked = dense_weight(base).to(dtype) * merged[0].to(dtype)
@@ -93,9 +68,8 @@ class SupermaskInventory(Inventory):
     def combine_segments(
         self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
     ) -> Float[Tensor, "N O"]:
-        """Compute the layer with each example's weights for its own tokens."""
-        parts = zip(x.split(segments), merged[0].split(1), strict=True)
-        changed = [self.combine_linear(own[None], base, (mask,)) for own, mask in parts]  # type: ignore[arg-type]
+        parts = zip(x.split(segments), of_each(merged), strict=True)
+        changed = [self.combine_linear(own[None], base, mask) for own, mask in parts]  # type: ignore[arg-type]
         return torch.cat([part[0] for part in changed])
 
     def mask(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
@@ -103,17 +77,9 @@ class SupermaskInventory(Inventory):
         return self.merge(weights[None])[0][0]
 
     def fold(
-        self,
-        weight: Float[Tensor, "O I"],
-        bias: Float[Tensor, "O"] | None,
-        weights: Float[Tensor, "H K"],
-    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
-        """Return the weight without what the mask switches off, and the bias."""
+        self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
+    ) -> tuple[Tensor, Tensor | None]:
         return weight * self.mask(weights), bias
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return f"{super().extra_repr()}, threshold={self.threshold:g}"
 
 
 class _StraightThrough(torch.autograd.Function):

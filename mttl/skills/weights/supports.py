@@ -12,7 +12,7 @@ stacks of experts pass 2³¹ entries. It is chosen from scores, one per entry, t
 What is chosen as a whole is an entry, a row or a block: `mttl.skills.weights.support_units`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -57,11 +57,7 @@ def random_support(
     block: int = 16,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """Draw a support of every tensor.
-
-    Raises:
-        ValueError: If the density lies outside (0, 1], or the structure is unknown.
-    """
+    """Draw a support of every tensor; arguments are those of `select_support`."""
     check_density(density)
     support = {}
     for name, shape in shapes.items():
@@ -83,9 +79,8 @@ def select_support(
 
     Args:
         scores: A score per entry of every tensor, of the tensor's shape.
-        density: Fraction of all entries. With entries, exactly ``round(density · N)`` of N are
-            chosen, and at least one; with rows or blocks, as many whole units as fit into that
-            number, and at least one.
+        density: Fraction of all entries, rounded, at least one; with rows or blocks, as many whole
+            units as fit into it, and at least one.
         scope: Whether tensors compete; see the module.
         structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
         block: Side of a block.
@@ -94,8 +89,7 @@ def select_support(
         Sorted int64 places by name, on the scores' device; tensors without any are left out.
 
     Raises:
-        ValueError: If there is no score, one is not a number, the density lies outside (0, 1], or a
-            word is unknown.
+        ValueError: If there is no score, one is not a number, or an argument is out of range.
     """
     check_density(density)
     require_one_of(SCOPES, scope=scope)
@@ -157,14 +151,9 @@ def _fitting(scores: Mapping[str, Tensor], units: Mapping[str, Units], budget: i
 def _nth_largest(tensors: Sequence[Tensor], n: int) -> Tensor:
     """Return the n-th largest value, in memory of a piece and n values."""
     best: Tensor | None = None
-    for piece in _pieces(tensors):
+    for piece in (piece for tensor in tensors for piece in tensor.split(PIECE)):
         best = piece if best is None else torch.cat([best, piece])
         if len(best) > n:
             best = best.topk(n, sorted=False).values
     assert best is not None  # there is at least one score
     return best.min()
-
-
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    for tensor in tensors:
-        yield from tensor.split(PIECE)

@@ -38,16 +38,3 @@ def test_the_file_puts_one_beside_each_feed_forward_block() -> None:
     kinds = {type(layer.inventory) for layer in layers.values()}
     assert kinds == {KronABlockInventory}
     assert all("DenseReluDense" in path for path in layers)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "settings", "message"),
-    [
-        ((8, 12), {}, r"residual must be false where a block's output \(12 features\) differs"),
-        ((8, 8), {"shape": [3, 2]}, r"shape \(\[3, 2\]\) must be two sizes that divide"),
-        ((8, 8), {"n_heads": 2}, r"n_heads \(2\) must be 1 for Kronecker products beside blocks"),
-    ],
-)
-def test_wrong_settings(sizes: tuple[int, int], settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KronABlockInventory(*sizes, K, **settings)

@@ -9,11 +9,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
-from helpers.skills import attach_kind, gradients, mixing, skilled
+from helpers.skills import gradients, mixing, skilled
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
-from mttl.routing import RoutingSlot
 from mttl.skills import LadderInventory, SkilledModel
 from mttl.skills.skilled_stack import SkilledStack
 
@@ -145,19 +144,8 @@ def test_beside_other_kinds(family: str) -> None:
     assert torch.equal(model.generate(ids, **settings, num_beams=2), slow)
 
 
-def test_a_compiled_backbone_and_heads_are_refused() -> None:
+def test_a_compiled_backbone_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"backbone\.compile \(True\) does not work with skills.kind 'lad"
     ):
         load_config("crossfit.yaml+skills/ladder.yaml", ["backbone.compile=true"])
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 for ladders"):
-        attach_kind(
-            BACKBONES["t5"](),
-            "ladder",
-            n_skills=2,
-            n_heads=2,
-            targets=["stack"],
-            slot=RoutingSlot(),
-        )
-    with pytest.raises(ValueError, match=r"side_features \(0\) must be at least 1"):
-        LadderInventory(8, 4, 2, 2, side_features=0)

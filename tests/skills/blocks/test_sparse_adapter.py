@@ -70,9 +70,3 @@ def test_skills_keep_a_fraction_of_both_projections_each_its_own():
     assert down.abs().max() <= 64**-0.5
     assert (down != 0).float().mean().item() == pytest.approx(0.25, abs=1e-3)
     assert not up.any()
-
-
-@pytest.mark.parametrize("sparsity", [1.0, -0.1])
-def test_wrong_sparsity(sparsity):
-    with pytest.raises(ValueError, match=rf"sparsity \({sparsity}\) must lie in \[0, 1\)"):
-        SparseAdapterInventory(I, O, K, sparsity=sparsity)

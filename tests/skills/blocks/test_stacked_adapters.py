@@ -8,7 +8,7 @@ from helpers.skills import filled, mixing, skilled
 from mttl.adaptation.modes import apply_mode
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
-from mttl.skills import AdapterInventory, CompacterInventory, SparseAdapterInventory
+from mttl.skills import AdapterInventory, SparseAdapterInventory
 from mttl.skills.attention import AttendedInventory
 
 B, L, I, K = 4, 3, 8, 5  # noqa: E741
@@ -62,31 +62,6 @@ def test_a_stage_without_weight_adds_nothing():
     torch.testing.assert_close(found, plain(x, y, weights))
     found.sum().backward()
     assert weights.grad.isfinite().all()
-
-
-def test_compacters_are_stacked_too():
-    inventory = filled(
-        CompacterInventory(I, I, 2, hidden_features=4, parallel=False, stages=(1, 1))
-    )
-    y = torch.randn(B, L, I)
-    weights = torch.full((B, 1, 2), 0.5)
-    lower, upper = torch.eye(2).split(1)
-    expected = y + alone(inventory, y, lower[0])
-    expected = expected + alone(inventory, expected, upper[0])
-    torch.testing.assert_close(inventory(y, y, weights), expected)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"stages": (2, 2)}, r"stages \(\[2, 2\]\) must be numbers of skills, one for each"),
-        ({"stages": (0, 5)}, r"stages \(\[0, 5\]\) must be numbers of skills, one for each"),
-        ({"stages": (2, 3), "parallel": True}, r"set parallel: false for stages \(\[2, 3\]\)"),
-    ],
-)
-def test_wrong_stages(settings, message):
-    with pytest.raises(ValueError, match=message):
-        AdapterInventory(I, I, K, **{"parallel": False} | settings)
 
 
 def test_free_coefficients_are_refused():

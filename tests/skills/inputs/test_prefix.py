@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, T5Config, T5ForConditionalGeneration
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
-from helpers.compare import relative_error
+from helpers.compare import assert_same, relative_error
 from helpers.skills import filled, mixing, skilled
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import AverageRouter, Routing, RoutingSlot
-from mttl.skills import PrefixInventory, SkilledModel, attach_skills
+from mttl.skills import PrefixInventory, SkilledModel
 from mttl.skills.attention_modules import attention_places
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inputs.skilled_attention import AttentionPrefix, SkilledAttention
@@ -37,16 +38,9 @@ def one_task(
     backbone: nn.Module, targets: Sequence[str] = ("attention",), **settings: Any
 ) -> SkilledModel:
     """A model with one skill, which its one task has."""
-    read_prefixes(backbone)  # type: ignore[arg-type]
-    slot = RoutingSlot()
-    attachment = attach_skills(
-        backbone.requires_grad_(False),
-        lambda i, o, *more: PrefixInventory(i, o, 1, *more, **settings),
-        targets=targets,
-        slot=slot,
-        attachment_point="attention",
-    )
-    return SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot).eval()
+    made = partial(PrefixInventory, **settings)
+    sizes = {"n_tasks": 1, "n_skills": 1}
+    return skilled(backbone, inventory=made, router=AverageRouter, targets=targets, **sizes)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "truth values", "added"])
@@ -149,13 +143,7 @@ def test_every_token_opens_a_gate_of_its_own(family: str) -> None:
             attended.append(plain + gate * (mean(skills.values)[own] @ shares))
         expected.append(o(torch.cat(attended)))
     wanted = torch.stack(expected).view_as(found)
-    torch.testing.assert_close(found, wanted)
-    leaves = [x, weights, *inventory.parameters()]
-    direction = torch.randn(found.shape, generator=draw, dtype=torch.float64)
-    ours = torch.autograd.grad(found, leaves, direction)
-    for one, other in zip(ours, torch.autograd.grad(wanted, leaves, direction), strict=True):
-        torch.testing.assert_close(one, other)
-        assert one.any()
+    assert_same(found, wanted, [x, weights, *inventory.parameters()])
 
 
 @pytest.mark.parametrize("bottleneck", [None, 5])
@@ -327,20 +315,6 @@ def test_packed_rows_are_refused() -> None:
         model.backbone(**inputs)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"hidden_features": 0}, r"hidden_features \(0\) must be at least 1"),
-        ({"length": 0}, r"length \(0\) must be at least 1"),
-        ({"bottleneck": 0}, r"bottleneck \(0\) must be at least 1"),
-        ({"n_heads": 4}, r"n_heads \(4\) must divide in_features \(6\)"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PrefixInventory(6, 12, 2, 4, **settings)
-
-
 def test_gates_of_heads_that_lie_in_two_blocks_are_mixed_by_their_parts() -> None:
     prefixes = PrefixInventory(6, 12, 2, 4, n_heads=3)
     torch.nn.init.normal_(prefixes.gate)
@@ -350,11 +324,6 @@ def test_gates_of_heads_that_lie_in_two_blocks_are_mixed_by_their_parts() -> Non
     for part in range(12):
         due[part // 3] += weights[0, part // 4] @ prefixes.gate[:, part // 3] / 3
     torch.testing.assert_close(prefixes.merge(weights)[2][0], due.tanh())
-
-
-def test_the_printed_form_names_the_sizes() -> None:
-    shown = repr(PrefixInventory(8, 8, 2, 4, length=3, bottleneck=5))
-    assert "in_features=8, out_features=8, n_skills=2, n_heads=1, length=3, gated=True" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,27 @@
 """Prompts, beside PEFT's prompt tuning and text that is embedded by hand."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.backbones import BACKBONES, batch, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import mixing, skilled
+from helpers.skills import skilled
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import PromptInventory, SkilledModel, attach_skills
+from mttl.routing import AverageRouter
+from mttl.skills import PromptInventory, SkilledModel
 
 ONE = torch.zeros(4, dtype=torch.long)
 IDS = torch.tensor([2, 0, 1, 0])
 
 
 def one_task(backbone: nn.Module, length: int = 3) -> SkilledModel:
-    slot = RoutingSlot()
-    attach_skills(
-        backbone.requires_grad_(False),
-        lambda i, o: PromptInventory(i, o, 1, length=length),
-        targets=["input"],
-        slot=slot,
-        attachment_point="embedding",
-    )
-    return SkilledModel(backbone, AverageRouter(1, 1, 1, 1), slot).eval()
+    made = partial(PromptInventory, length=length)
+    sizes = {"n_tasks": 1, "n_skills": 1}
+    return skilled(backbone, inventory=made, router=AverageRouter, targets=["input"], **sizes)
 
 
 @pytest.mark.parametrize("family", BACKBONES)
@@ -103,18 +98,6 @@ def test_answers_alone_are_computed_as_all_logits() -> None:
     assert model(IDS, **given, labels=labels).loss.isfinite()
 
 
-def test_heads_are_blocks_of_features() -> None:
-    inventory = PromptInventory(40, 8, 3, length=2, n_heads=2)
-    fill(inventory)
-    weights = mixing(4, 2, 3)
-    (found,) = inventory.merge(weights)
-    for b in range(4):
-        for head in range(2):
-            own = slice(4 * head, 4 * head + 4)
-            expected = torch.einsum("k,kfp->pf", weights[b, head], inventory.prompts[:, own])
-            torch.testing.assert_close(found[b, :, own], expected)
-
-
 def test_only_the_stack_that_reads_the_text_has_prompts() -> None:
     backbone = tiny_t5()
     model = one_task(backbone)
@@ -134,22 +117,3 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
     message = "cannot be separated in a packed sequence"
     with two.slot.use(routing), pytest.raises(ValueError, match=message):
         two.backbone(**inputs)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 0}, r"length \(0\) must be positive"),
-        ({"spread": 0.0}, r"spread \(0.0\) must be positive"),
-        ({"n_heads": 3}, r"n_heads \(3\) must divide out_features \(8\)"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PromptInventory(40, 8, 2, **settings)
-
-
-def test_the_printed_form_names_the_sizes() -> None:
-    inventory = PromptInventory(40, 8, 2, length=3)
-    assert "out_features=8, n_skills=2, n_heads=1, length=3, spread=0.5" in repr(inventory)
-    assert inventory.prompts.abs().max() <= 0.5

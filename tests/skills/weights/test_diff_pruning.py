@@ -1,14 +1,14 @@
 """Diff pruning, beside plain loops of the paper's formulas."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from helpers.backbones import batch, fill, tiny_t5
-from helpers.skills import mixing, spread
-from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import DiffPruningInventory, SkilledModel, attach_skills
+from helpers.skills import mixing, skilled
+from mttl.skills import DiffPruningInventory
 
 I, O, K = 6, 8, 3  # noqa: E741
 
@@ -109,21 +109,17 @@ def test_rounding_keeps_the_largest_changes() -> None:
 
 
 def test_a_model_adds_the_penalty_in_training_and_tells_its_density() -> None:
-    slot, backbone = RoutingSlot(), tiny_t5().requires_grad_(False)
-    attached = attach_skills(
-        backbone,
-        lambda i, o: DiffPruningInventory(i, o, K, penalty=1e-3, start=0.0),
-        targets=["attention"],
-        slot=slot,
-    )
-    router = spread(PolytroponRouter(len(attached.groups), 3, 1, K))
-    model = SkilledModel(backbone, router, slot)
+    made = partial(DiffPruningInventory, penalty=1e-3, start=0.0)
+    model = skilled(tiny_t5(), inventory=made, targets=["attention"])
+    layers = [layer.inventory for layer in model.skilled_layers().values()]
+    for inventory in layers:
+        inventory.reset_parameters()
     inputs, tasks = batch(2), torch.tensor([0, 2])
-    n_entries = sum(row.in_features * row.out_features for row in attached.layers)
+    n_entries = sum(one.in_features * one.out_features for one in layers)
     for training in (True, False):
         routing = model.train(training).route(tasks)
-        with slot.use(routing):
-            backbone(**inputs)
+        with model.slot.use(routing):
+            model.backbone(**inputs)
         assert list(routing.losses) == (["l0"] if training else [])
         if training:  # a logit of 0 is as likely on as off
             assert float(routing.losses["l0"]) == pytest.approx(1e-3 * K * n_entries / 2)
@@ -132,14 +128,7 @@ def test_a_model_adds_the_penalty_in_training_and_tells_its_density() -> None:
 
 def test_checkpointing_draws_the_same_masks_again() -> None:
     def gradients(checkpointing: bool) -> list[torch.Tensor]:
-        slot, backbone = RoutingSlot(), tiny_t5().requires_grad_(False)
-        attached = attach_skills(
-            backbone, lambda i, o: DiffPruningInventory(i, o, K), targets=["all"], slot=slot
-        )
-        router = PolytroponRouter(len(attached.groups), 3, 1, K, relaxed=False)
-        model = SkilledModel(backbone, spread(router), slot).train()
-        for seed, layer in enumerate(model.skilled_layers().values()):
-            fill(layer.inventory, seed)
+        model = skilled(tiny_t5(), inventory="diff_pruning", router="polytropon-plain").train()
         if checkpointing:
             model.enable_gradient_checkpointing()
         torch.manual_seed(5)
@@ -148,16 +137,3 @@ def test_checkpointing_draws_the_same_masks_again() -> None:
 
     for one, other in zip(gradients(False), gradients(True), strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"stretch": (0.0, 1.5)}, r"stretch \(0.0, 1.5\) must begin below 0 and end above 1"),
-        ({"penalty": -1.0}, r"penalty \(-1.0\) must not be negative"),
-        ({"keep": 0.0}, r"keep \(0.0\) must lie in \(0, 1\]"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DiffPruningInventory(I, O, K, **settings)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, fill
+from helpers.backbones import BACKBONES, batch
 from helpers.compare import relative_error
-from helpers.skills import filled, mixing
+from helpers.skills import attach_kind, filled, mixing
 from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import HeadMaskInventory, SkilledModel, attach_skills
+from mttl.skills import HeadMaskInventory, SkilledModel
 
 
 @pytest.mark.parametrize("hard", [True, False])
@@ -43,13 +43,8 @@ def test_hard_gates_have_the_slope_of_soft_ones() -> None:
 def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
     """|dL/dξ| = |Att(x)ᵀ dL/dAtt(x)| of Michel et al., from hooks on the output projections."""
     backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o, heads: HeadMaskInventory(i, o, 1, heads, hard=False),
-        targets=["attention"],
-        slot=slot,
-        attachment_point="head",
-    )
+    where = {"targets": ["attention"], "slot": slot}
+    attachment = attach_kind(backbone, "head_mask, soft", n_skills=1, **where)
     model, read = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot), {}
     for path, layer in model.skilled_layers().items():
 
@@ -77,13 +72,8 @@ def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
 )
 def test_targets(family: str, target: str, n_layers: int) -> None:
     backbone = BACKBONES[family]()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
-        targets=[target],
-        slot=RoutingSlot(),
-        attachment_point="head",
-    )
+    where = {"targets": [target], "slot": RoutingSlot()}
+    attachment = attach_kind(backbone, "head_mask", n_skills=2, **where)
     assert len(attachment.layers) == n_layers
     assert {row.n_parameters for row in attachment.layers} == {2 * 4}
 
@@ -91,30 +81,4 @@ def test_targets(family: str, target: str, n_layers: int) -> None:
 def test_a_target_without_heads_is_refused() -> None:
     backbone, message = BACKBONES["t5"](), "'mlp' matches no output projection of this backbone"
     with pytest.raises(ValueError, match=message):
-        attach_skills(
-            backbone,
-            lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
-            targets=["mlp"],
-            slot=RoutingSlot(),
-            attachment_point="head",
-        )
-
-
-@pytest.mark.parametrize(
-    ("heads", "settings", "message"),
-    [
-        (4, {"start": 0.0}, r"start \(0.0\) must be positive"),
-        (3, {}, r"attention_heads \(3\) must divide in_features \(8\)"),
-        (4, {"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),
-    ],
-)
-def test_wrong_settings(heads: int, settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HeadMaskInventory(8, 12, 3, heads, **settings)
-
-
-def test_gates_need_the_layer() -> None:
-    inventory = HeadMaskInventory(8, 8, 2, 4)
-    fill(inventory)
-    with pytest.raises(TypeError, match="head masks change the layer's input: call combine_linear"):
-        inventory(torch.randn(1, 2, 8), torch.randn(1, 2, 8), mixing(1, 1, 2))
+        attach_kind(backbone, "head_mask", n_skills=2, targets=["mlp"], slot=RoutingSlot())

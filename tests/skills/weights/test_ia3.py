@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import batch, fill, tiny_llama, tiny_t5
+from helpers.backbones import batch, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import filled
-from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import IA3Inventory, SkilledModel, attach_skills
+from helpers.skills import filled, skilled
+from mttl.routing import AverageRouter
+from mttl.skills import IA3Inventory
 
 # The same double-precision products in another order: some roundings of 1e-16.
 ROUNDING = {"rtol": 1e-12, "atol": 1e-12}
@@ -59,18 +59,14 @@ def test_models_are_those_of_peft(family):
     """
     peft = pytest.importorskip("peft")
     make, kind, outputs, reader, maker = FAMILIES[family]
-    backbone, slot = make().double().requires_grad_(False), RoutingSlot()
-    attachment = attach_skills(
-        backbone, lambda i, o: IA3Inventory(i, o, 1), targets=[*outputs, maker], slot=slot
-    )
-    model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 1), slot).double()
+    where = {"targets": [*outputs, maker], "router": AverageRouter, "n_tasks": 1, "n_skills": 1}
+    model = skilled(make(), inventory="ia3", **where).double()
     config = peft.IA3Config(
         target_modules=[*outputs, reader], feedforward_modules=[reader], task_type=kind
     )
     theirs = peft.get_peft_model(make().double(), config).double().eval()
     pairs = []
-    for seed, (path, layer) in enumerate(model.eval().skilled_layers().items()):
-        fill(layer.inventory, seed)
+    for path, layer in model.skilled_layers().items():
         place = path.removesuffix(maker) + reader if path.endswith(maker) else path
         scales = theirs.base_model.model.get_submodule(place).ia3_l["default"]
         assert scales.shape == (

@@ -1,17 +1,18 @@
 """Intrinsic skills, beside plain products with the matrices that they never build."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch.func import functional_call
 
-from helpers.backbones import batch, fill, tiny_t5
-from helpers.skills import filled, mixing, spread
+from helpers.backbones import batch, tiny_t5
+from helpers.compare import assert_same
+from helpers.skills import filled, mixing, skilled
 from mttl.checkpoints.model_tensors import skill_tensors
 from mttl.merging.fold import task_mixing
-from mttl.routing import PolytroponRouter, RoutingSlot
-from mttl.skills import IntrinsicInventory, SkilledModel, attach_skills
+from mttl.skills import IntrinsicInventory, SkilledModel
 
 K, D = 3, 6
 
@@ -24,18 +25,9 @@ def matrix(inventory: IntrinsicInventory) -> torch.Tensor:
 def model(
     vector: str = "said", targets: Sequence[str] = ("attention",), **settings: int
 ) -> SkilledModel:
-    backbone, slot = tiny_t5().double().requires_grad_(False), RoutingSlot()
-    attached = attach_skills(
-        backbone,
-        lambda i, o: IntrinsicInventory(i, o, K, dimension=D, vector=vector, **settings),
-        targets=targets,
-        slot=slot,
-    )
-    router = PolytroponRouter(len(attached.groups), 3, 1, K, relaxed=False)
-    made = SkilledModel(backbone, spread(router), slot).double().eval()
-    for seed, layer in enumerate(made.skilled_layers().values()):
-        fill(layer.inventory, seed)
-    return made
+    made = partial(IntrinsicInventory, dimension=D, vector=vector, **settings)
+    plain = {"router": "polytropon-plain", "n_skills": K}
+    return skilled(tiny_t5(), inventory=made, targets=targets, **plain).double()
 
 
 @pytest.mark.parametrize("projection", ["fastfood", "dense"])
@@ -51,12 +43,7 @@ def test_equals_products_with_the_matrix(projection: str, n_examples: int) -> No
     vectors = torch.einsum("bk,k,kd->bd", weights[:, 0], leaves[1][:, 0], leaves[0])
     changes = (vectors @ matrix(inventory).t()).view(-1, 12, 8)
     expected = y + torch.einsum("boi,bli->blo", changes, x)
-    torch.testing.assert_close(found, expected)
-    direction = torch.randn_like(found)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, leaves, direction),
-        torch.autograd.grad(expected, leaves, direction),
-    )
+    assert_same(found, expected, leaves)
 
 
 @pytest.mark.parametrize("vector", ["said", "model", "layer"])
@@ -77,11 +64,7 @@ def test_a_model_equals_its_backbone_with_changed_weights(vector: str) -> None:
         weights[f"{path}.weight"] = base + (matrix(own) @ theta[0]).view_as(base)
     plain = functional_call(tiny_t5().double().eval(), weights, kwargs=inputs).logits
     found = ours(torch.full((2,), task), **inputs).logits
-    torch.testing.assert_close(found, plain)
-    torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), leaves),
-        torch.autograd.grad(plain.square().sum(), leaves),
-    )
+    assert_same(found, plain, leaves)
 
 
 def test_a_vector_of_the_model_exists_once_and_is_saved_once() -> None:
@@ -114,18 +97,3 @@ def test_a_first_pass_without_gradients_leaves_training_alone() -> None:
     with torch.inference_mode():
         ours(tasks, **inputs)
     ours(tasks, **inputs).loss.backward()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dimension": 0}, r"dimension \(0\) must be at least 1"),
-        ({"vector": "block"}, r"vector \('block'\) must be one of said, model, layer"),
-        ({"projection": "fft"}, r"projection \('fft'\) must be one of fastfood, dense"),
-        ({"init": "normal"}, r"init \('normal'\) must be one of zero, kaiming"),
-        ({"n_heads": 5}, r"n_heads \(5\) must divide out_features \(12\)"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        IntrinsicInventory(8, 12, 3, **settings)

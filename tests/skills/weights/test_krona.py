@@ -47,17 +47,3 @@ def test_one_skill_is_lokr_of_peft() -> None:
     gradient = ours.left.grad[0], ours.right.grad[0]
     theirs(x).square().sum().backward()
     torch.testing.assert_close(gradient, (left.grad, right.grad))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shape": (5, 2)}, r"shape \(\[5, 2\]\) must be two sizes that divide out_features"),
-        ({"shape": (2,)}, "must be two sizes"),
-        ({"mix": "outputs"}, r"mix \('outputs'\) must be one of factors, deltas"),
-        ({"n_heads": 2}, r"n_heads \(2\) must be 1 for Kronecker factors"),
-    ],
-)
-def test_wrong_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KronAInventory(8, 12, 3, **settings)

@@ -1,5 +1,7 @@
 """What users of PEFT set for LoRA: scales, dropout, starts from the weight, and LoRA+."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,13 +12,13 @@ from helpers.backbones import batch, fill, tiny_gpt2, tiny_llama
 from helpers.command import train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
-from helpers.skills import filled, gradients, mixing
+from helpers.skills import filled, gradients, mixing, skilled
 from mttl.assembly.model import load_run
 from mttl.checkpoints.saved_inventory import count_saved
 from mttl.merging.low_rank_factors import mixture_factors
 from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot
 from mttl.routing.token.choice import Assignment
-from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.skills import LoRAInventory
 from mttl.skills.attach import Placement, attach_kinds
 from mttl.skills.gated import GatedInventory
 
@@ -38,17 +40,6 @@ ROUNDING = 1e-5
 )
 def test_alpha_is_divided_by_the_rank_or_its_root(settings, scale):
     assert LoRAInventory(4, 6, 2, rank=8, **settings).scale == pytest.approx(scale)
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match=r"scale \(0\.5\) must stay out with alpha or rslora"):
-        LoRAInventory(4, 6, 2, scale=0.5, alpha=1.0)
-    with pytest.raises(ValueError, match=r"dropout \(1\.0\) must be at least 0 and below 1"):
-        LoRAInventory(4, 6, 2, dropout=1.0)
-    with pytest.raises(ValueError, match=r"dropout \(0\.1\) must be 0 where parameters are compos"):
-        LoRAInventory.of_tensor((4, 4), 2, dropout=0.1)
-    with pytest.raises(ValueError, match=r"init \('pissa'\) must be 'zero' or 'kaiming' where"):
-        LoRAInventory.of_tensor((4, 4), 2, init="pissa")
 
 
 def peft_layer(weight, settings):
@@ -179,15 +170,8 @@ def test_a_gate_lets_its_skills_start_and_loaded_skills_do_not():
 
 
 def dropping(checkpointed=False, mix="factors"):
-    backbone, slot = tiny_llama(), RoutingSlot()
-    backbone.requires_grad_(False)
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: filled(LoRAInventory(i, o, 3, rank=2, dropout=0.4, mix=mix)),
-        targets=["attention", "mlp"],
-        slot=slot,
-    )
-    model = SkilledModel(backbone, PrivateRouter(len(attachment.groups), 3), slot).train()
+    made = partial(LoRAInventory, rank=2, dropout=0.4, mix=mix)
+    model = skilled(tiny_llama(), inventory=made, router=PrivateRouter).train()
     if checkpointed:
         model.enable_gradient_checkpointing()
     return model
@@ -230,14 +214,11 @@ def test_answers_and_gpt2_know_nothing_of_options():
     for make in (tiny_gpt2, tiny_llama):
         inputs = batch(2)
         expected = make().eval()(**inputs).logits
-        backbone, slot = make(), RoutingSlot()
-        attachment = attach_skills(
-            backbone,
-            lambda i, o: LoRAInventory(i, o, 2, rank=2, dropout=0.5, init="orthogonal"),
-            targets=["all"],
-            slot=slot,
-        )
-        model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 1, 1, 2), slot).eval()
+        made = partial(LoRAInventory, rank=2, dropout=0.5, init="orthogonal")
+        where = {"targets": ["all"], "router": AverageRouter, "n_tasks": 1, "n_skills": 2}
+        model = skilled(make(), inventory=made, **where)
+        for layer in model.skilled_layers().values():
+            layer.inventory.reset_parameters()
         found = model(torch.zeros(2, dtype=torch.long), **inputs).logits
         assert relative_error(found, expected) < ROUNDING
 

@@ -10,9 +10,9 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
-from helpers.skills import attach_kind, mixing
-from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import NormInventory, SkilledModel
+from helpers.skills import mixing, skilled
+from mttl.routing import AverageRouter
+from mttl.skills import NormInventory
 from mttl.skills.skilled_norm import norm_places, normalised
 
 NAMES = {  # of the norms of each family, for PEFT
@@ -26,16 +26,14 @@ NAMES = {  # of the norms of each family, for PEFT
 @pytest.mark.parametrize("family", BACKBONES)
 def test_one_skill_is_pefts_tuning_of_norms(family: str) -> None:
     """With copied changes: outputs, and gradients of gains and biases."""
-    slot, ids = RoutingSlot(), torch.zeros(4, dtype=torch.long)
-    backbone = BACKBONES[family]().double().requires_grad_(False)
-    attached = attach_kind(backbone, "norm", n_skills=1, targets=["norms"], slot=slot)
-    model = SkilledModel(backbone, AverageRouter(len(attached.groups), 1, 1, 1), slot).double()
+    ids, sizes = torch.zeros(4, dtype=torch.long), {"n_tasks": 1, "n_skills": 1}
+    where = {"inventory": "norm", "targets": ["norms"], "router": AverageRouter}
+    model = skilled(BACKBONES[family](), **where, **sizes).double()
     peer = get_peft_model(
         BACKBONES[family]().double(), LNTuningConfig(target_modules=NAMES[family].split())
     )
     trained = {}
-    for seed, (path, layer) in enumerate(model.skilled_layers().items()):
-        fill(layer.inventory, seed)
+    for path, layer in model.skilled_layers().items():
         own = peer.base_model.model.get_submodule(path).ln_tuning_layers["default"]
         for part, change in (("weight", layer.inventory.gain), ("bias", layer.inventory.bias)):
             if change is not None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
+from mttl.skills import IntrinsicInventory
 from mttl.skills.weights.projections import (
     SMALL,
     DenseProjection,
@@ -56,4 +57,4 @@ FAST = [-0.1153975725, 0.8869695067, 0.9585935473, -1.6795251369]
 
 def test_a_matrix_that_is_too_large_is_refused() -> None:
     with pytest.raises(ValueError, match="would hold 80,000,000, above 67,108,864; use fastfood"):
-        DenseProjection(80, 1_000_000, 0, CPU)
+        IntrinsicInventory(1000, 1000, 1, dimension=80, projection="dense")

@@ -6,8 +6,7 @@ from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
 from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
 from mttl.skills.weights.sparse import place_supports, saved_supports
-from mttl.skills.weights.sparse_product import make_pattern, sparse_outputs
-from mttl.skills.weights.supports import random_indices, spread
+from mttl.skills.weights.supports import random_indices
 
 B, L, I, O, K = 4, 3, 6, 8, 3  # noqa: E741
 
@@ -120,20 +119,6 @@ def test_a_support_that_does_not_exist_is_refused(support, message):
         SparseInventory(I, O, K).set_support(support)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sparsity": 1.0}, r"sparsity \(1.0\) must lie in \[0, 1\)"),
-        ({"mix": "factors"}, r"mix \('factors'\) must be one of auto, deltas, outputs"),
-        ({"structure": "tree"}, r"structure \('tree'\) must be one of"),
-        ({"n_heads": 3}, r"n_heads \(3\) must divide out_features \(8\)"),
-    ],
-)
-def test_settings_without_sense_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        SparseInventory(I, O, K, **settings)
-
-
 def test_supports_are_placed_by_the_names_of_weights():
     backbone = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).requires_grad_(False)
     slot = RoutingSlot()
@@ -165,21 +150,3 @@ def test_other_skills_have_no_support():
     layers = {"0": backbone[0]}
     with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
         place_supports(layers, {"0.weight": torch.tensor([2])})
-
-
-@pytest.mark.parametrize(("k", "n_heads"), [(1, 1), (3, 2), (2, 4)])
-def test_sparse_products_are_those_of_dense_matrices(k, n_heads):
-    indices = torch.stack([random_indices(O * I, 7) for _ in range(k)])
-    values = torch.randn(k, 7).double().requires_grad_()
-    x, weights = torch.randn(B, L, I).double().requires_grad_(), mixing(B, n_heads, k).double()
-    weights.requires_grad_()
-    found = sparse_outputs(x, values, weights, make_pattern(indices, (O, I)))
-    dense = spread(values, indices, O * I).view(k, n_heads, -1, I)
-    expected = torch.einsum("bli,khoi,bhk->blho", x, dense, weights).flatten(2)
-    torch.testing.assert_close(found, expected)
-    direction = torch.randn_like(found)
-    ours, theirs = (
-        torch.autograd.grad(y, (x, values, weights), direction) for y in (found, expected)
-    )
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
