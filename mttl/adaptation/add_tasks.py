@@ -127,20 +127,23 @@ def _require_rows(
 
 def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
     """Refuse skills that cannot be added without changing the answers of the run's tasks."""
-    refuse, router = _refusal(new), settings.router
-    if settings.moe is not None or settings.aggregation.kind != "mixture":
-        raise refuse("its skills changed, and all tasks choose among the same ones")
-    if getattr(settings.skills, "shared_down", False):
-        raise refuse("its skills changed, and share a factor with those of the run")
-    if any(getattr(one, "stages", None) for one in kinds_of(settings.skills)):
-        raise refuse("its skills changed, and those of a stack have their stages")
-    if all(place.unused is None for place in router_class(router).rows_of_tasks().values()):
-        raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
-    if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
-        raise refuse(
-            "its skills changed, and with router.shared_skill, or without router.normalise 'sum', "
-            "more skills change every task"
-        )
+    router, rows = settings.router, router_class(settings.router).rows_of_tasks()
+    reasons = {
+        "all tasks choose among the same ones": settings.moe is not None
+        or settings.aggregation.kind != "mixture",
+        "share a factor with those of the run": getattr(settings.skills, "shared_down", False),
+        "those of a stack have their stages": any(
+            getattr(one, "stages", None) for one in kinds_of(settings.skills)
+        ),
+        f"'{router.kind}' cannot leave skills unused": all(
+            place.unused is None for place in rows.values()
+        ),
+        "with router.shared_skill, or without router.normalise 'sum', more skills change every "
+        "task": router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"),
+    }
+    for reason, wrong in reasons.items():
+        if wrong:
+            raise _refusal(new)(f"its skills changed, and {reason}")
 
 
 def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:

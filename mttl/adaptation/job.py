@@ -16,12 +16,13 @@ from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import adapted, count_trained, kept_state, require_rows, row_starts
+from mttl.adaptation.modes import adapted, count_trained, kept_state, row_starts
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.task_options import wanted_options
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
@@ -195,7 +196,12 @@ def _fit_and_score(
 
 def nearest_task(module: TextToTextModule, job: FewShotJob, gym: Gym, config: Config) -> int:
     """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
-    require_rows(module.model.router)
+    known = module.model.router
+    if not known.task_rows:
+        raise ConfigError(
+            "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
+            f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
+        )
     few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}
     parts = config.model_copy(update={"data": config.data.model_copy(update=few)})
     precision = precision_plugin(config.trainer.precision, module.device.type)

@@ -161,21 +161,20 @@ def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
 def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
     """Return a request of a protocol, as `parse_part` does."""
     request = parse_part(kind, values)
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(
-            400,
-            "stream_options is for streams: set stream, or leave it out",
-            param="stream_options",
-        )
-    if isinstance(request, ChatRequest):
-        if request.max_tokens not in (None, request.max_completion_tokens or request.max_tokens):
-            raise ApiError(
-                400, "max_completion_tokens is another name of max_tokens: give one of them"
-            )
-        if request.top_logprobs and not request.logprobs:
-            raise ApiError(
-                400, "top_logprobs needs logprobs: set it, or leave both out", param="top_logprobs"
-            )
+    chat = request if isinstance(request, ChatRequest) else None
+    most = chat and chat.max_completion_tokens
+    problems = {
+        "stream_options is for streams: set stream, or leave it out": not request.stream
+        and request.stream_options is not None,
+        "max_completion_tokens is another name of max_tokens: give one of them": most
+        and request.max_tokens not in (None, most),
+        "top_logprobs needs logprobs: set it, or leave both out": chat
+        and chat.top_logprobs
+        and not chat.logprobs,
+    }
+    for problem, wrong in problems.items():
+        if wrong:
+            raise ApiError(400, problem, param=problem.partition(" ")[0])
     return request
 
 
