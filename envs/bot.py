@@ -52,10 +52,6 @@ class Demonstration:
 def demonstrate(level: str, seed: int) -> Demonstration:
     """Let the bot play one episode.
 
-    Args:
-        level: Name of the level.
-        seed: Of the episode.
-
     Raises:
         LevelError: If there is no such level.
         BotFailed: If the bot gives up, plans for too long, or runs out of time.

@@ -7,12 +7,11 @@ solve, a fact to remember about levels where it often cannot.
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from multiprocessing.connection import Connection
 
 from envs.bot import BotFailed, Demonstration, demonstrate
-from envs.errors import LevelError, SimulationError
+from envs.errors import LevelError
 from envs.interface import check_levels, slot_seed
-from envs.process import WorkerDied, WorkerProcess, close_workers
+from envs.process import WorkerProcess, close_workers
 
 # No level that the bot can play has it fail so often in a row; those it cannot end soon.
 MOST_FAILURES = 20
@@ -26,9 +25,9 @@ def record_demonstrations(
     *,
     seed: int = 0,
     n_workers: int = 0,
-    progress: Callable[[str, int], None] | None = None,
+    progress: Callable[[str, int], object] = lambda level, n: None,
 ) -> list[Demonstration]:
-    """Let the bot play episodes of every level.
+    """Return demonstrations of the bot, level after level.
 
     Args:
         levels: Their names, each once.
@@ -36,9 +35,6 @@ def record_demonstrations(
         seed: Of the record; seeds of episodes are training seeds (see `envs.interface.slot_seed`).
         n_workers: Processes that play; with 0 this one does.
         progress: Called with a level and the number of its demonstrations, after each of them.
-
-    Returns:
-        The demonstrations, level after level.
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none, or the bot failed
@@ -51,28 +47,20 @@ def record_demonstrations(
     try:
         for _ in range(n_workers):
             workers.append(
-                WorkerProcess("envs.demonstrations:serve", "a worker that plays the bot")
+                WorkerProcess("envs.demonstrations:attempt", "a worker that plays the bot")
             )
         for level in levels:
-            attempts = _attempts(level, seed, workers) if workers else _attempts_here(level, seed)
+            seeds = (slot_seed(seed, level, number) for number in count())
+            attempts = _attempts(level, seeds, workers)
             for n, demonstration in enumerate(_successes(level, attempts, n_episodes), 1):
                 record.append(demonstration)
-                if progress is not None:
-                    progress(level, n)
-    except WorkerDied as death:
-        raise SimulationError(str(death)) from death
+                progress(level, n)
     finally:
         close_workers(workers)
     return record
 
 
-def serve(connection: Connection) -> None:
-    """Play episodes as a worker: level and seed come in, what `_attempt` returns goes out."""
-    while True:
-        connection.send(_attempt(*connection.recv()))
-
-
-def _attempt(level: str, seed: int) -> Demonstration | str:
+def attempt(level: str, seed: int) -> Demonstration | str:
     """Return a demonstration, or why there is none."""
     try:
         return demonstrate(level, seed)
@@ -80,25 +68,21 @@ def _attempt(level: str, seed: int) -> Demonstration | str:
         return f"{failure}, seed {seed}"
 
 
-def _attempts_here(level: str, seed: int) -> Iterator[Demonstration | str]:
-    return (_attempt(level, slot_seed(seed, level, number)) for number in count())
-
-
 def _attempts(
-    level: str, seed: int, workers: Sequence[WorkerProcess]
+    level: str, seeds: Iterator[int], workers: Sequence[WorkerProcess]
 ) -> Iterator[Demonstration | str]:
     """Yield the attempts in order: they are dealt to the workers in turn, some ahead of time."""
+    if not workers:
+        yield from (attempt(level, seed) for seed in seeds)
     for worker in workers:
-        # Those of the level before that were not needed.
-        for _ in worker.outstanding():
-            pass
-    n_ahead = AHEAD * len(workers)
-    for number in range(n_ahead):
-        workers[number % len(workers)].ask((level, slot_seed(seed, level, number)))
-    for number in count():
-        worker = workers[number % len(workers)]
-        yield worker.answer()
-        worker.ask((level, slot_seed(seed, level, number + n_ahead)))
+        worker.drain()  # those of the level before that were not needed
+    for _ in range(AHEAD):
+        for worker in workers:
+            worker.ask(level, next(seeds))
+    while True:
+        for worker in workers:
+            yield worker.answer()
+            worker.ask(level, next(seeds))
 
 
 def _successes(
@@ -106,14 +90,14 @@ def _successes(
 ) -> Iterator[Demonstration]:
     n_failures = 0
     while n_episodes:
-        attempt = next(attempts)
-        if isinstance(attempt, Demonstration):
+        found = next(attempts)
+        if isinstance(found, Demonstration):
             n_episodes, n_failures = n_episodes - 1, 0
-            yield attempt
+            yield found
             continue
         n_failures += 1
         if n_failures == MOST_FAILURES:
             raise LevelError(
                 f"minigrid's bot cannot play level '{level}': it failed {n_failures} times in a "
-                f"row, at last: {attempt}; leave the level out."
+                f"row, at last: {found}; leave the level out."
             )

@@ -35,11 +35,6 @@ def episode_seed(seed: int, level: str, episode: int) -> int:
     """Return the seed of one episode of evaluation, from 2^30 to 2^31 - 1.
 
     No training seed lies there, and no two episodes of a level share one.
-
-    Args:
-        seed: Of the run.
-        level: Its name.
-        episode: Its number.
     """
     return slot_seed(seed, level, episode, evaluation=True)
 

@@ -13,7 +13,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs.files import FILM_ENDINGS, written_whole
 from envs.game import make_game
-from envs.interface import N_ACTIONS
 from envs.levels import find_level
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
@@ -66,8 +65,7 @@ def film(
     Raises:
         LevelError: If there is no such level.
         ImportError: If a .mp4 is wanted and imageio's plugin for it is missing.
-        ValueError: If the path ends otherwise, a number is out of range, or an episode ends before
-            the last action.
+        ValueError: If the path ends otherwise, or an episode ends before the last action.
     """
     path = Path(path)
     if path.suffix not in FILM_ENDINGS:
@@ -76,61 +74,52 @@ def film(
         raise ImportError(
             "a .mp4 needs imageio with ffmpeg: pip install 'imageio[ffmpeg]', or film to a .gif"
         )
-    if tile is not None and tile < 4:
-        raise ValueError(f"tile ({tile}) must be at least 4 pixels")
-    if frames_per_second <= 0:
-        raise ValueError(f"frames_per_second ({frames_per_second}) must be positive")
     several = [episodes] if isinstance(episodes, Episode) else list(episodes)
     n_columns = math.ceil(math.sqrt(len(several)))
     side = SIDE if n_columns == 1 else max(SIDE // 2, 2 * SIDE // n_columns)
-    found = [_frames(episode, tile, side, titled=n_columns > 1) for episode in several]
-    frames = found[0] if n_columns == 1 else _grid(found, n_columns)
+    films = [_frames(episode, tile, side, titled=n_columns > 1) for episode in several]
+    frames = _grid(films, n_columns)
     with written_whole(path) as temporary:
-        write = _write_gif if path.suffix == ".gif" else _write_mp4
-        write(frames, temporary, frames_per_second)
+        if path.suffix == ".gif":
+            durations = [1000 / frames_per_second] * len(frames)
+            durations[-1] *= LAST_FRAME
+            frames[0].save(
+                temporary, save_all=True, append_images=frames[1:], duration=durations, loop=0
+            )
+        else:
+            import imageio.v2 as imageio
+
+            pictures: list[Any] = [np.asarray(frame) for frame in frames]
+            options: dict[str, Any] = {"fps": frames_per_second, "macro_block_size": 2}
+            imageio.mimwrite(temporary, pictures, format="FFMPEG", **options)
 
 
 def _frames(episode: Episode, tile: int | None, side: int, *, titled: bool) -> list[Image.Image]:
-    """Return the frames of an episode, all of one size."""
+    """Return the frames of an episode."""
     mission, pictures = replay(episode.level, episode.seed, episode.actions, tile, side)
     n_steps = len(episode.actions)
-    told = [f"step 0 of {n_steps}"]
+    lines = [f"step 0 of {n_steps}"]
     for step, action in enumerate(episode.actions, start=1):
-        told.append(f"step {step} of {n_steps}: {ACTIONS[action]}")
+        lines.append(f"step {step} of {n_steps}: {ACTIONS[action]}")
     if episode.success is not None:
-        told[-1] += ", success" if episode.success else ", no success"
+        lines[-1] += ", success" if episode.success else ", no success"
     title = [episode.level] if titled else []
-    return _alike(
-        [
-            with_caption(picture, *title, mission, line, shares=episode.shares)
-            for picture, line in zip(pictures, told, strict=True)
-        ]
-    )
-
-
-def _alike(frames: Sequence[Image.Image]) -> list[Image.Image]:
-    """Return frames on white paper of the size of the largest."""
-    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
-    sheets = []
-    for frame in frames:
-        sheet = Image.new("RGB", size, "white")
-        sheet.paste(frame)
-        sheets.append(sheet)
-    return sheets
+    return [
+        with_caption(picture, *title, mission, line, shares=episode.shares)
+        for picture, line in zip(pictures, lines, strict=True)
+    ]
 
 
 def _grid(films: Sequence[list[Image.Image]], n_columns: int) -> list[Image.Image]:
     """Return films side by side, row by row; one that has ended stays as it ended."""
-    longest = max(len(frames) for frames in films)
-    cells = [_alike([*frames, *frames[-1:] * (longest - len(frames))]) for frames in films]
-    width, height = (max(cell[0].size[axis] for cell in cells) for axis in (0, 1))
+    width, height = (max(frame.size[axis] for film in films for frame in film) for axis in (0, 1))
     n_rows = math.ceil(len(films) / n_columns)
     sheets = []
-    for number in range(longest):
+    for number in range(max(map(len, films))):
         sheet = Image.new("RGB", (n_columns * width, n_rows * height), "white")
-        for place, cell in enumerate(cells):
+        for place, frames in enumerate(films):
             row, column = divmod(place, n_columns)
-            sheet.paste(cell[number], (column * width, row * height))
+            sheet.paste(frames[min(number, len(frames) - 1)], (column * width, row * height))
         sheets.append(sheet)
     return sheets
 
@@ -140,16 +129,11 @@ def replay(
 ) -> tuple[str, list[UInt8[np.ndarray, "height width 3"]]]:
     """Return the mission and S + 1 pictures of the episode, without caption.
 
-    Args:
-        level: Name of the level.
-        seed: Of the episode.
-        actions: S integers from 0 to 6.
-        tile: Side of a cell in pixels; by default so that the picture has the given side.
-        side: Of the picture in pixels.
+    A cell has ``tile`` pixels, by default so that the picture has the given side.
 
     Raises:
         LevelError: If there is no such level.
-        ValueError: If an action is not from 0 to 6, or the episode ends before the last one.
+        ValueError: If the episode ends before the last action.
     """
     env = make_game(find_level(level))
     env.reset(seed=seed)
@@ -162,8 +146,6 @@ def replay(
                 f"the episode of '{level}' with seed {seed} ends after {step} actions; "
                 f"{len(actions)} are given"
             )
-        if not 0 <= action < N_ACTIONS:
-            raise ValueError(f"action {step} ({action}) must be from 0 to {N_ACTIONS - 1}")
         _, _, terminated, truncated, _ = env.step(int(action))
         ended = terminated or truncated
         pictures.append(env.get_frame(tile_size=tile))
@@ -175,10 +157,7 @@ def with_caption(
 ) -> Image.Image:
     """Return the picture with text below it, in as many lines as it takes.
 
-    Args:
-        picture: The picture.
-        *paragraphs: What stands below, each on a line of its own.
-        shares: Of skills, drawn as bars at the bottom; the largest is as high as there is room.
+    Shares of skills are drawn as bars at the bottom; the largest is as high as there is room.
     """
     height, width, _ = picture.shape
     font = ImageFont.load_default(max(FONT_SIZE, FONT_SIZE * width // NARROW))
@@ -211,16 +190,3 @@ def _lines(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width:
         else:
             lines[-1] = longer
     return lines
-
-
-def _write_gif(frames: Sequence[Image.Image], path: Path, frames_per_second: float) -> None:
-    duration = 1000 / frames_per_second
-    durations = [duration] * (len(frames) - 1) + [LAST_FRAME * duration]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
-
-
-def _write_mp4(frames: Sequence[Image.Image], path: Path, frames_per_second: float) -> None:
-    import imageio.v2 as imageio
-
-    pictures: list[Any] = [np.asarray(frame) for frame in frames]
-    imageio.mimwrite(path, pictures, format="FFMPEG", fps=frames_per_second, macro_block_size=2)

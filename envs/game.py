@@ -18,7 +18,6 @@ from jaxtyping import Int32
 from minigrid.envs.babyai.core import roomgrid_level
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
-from envs.errors import LevelError
 from envs.levels import Level
 from envs.observation import EMPTY, all_reachable, observe, pack, pack_grid
 
@@ -38,18 +37,9 @@ class Game(RoomGridLevel):
     )
 
     def reset(self, **options: Any) -> Any:
-        """Begin an episode, as in gymnasium.
-
-        Raises:
-            LevelError: If the level has no step limit.
-        """
+        """Begin an episode, as in gymnasium."""
         self._cells = None
         result = super().reset(**options)
-        if self.max_steps < 1:
-            raise LevelError(
-                f"level '{type(self).__name__}' has no step limit (max_steps is {self.max_steps}); "
-                "its episodes could never end"
-            )
         # A level may still change after its first observation: some begin with a full hand.
         self._cells = None
         return result
@@ -99,12 +89,7 @@ def _game_class(level_class: type[RoomGridLevel]) -> type[Game]:
 
 
 def make_game(level: Level, **options: Any) -> Game:
-    """Make the environment of a level.
-
-    Args:
-        level: From `envs.levels`.
-        options: Arguments of minigrid's class, such as ``render_mode``.
-    """
+    """Make the environment of a level."""
     spec = gymnasium.spec(level.id)
     level_class: Any = load_env_creator(str(spec.entry_point))
     return _game_class(level_class)(**{**spec.kwargs, **options})

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int, UInt8
@@ -39,46 +39,55 @@ class Transition:
         reward: 1 - 0.9 n / n_max where a mission was fulfilled in n of at most n_max steps, else 0.
         terminated: The mission was fulfilled or failed.
         truncated: The time is up; never both.
-        final: The last observations of the truncated episodes, in the order of
-            ``np.argwhere(truncated)``; None where there is none.
     """
 
     observation: Observation
     reward: Float32[np.ndarray, "T N"]
     terminated: Bool[np.ndarray, "T N"]
     truncated: Bool[np.ndarray, "T N"]
-    final: Observation | None
 
 
-class VectorEnv(Protocol):
-    """T levels × N slots of environments; arrays it returns belong to the caller."""
+class VectorEnv:
+    """T levels × N slots of environments; arrays it returns belong to the caller.
 
-    levels: tuple[str, ...]
-    n_slots: int
+    Raises:
+        LevelError: If a level is unknown or listed twice, or there is none.
+    """
+
+    def __init__(self, levels: Sequence[str], n_slots: int) -> None:
+        self.levels = check_levels(levels)
+        self.n_slots = n_slots
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots."""
-        ...
+        """Begin again, from the seeds of the slots.
+
+        Raises:
+            SimulationError: If an environment raises, or a worker dies.
+        """
+        raise NotImplementedError
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action, from 0 to 6, in every environment; begin the next episode after an end."""
-        ...
+        """Do one action, from 0 to 6, in every environment; begin the next episode after an end.
 
-    def state(self) -> bytes:
-        """Return all that is needed to go on exactly.
+        Raises:
+            SimulationError: If an environment raises, or a worker dies.
+        """
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return all that is needed to go on exactly, as plain data.
 
         Raises:
             NotImplementedError: If these environments cannot be saved.
         """
-        ...
+        raise NotImplementedError("these environments cannot be saved: use backend 'minigrid'")
 
-    def load_state(self, state: bytes) -> Observation:
+    def load_state(self, state: dict[str, Any]) -> Observation:
         """Go on from a state; returns the current observations."""
-        ...
+        raise NotImplementedError("these environments cannot be restored: use backend 'minigrid'")
 
     def close(self) -> None:
         """Free what the environments hold."""
-        ...
 
 
 def slot_seed(seed: int, level: str, slot: int, evaluation: bool = False) -> int:
@@ -86,12 +95,6 @@ def slot_seed(seed: int, level: str, slot: int, evaluation: bool = False) -> int
 
     Slots of one level never share a seed. Training and evaluation never do either: training seeds
     lie below 2^30, evaluation seeds from 2^30 to 2^31 - 1.
-
-    Args:
-        seed: Of the run.
-        level: Its name.
-        slot: Number of the slot, or of the episode in evaluation.
-        evaluation: Which of the two sets.
     """
     digest = hashlib.sha256(f"{seed} {level} {evaluation}".encode()).digest()
     first = int.from_bytes(digest[:8], "little")

@@ -1,4 +1,4 @@
-"""Every level of BabyAI that minigrid registers: its id, what it asks for, and its time limit.
+"""Every level of BabyAI that minigrid registers: its id and what it asks for.
 
 The competencies of the published levels are those of the paper's table. Minigrid's other levels
 are smaller, larger or special cases of them; theirs are derived from what the level contains.
@@ -27,17 +27,11 @@ class Level:
         name: Short name, such as "GoToLocal".
         id: Name in gymnasium's registry, such as "BabyAI-GoToLocal-v0".
         competencies: What an agent must master, in the order of `COMPETENCIES`.
-        steps: Actions until an episode is cut off: of the whole episode where ``fixed``, else per
-            navigation that the mission needs (one, two to put something somewhere; missions of
-            several sentences add theirs up).
-        fixed: The limit does not depend on the mission.
     """
 
     name: str
     id: str
     competencies: tuple[str, ...]
-    steps: int
-    fixed: bool = False
 
 
 # The eight levels of Ponti et al., "Combining Modular Skills in Multitask Learning", 2022,
@@ -51,81 +45,68 @@ _DISTRACTED = "ROOM DISTR-BOX DISTR"
 _MAZE = f"{_DISTRACTED} MAZE"
 _ALL_ACTIONS = "GOTO OPEN PICKUP PUT"
 
-# Competencies, then name and steps of every level that has them; "!" marks a fixed limit.
+# Competencies, and the levels that have them.
 _TABLE = {
-    "ROOM": "GoToObj 64, GoToObjS4 16, GoToObjS6 36, GoToRedBallNoDists 64",
-    "ROOM DISTR-BOX": "GoToRedBallGrey 64",
-    _DISTRACTED: "GoToRedBall 64, GoToRedBlueBall 64",
+    "ROOM": "GoToObj GoToObjS4 GoToObjS6 GoToRedBallNoDists",
+    "ROOM DISTR-BOX": "GoToRedBallGrey",
+    _DISTRACTED: "GoToRedBall GoToRedBlueBall",
     f"{_DISTRACTED} GOTO": (
-        "GoToLocal 64, GoToLocalS5N2 25, GoToLocalS6N2 36, GoToLocalS6N3 36, GoToLocalS6N4 36, "
-        "GoToLocalS7N4 49, GoToLocalS7N5 49, GoToLocalS8N2 64, GoToLocalS8N3 64, "
-        "GoToLocalS8N4 64, GoToLocalS8N5 64, GoToLocalS8N6 64, GoToLocalS8N7 64, GoToObjDoor 576"
+        "GoToLocal GoToLocalS5N2 GoToLocalS6N2 GoToLocalS6N3 GoToLocalS6N4 GoToLocalS7N4 "
+        "GoToLocalS7N5 GoToLocalS8N2 GoToLocalS8N3 GoToLocalS8N4 GoToLocalS8N5 GoToLocalS8N6 "
+        "GoToLocalS8N7 GoToObjDoor"
     ),
-    "ROOM GOTO": "GoToDoor 441",
+    "ROOM GOTO": "GoToDoor",
     "ROOM MAZE": (
-        "GoToObjMaze 576, GoToObjMazeOpen 576, GoToObjMazeS4R2 64, GoToObjMazeS4 144, "
-        "GoToObjMazeS5 225, GoToObjMazeS6 324, GoToObjMazeS7 441"
+        "GoToObjMaze GoToObjMazeOpen GoToObjMazeS4R2 GoToObjMazeS4 GoToObjMazeS5 GoToObjMazeS6 "
+        "GoToObjMazeS7"
     ),
-    f"{_MAZE} GOTO": "GoTo 576, GoToOpen 576",
-    f"{_MAZE} IMP-UNLOCK GOTO": "GoToImpUnlock 576",
-    f"{_MAZE} GOTO SEQ": "GoToSeq 576, GoToSeqS5R2 100",
-    "ROOM OPEN": "OpenRedDoor 50, OpenDoorColor 576",
-    "ROOM OPEN LOC": "OpenDoor 576, OpenDoorDebug 576, OpenDoorLoc 576",
+    f"{_MAZE} GOTO": "GoTo GoToOpen",
+    f"{_MAZE} IMP-UNLOCK GOTO": "GoToImpUnlock",
+    f"{_MAZE} GOTO SEQ": "GoToSeq GoToSeqS5R2",
+    "ROOM OPEN": "OpenRedDoor OpenDoorColor",
+    "ROOM OPEN LOC": "OpenDoor OpenDoorDebug OpenDoorLoc",
     "ROOM OPEN SEQ": (
-        "OpenTwoDoors 720!, OpenRedBlueDoors 720!, OpenRedBlueDoorsDebug 720!, "
-        "OpenDoorsOrderN2 720!, OpenDoorsOrderN4 720!, OpenDoorsOrderN2Debug 720!, "
-        "OpenDoorsOrderN4Debug 720!"
+        "OpenTwoDoors OpenRedBlueDoors OpenRedBlueDoorsDebug OpenDoorsOrderN2 OpenDoorsOrderN4 "
+        "OpenDoorsOrderN2Debug OpenDoorsOrderN4Debug"
     ),
-    f"{_MAZE} OPEN": "Open 576",
-    "ROOM PICKUP": "OneRoomS8 64, OneRoomS12 144, OneRoomS16 256, OneRoomS20 400",
-    f"{_DISTRACTED} PICKUP": "PickupDist 49, PickupDistDebug 49",
-    f"{_DISTRACTED} PICKUP LOC": "PickupLoc 64",
-    "ROOM MAZE PICKUP": "PickupAbove 288!, FindObjS5 500!, FindObjS6 720!, FindObjS7 980!",
-    f"{_MAZE} PICKUP": "Pickup 576",
-    f"{_MAZE} UNBLOCK PICKUP": "UnblockPickup 576",
-    f"{_DISTRACTED} GOTO OPEN PICKUP": "ActionObjDoor 441",
-    "ROOM PUT": "PutNextS4N1 128!, PutNextS5N1 200!",
+    f"{_MAZE} OPEN": "Open",
+    "ROOM PICKUP": "OneRoomS8 OneRoomS12 OneRoomS16 OneRoomS20",
+    f"{_DISTRACTED} PICKUP": "PickupDist PickupDistDebug",
+    f"{_DISTRACTED} PICKUP LOC": "PickupLoc",
+    "ROOM MAZE PICKUP": "PickupAbove FindObjS5 FindObjS6 FindObjS7",
+    f"{_MAZE} PICKUP": "Pickup",
+    f"{_MAZE} UNBLOCK PICKUP": "UnblockPickup",
+    f"{_DISTRACTED} GOTO OPEN PICKUP": "ActionObjDoor",
+    "ROOM PUT": "PutNextS4N1 PutNextS5N1",
     f"{_DISTRACTED} PUT": (
-        "PutNextLocal 64, PutNextLocalS5N3 25, PutNextLocalS6N4 36, PutNextS5N2 200!, "
-        "PutNextS6N3 288!, PutNextS7N4 392!, PutNextS5N2Carrying 200!, PutNextS6N3Carrying 288!, "
-        "PutNextS7N4Carrying 392!"
+        "PutNextLocal PutNextLocalS5N3 PutNextLocalS6N4 PutNextS5N2 PutNextS6N3 PutNextS7N4 "
+        "PutNextS5N2Carrying PutNextS6N3Carrying PutNextS7N4Carrying"
     ),
-    f"{_DISTRACTED} PUT SEQ": "MoveTwoAcrossS5N2 400!, MoveTwoAcrossS8N9 1024!",
-    "ROOM UNLOCK OPEN": "UnlockLocal 576, KeyInBox 576",
-    f"{_DISTRACTED} UNLOCK OPEN": "UnlockLocalDist 576",
-    f"{_MAZE} UNLOCK OPEN": "Unlock 576",
+    f"{_DISTRACTED} PUT SEQ": "MoveTwoAcrossS5N2 MoveTwoAcrossS8N9",
+    "ROOM UNLOCK OPEN": "UnlockLocal KeyInBox",
+    f"{_DISTRACTED} UNLOCK OPEN": "UnlockLocalDist",
+    f"{_MAZE} UNLOCK OPEN": "Unlock",
     "ROOM MAZE IMP-UNLOCK PICKUP": (
-        "UnlockPickup 72, UnlockToUnlock 1080!, KeyCorridor 1080!, KeyCorridorS3R1 270!, "
-        "KeyCorridorS3R2 270!, KeyCorridorS3R3 270!, KeyCorridorS4R3 480!, KeyCorridorS5R3 750!, "
-        "KeyCorridorS6R3 1080!"
+        "UnlockPickup UnlockToUnlock KeyCorridor KeyCorridorS3R1 KeyCorridorS3R2 "
+        "KeyCorridorS3R3 KeyCorridorS4R3 KeyCorridorS5R3 KeyCorridorS6R3"
     ),
-    "ROOM MAZE UNBLOCK IMP-UNLOCK PICKUP": "BlockedUnlockPickup 576!",
-    f"{_MAZE} IMP-UNLOCK PICKUP": "UnlockPickupDist 72",
-    f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS}": "Synth 576, SynthS5R2 150",
-    f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS} LOC": "SynthLoc 576",
-    f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS} LOC SEQ": "SynthSeq 576",
-    f"{_MAZE} UNBLOCK {_ALL_ACTIONS} LOC SEQ": "BossLevelNoUnlock 576",
-    " ".join(COMPETENCIES): "BossLevel 576, MiniBossLevel 100",
+    "ROOM MAZE UNBLOCK IMP-UNLOCK PICKUP": "BlockedUnlockPickup",
+    f"{_MAZE} IMP-UNLOCK PICKUP": "UnlockPickupDist",
+    f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS}": "Synth SynthS5R2",
+    f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS} LOC": "SynthLoc",
+    f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS} LOC SEQ": "SynthSeq",
+    f"{_MAZE} UNBLOCK {_ALL_ACTIONS} LOC SEQ": "BossLevelNoUnlock",
+    " ".join(COMPETENCIES): "BossLevel MiniBossLevel",
 }
-
-
-def _read_table() -> dict[str, Level]:
-    levels = {}
-    for competencies, entries in _TABLE.items():
-        for entry in entries.split(", "):
-            name, steps = entry.split()
-            version = "v1" if name == "GoToObjS6" else "v0"
-            levels[name] = Level(
-                name,
-                f"BabyAI-{name}-{version}",
-                tuple(competencies.split()),
-                int(steps.removesuffix("!")),
-                fixed=steps.endswith("!"),
-            )
-    return levels
-
-
-LEVELS = _read_table()
+LEVELS = {
+    name: Level(
+        name,
+        f"BabyAI-{name}-{'v1' if name == 'GoToObjS6' else 'v0'}",
+        tuple(competencies.split()),
+    )
+    for competencies, names in _TABLE.items()
+    for name in names.split()
+}
 
 
 def find_level(name: str) -> Level:

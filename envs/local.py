@@ -2,33 +2,67 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from envs.errors import LevelError, SimulationError
+from envs.errors import SimulationError
 from envs.game import Game, make_game
-from envs.interface import VIEW, Observation, Transition, check_levels, slot_seed
+from envs.interface import VIEW, Observation, Transition, VectorEnv, slot_seed
 from envs.levels import LEVELS
-from envs.saved_state import SavedState, generator_state, set_generator
 from envs.vocabulary import MISSION_LENGTH, encode
 
+Place = tuple[int, ...]  # of a slot: level, number
+_SEEN = [
+    ("image", np.uint8, (VIEW, VIEW, 3)),
+    ("direction", np.uint8),
+    ("mission", np.uint8, (MISSION_LENGTH,)),
+]
+# What goes into a slot and comes out of it.
+SLOT = np.dtype(
+    [
+        *[("action", np.uint8), ("seen", _SEEN)],
+        *[("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)],
+    ],
+    align=True,
+)
 
-class LocalVectorEnv:
-    """T levels × N slots of environments that step one after the other; see `VectorEnv`.
 
-    Args:
-        levels: Names of T levels, each once.
-        n_slots: N.
-        seed: Of the run; see `envs.interface.slot_seed`.
-        evaluation: Play the fixed episodes of evaluation: slot n plays those numbered n, n + N, ...
-        first_slot: Number of the first slot.
-        stride: Distance of the numbers of a slot's episodes of evaluation: N, unless these slots
-            are a part of a larger vector environment.
+def observation_of(slots: np.ndarray) -> Observation:
+    """Return a copy of what is seen in slots (T, N)."""
+    return Observation(*(slots["seen"][name].copy() for name, *_ in _SEEN))
 
-    Raises:
-        LevelError: If a level is unknown or listed twice, or there is none.
+
+def transition_of(slots: np.ndarray) -> Transition:
+    """Return a copy of what the last step brought."""
+    outcome = (slots[name].copy() for name in ("reward", "terminated", "truncated"))
+    return Transition(observation_of(slots), *outcome)
+
+
+@dataclass
+class _Game:
+    """A game, and all that a state needs of it.
+
+    Attributes:
+        env: The environment.
+        episode: Number of the episode.
+        start: The random generator before the episode; None where it began from a seed.
+        actions: What was done since, a digit each.
+    """
+
+    env: Game
+    episode: int = -1
+    start: Any = None
+    actions: str = ""
+
+
+class LocalVectorEnv(VectorEnv):
+    """Environments that step one after the other; see `envs.vector.make_vector_env`.
+
+    Where they are a part of a larger vector environment, ``stride`` is its N, the distance of the
+    numbers of a slot's episodes of evaluation, and ``slots`` (T, N) the array of `SLOT` to play in.
     """
 
     def __init__(
@@ -40,204 +74,139 @@ class LocalVectorEnv:
         evaluation: bool = False,
         first_slot: int = 0,
         stride: int | None = None,
+        slots: np.ndarray | None = None,
     ) -> None:
-        self.levels = check_levels(levels)
-        self.n_slots = n_slots
-        self._seed, self._evaluation = seed, evaluation
-        self._first_slot, self._stride = first_slot, stride or n_slots
-        # Environments lie level after level, in one row of T × N; so do the arrays kept here.
-        self._games: list[Game] = [
-            make_game(LEVELS[level]) for level in self.levels for _ in range(n_slots)
-        ]
-        self._episodes = np.full(len(self._games), -1)  # number of each slot's episode
-        self._seen = _blank(len(self._games))  # what is seen now
-        # How the episodes of these places began, and what was done since: all that a state needs.
-        self._starts: list[dict[str, int] | None] = [None] * len(self._games)
-        self._actions = [bytearray() for _ in self._games]
-        self._open = True
+        super().__init__(levels, n_slots)
+        self._numbers = {
+            **{"seed": seed, "evaluation": evaluation, "first_slot": first_slot},
+            "stride": stride or n_slots,
+        }
+        shape = len(self.levels), n_slots
+        self._slots = np.zeros(shape, SLOT) if slots is None else slots
+        self._games = {
+            place: _Game(make_game(LEVELS[self.levels[place[0]]])) for place in np.ndindex(*shape)
+        }
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots.
-
-        Raises:
-            LevelError: If a level has no step limit.
-            SimulationError: If an environment raises, or they are closed.
-        """
-        self._require_open()
-        self._episodes[:] = -1
-        for place in range(len(self._games)):
+        """Begin again, from the seeds of the slots."""
+        for place, game in self._games.items():
+            game.episode = -1
             self._begin(place)
-        return self._shaped(self._seen)
+        return observation_of(self._slots)
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action in every environment; begin the next episode where one ended.
+        """Do one action in every environment; begin the next episode where one ended."""
+        self._slots["action"] = actions
+        self.act()
+        return transition_of(self._slots)
 
-        Raises:
-            SimulationError: If an environment raises, or they are closed or have not begun.
-        """
-        self._require_begun()
-        n = len(self._games)
-        reward = np.zeros(n, np.float32)
-        terminated, truncated = np.zeros(n, bool), np.zeros(n, bool)
-        last: list[tuple[Any, int, np.ndarray]] = []
-        for place, action in enumerate(actions.ravel().tolist()):
-            try:
-                seen, reward[place], done, late, _ = self._games[place].step(action)
-            except Exception as error:
-                raise self._failure(place, error) from error
-            self._actions[place].append(action)
+    def act(self) -> None:
+        """Do the actions that lie in the slots; what they bring lies there too."""
+        slots = self._slots
+        reward, terminated, truncated = (
+            slots[name] for name in ("reward", "terminated", "truncated")
+        )
+        for (place, game), action in zip(
+            self._games.items(), slots["action"].ravel().tolist(), strict=True
+        ):
+            seen, reward[place], done, late = self._play(place, action)
+            game.actions += str(action)
+            terminated[place], truncated[place] = done, late and not done
             if done or late:
-                terminated[place], truncated[place] = done, not done
-                if not done:
-                    mission = self._seen.mission[place].copy()
-                    last.append((seen["image"], seen["direction"], mission))
                 self._begin(place)
             else:
                 self._show(place, seen)
-        shape = (len(self.levels), self.n_slots)
-        return Transition(
-            self._shaped(self._seen),
-            reward.reshape(shape),
-            terminated.reshape(shape),
-            truncated.reshape(shape),
-            _stack(last) if last else None,
-        )
 
-    def state(self) -> bytes:
-        """Return the environments with their random numbers, and what was last seen of them.
+    def state(self) -> dict[str, Any]:
+        """Return how the episode of each slot began and what was done since.
 
-        Raises:
-            SimulationError: If they are closed or have not begun.
+        Environments have no randomness of their own after the beginning of an episode, so that is
+        all it takes. The state is the same however many processes played the slots.
         """
-        self._require_begun()
-        return SavedState(
-            levels=list(self.levels),
-            n_slots=self.n_slots,
-            seed=self._seed,
-            evaluation=self._evaluation,
-            first_slot=self._first_slot,
-            stride=self._stride,
-            episodes=self._episodes.tolist(),
-            starts=self._starts,
-            actions=["".join(map(str, actions)) for actions in self._actions],
-            seen=[self._digest(place) for place in range(len(self._games))],
-        ).encode()
+        places = [[(level, n) for n in range(self.n_slots)] for level in range(len(self.levels))]
+        return {**self._numbers, "slots": [[*map(self._saved, row)] for row in places]}
 
-    def load_state(self, state: bytes) -> Observation:
+    def load_state(self, state: dict[str, Any]) -> Observation:
         """Go on from a state: begin its episodes and play its actions again.
 
         Raises:
             ValueError: If the installed minigrid plays other episodes.
-            SimulationError: If the environments are closed, or one raises.
+            SimulationError: If an environment raises.
         """
-        self._require_open()
-        saved = SavedState.decode(state)
-        self._seed, self._evaluation = saved.seed, saved.evaluation
-        self._first_slot, self._stride = saved.first_slot, saved.stride
-        self._starts, self._episodes[:] = list(saved.starts), saved.episodes
-        for place, actions in enumerate(saved.actions):
-            self._play_again(place, bytes(map(int, actions)), saved.seen[place])
-        return self._shaped(self._seen)
+        self._numbers = {name: state[name] for name in self._numbers}
+        for place, game in self._games.items():
+            saved = state["slots"][place[0]][place[1]]
+            game.episode, game.start = saved["episode"], saved["start"]
+            self._reset(place)
+            ended = False
+            for action in saved["actions"]:
+                if ended:  # an episode that has ended is not played on
+                    break
+                seen, _, done, late = self._play(place, int(action))
+                ended = done or late
+                self._show(place, seen)
+            game.actions = saved["actions"]
+            if ended or self._digest(place) != saved["seen"]:
+                raise ValueError(
+                    f"the state is of another episode of level '{self.levels[place[0]]}' than this "
+                    "minigrid plays. Install the version of minigrid that the run began with, or "
+                    "start a new run"
+                )
+        return observation_of(self._slots)
 
-    def close(self) -> None:
-        """Forget the environments."""
-        self._games, self._open = [], False
+    def _saved(self, place: Place) -> dict[str, Any]:
+        game = self._games[place]
+        saved = {"episode": game.episode, "start": game.start, "actions": game.actions}
+        return {**saved, "seen": self._digest(place)}
 
-    def _begin(self, place: int) -> None:
+    def _begin(self, place: Place) -> None:
         """Begin the next episode of one environment."""
-        self._episodes[place] += 1
-        fresh = self._evaluation or self._episodes[place] == 0
-        self._starts[place] = None if fresh else generator_state(self._games[place].np_random)
+        game = self._games[place]
+        game.episode += 1
+        fresh = self._numbers["evaluation"] or game.episode == 0
+        game.start = None if fresh else game.env.np_random.bit_generator.state
         self._reset(place)
 
-    def _reset(self, place: int) -> None:
+    def _reset(self, place: Place) -> None:
         """Begin the episode of one environment from its start."""
-        start, game = self._starts[place], self._games[place]
-        seed = self._slot_seed(place) if start is None else None
-        self._actions[place] = bytearray()
+        game = self._games[place]
+        game.actions = ""
         try:
-            if start is not None:
-                set_generator(game.np_random, start)
-            seen, _ = game.reset(seed=seed)
-            self._seen.mission[place] = encode(seen["mission"])
-        except LevelError:
-            self.close()
-            raise
+            if game.start is not None:
+                game.env.np_random.bit_generator.state = game.start
+            seen, _ = game.env.reset(seed=self._seed(place) if game.start is None else None)
+            self._slots["seen"]["mission"][place] = encode(seen["mission"])
         except Exception as error:
             raise self._failure(place, error) from error
         self._show(place, seen)
 
-    def _play_again(self, place: int, actions: bytes, digest: str) -> None:
-        self._reset(place)
-        ended = False
-        for action in actions:
-            if ended:  # an episode that has ended is not played on
-                break
-            try:
-                seen, _, done, late, _ = self._games[place].step(action)
-            except Exception as error:
-                raise self._failure(place, error) from error
-            ended = done or late
-            self._show(place, seen)
-        self._actions[place] = bytearray(actions)
-        if ended or self._digest(place) != digest:
-            level = self.levels[place // self.n_slots]
-            raise ValueError(
-                f"the state is of another episode of level '{level}' than this minigrid plays. "
-                "Install the version of minigrid that the run began with, or start a new run"
-            )
+    def _play(self, place: Place, action: int) -> tuple[dict[str, Any], Any, bool, bool]:
+        try:
+            return self._games[place].env.step(action)[:4]
+        except Exception as error:
+            raise self._failure(place, error) from error
 
-    def _digest(self, place: int) -> str:
+    def _digest(self, place: Place) -> str:
         """Return a short hash of what is seen at a place."""
-        seen = self._seen
-        parts = (seen.image[place], seen.direction[place : place + 1], seen.mission[place])
-        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
+        seen = self._slots["seen"][place]
+        parts = (seen[name].tobytes() for name, *_ in _SEEN)
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
-    def _show(self, place: int, seen: dict[str, Any]) -> None:
-        self._seen.image[place] = seen["image"]
-        self._seen.direction[place] = seen["direction"]
+    def _show(self, place: Place, seen: dict[str, Any]) -> None:
+        shown = self._slots["seen"]
+        shown["image"][place], shown["direction"][place] = seen["image"], seen["direction"]
 
-    def _slot_seed(self, place: int) -> int:
-        level, slot = divmod(place, self.n_slots)
-        number = self._first_slot + slot
-        if self._evaluation:
-            number += self._stride * int(self._episodes[place])
-        return slot_seed(self._seed, self.levels[level], number, self._evaluation)
+    def _seed(self, place: Place) -> int:
+        numbers, (level, number) = self._numbers, place
+        number += numbers["first_slot"]
+        if numbers["evaluation"]:
+            number += numbers["stride"] * self._games[place].episode
+        return slot_seed(numbers["seed"], self.levels[level], number, numbers["evaluation"])
 
-    def _failure(self, place: int, error: Exception) -> SimulationError:
-        level, slot = divmod(place, self.n_slots)
-        later = 0 if self._evaluation else self._episodes[place]
-        message = (
-            f"level '{self.levels[level]}', slot {self._first_slot + slot}, {later} episodes after "
-            f"seed {self._slot_seed(place)}: {type(error).__name__}: {error}"
+    def _failure(self, place: Place, error: Exception) -> SimulationError:
+        level, number = self.levels[place[0]], self._numbers["first_slot"] + place[1]
+        later = 0 if self._numbers["evaluation"] else self._games[place].episode
+        return SimulationError(
+            f"level '{level}', slot {number}, {later} episodes after seed {self._seed(place)}: "
+            f"{type(error).__name__}: {error}"
         )
-        self.close()
-        return SimulationError(message)
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise SimulationError("the environments are closed; make new ones")
-
-    def _require_begun(self) -> None:
-        self._require_open()
-        if (self._episodes < 0).any():
-            raise SimulationError("the environments have not begun: call reset first")
-
-    def _shaped(self, seen: Observation) -> Observation:
-        """Return a copy with the axes T and N."""
-        shape = (len(self.levels), self.n_slots)
-        parts = (seen.image, seen.direction, seen.mission)
-        return Observation(*(part.reshape(*shape, *part.shape[1:]).copy() for part in parts))
-
-
-def _blank(n: int) -> Observation:
-    return Observation(
-        np.zeros((n, VIEW, VIEW, 3), np.uint8),
-        np.zeros(n, np.uint8),
-        np.zeros((n, MISSION_LENGTH), np.uint8),
-    )
-
-
-def _stack(seen: list[tuple[np.ndarray, int, np.ndarray]]) -> Observation:
-    images, directions, missions = zip(*seen, strict=True)
-    return Observation(np.stack(images), np.array(directions, np.uint8), np.stack(missions))

@@ -26,25 +26,17 @@ import numpy as np
 from jaxtyping import Int
 
 from envs.errors import SimulationError
-from envs.interface import VIEW, Observation, Transition, check_levels, slot_seed
+from envs.interface import Observation, Transition, VectorEnv, slot_seed
 from envs.levels import LEVELS
-from envs.vocabulary import MISSION_LENGTH, encode
+from envs.local import SLOT, observation_of
+from envs.vocabulary import encode
 
 
-class PoolVectorEnv:
-    """T levels × N slots of envpool's environments, one pool of N for each level; see `VectorEnv`.
-
-    Args:
-        levels: Names of T levels, each once.
-        n_slots: N.
-        seed: Of the run; see `envs.interface.slot_seed`.
-        evaluation: Must be False: envpool cannot seed single episodes.
-        first_slot: Number of the first slot.
-        n_threads: Of each pool; None shares the processors out among the pools.
+class PoolVectorEnv(VectorEnv):
+    """Envpool's environments, a pool of N for each level; see `envs.vector.make_vector_env`.
 
     Raises:
         ImportError: If envpool is not installed.
-        LevelError: If a level is unknown or listed twice, or there is none.
         ValueError: If evaluation is asked for.
     """
 
@@ -56,39 +48,36 @@ class PoolVectorEnv:
         seed: int,
         evaluation: bool = False,
         first_slot: int = 0,
-        n_threads: int | None = None,
     ) -> None:
+        super().__init__(levels, n_slots)
         if evaluation:
             raise ValueError(
                 "backend 'envpool' cannot seed single episodes; evaluate with backend 'minigrid'"
             )
-        self._envpool = _import_envpool()
-        self.levels = check_levels(levels)
-        self.n_slots = n_slots
-        self._seeds = {
-            level: [slot_seed(seed, level, first_slot + slot) for slot in range(n_slots)]
-            for level in self.levels
-        }
-        self._n_threads = n_threads or max(1, _n_processors() // len(self.levels))
+        try:
+            self._envpool: Any = importlib.import_module("envpool")
+        except ImportError as error:
+            raise ImportError(
+                f"backend 'envpool' needs the package envpool ({error}); install it with "
+                "pip install envpool, or use backend 'minigrid'"
+            ) from error
+        self._seed, self._first_slot = seed, first_slot
+        getaffinity = getattr(os, "sched_getaffinity", None)
+        n_processors = len(getaffinity(0)) if getaffinity else os.cpu_count() or 1
+        self._n_threads = max(1, n_processors // len(self.levels))
         self._tokens: dict[bytes, np.ndarray] = {}  # of every mission met so far
-        self._missions = np.zeros((len(self.levels), n_slots, MISSION_LENGTH), np.uint8)
+        self._missions = self._blank().mission
         self._pools: list[Any] = []
-        self._why_not = "they have not begun: call reset first"
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots.
-
-        Raises:
-            SimulationError: If the environments are closed.
-        """
-        if self._why_not == _CLOSED:
-            raise SimulationError(f"these environments cannot begin: {_CLOSED}")
+        """Begin again, from the seeds of the slots."""
+        numbers = range(self._first_slot, self._first_slot + self.n_slots)
         self._pools = [
             # A seed counts at construction only; a later reset goes on with the random numbers.
             self._envpool.make_gymnasium(
                 LEVELS[level].id,
                 num_envs=self.n_slots,
-                seed=self._seeds[level],
+                seed=[slot_seed(self._seed, level, number) for number in numbers],
                 num_threads=self._n_threads,
             )
             for level in self.levels
@@ -98,7 +87,6 @@ class PoolVectorEnv:
         for row, pool in enumerate(self._pools):
             self._show(observation, row, pool.reset()[0], everyone)
         observation.mission[:] = self._missions
-        self._why_not = ""
         return observation
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
@@ -108,69 +96,40 @@ class PoolVectorEnv:
         that step is taken at once, by the environments that need it.
 
         Raises:
-            SimulationError: If the environments have not begun, are closed, or an earlier step was
-                interrupted.
+            SimulationError: If the environments have not begun, or an earlier step was interrupted.
         """
-        if self._why_not:
-            raise SimulationError(f"these environments cannot step: {self._why_not}")
-        self._why_not = "a step was interrupted: call reset"
+        pools, self._pools = self._pools, []  # they cannot go on from an interrupt
+        if not pools:
+            raise SimulationError("no episodes, or an interrupted step: call reset first")
         observation = self._blank()
-        shape = (len(self.levels), self.n_slots)
-        reward = np.empty(shape, np.float32)
-        terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)
+        reward = np.empty(actions.shape, np.float32)
+        terminated, truncated = np.empty(actions.shape, bool), np.empty(actions.shape, bool)
         # All pools work at the same time: all get their actions before the first is read.
-        for pool, row_actions in zip(self._pools, actions.astype(np.int32), strict=True):
+        for pool, row_actions in zip(pools, actions.astype(np.int32), strict=True):
             pool.send(row_actions)
-        for row, pool in enumerate(self._pools):
+        for row, pool in enumerate(pools):
             seen, reward[row], terminated[row], truncated[row], _ = pool.recv()
             observation.image[row], observation.direction[row] = seen["image"], seen["direction"]
         fulfilled_last = truncated & (reward > 0)
         terminated |= fulfilled_last
         truncated &= ~fulfilled_last
-        final = None
-        if truncated.any():
-            final = Observation(
-                observation.image[truncated],
-                observation.direction[truncated],
-                self._missions[truncated],
-            )
-        self._begin_again(observation, terminated | truncated)
+        ended = terminated | truncated
+        rows = np.flatnonzero(ended.any(axis=1)).tolist()
+        for row in rows:
+            slots = np.flatnonzero(ended[row]).astype(np.int32)
+            pools[row].send(np.zeros(len(slots), np.int32), slots)
+        for row in rows:
+            self._show(observation, row, pools[row].recv()[0], ended[row])
         observation.mission[:] = self._missions
-        self._why_not = ""
-        return Transition(observation, reward, terminated, truncated, final)
-
-    def state(self) -> bytes:
-        """Not possible.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "envpool cannot save its environments; use backend 'minigrid' to go on exactly"
-        )
-
-    def load_state(self, state: bytes) -> Observation:
-        """Not possible.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "envpool cannot restore environments; use backend 'minigrid' to go on exactly"
-        )
+        self._pools = pools
+        return Transition(observation, reward, terminated, truncated)
 
     def close(self) -> None:
         """End the pools and their threads."""
         self._pools = []
-        self._why_not = _CLOSED
 
-    def _begin_again(self, observation: Observation, ended: np.ndarray) -> None:
-        rows = np.flatnonzero(ended.any(axis=1)).tolist()
-        for row in rows:
-            slots = np.flatnonzero(ended[row]).astype(np.int32)
-            self._pools[row].send(np.zeros(len(slots), np.int32), slots)
-        for row in rows:
-            self._show(observation, row, self._pools[row].recv()[0], ended[row])
+    def _blank(self) -> Observation:
+        return observation_of(np.zeros((len(self.levels), self.n_slots), SLOT))
 
     def _show(
         self, observation: Observation, row: int, seen: dict[str, np.ndarray], begun: np.ndarray
@@ -185,30 +144,3 @@ class PoolVectorEnv:
         if text not in self._tokens:
             self._tokens[text] = encode(text.rstrip(b"\0").decode())
         return self._tokens[text]
-
-    def _blank(self) -> Observation:
-        shape = (len(self.levels), self.n_slots)
-        return Observation(
-            np.empty((*shape, VIEW, VIEW, 3), np.uint8),
-            np.empty(shape, np.uint8),
-            np.empty((*shape, MISSION_LENGTH), np.uint8),
-        )
-
-
-_CLOSED = "they are closed; make new ones"
-
-
-def _import_envpool() -> Any:
-    try:
-        return importlib.import_module("envpool")
-    except ImportError as error:
-        raise ImportError(
-            f"backend 'envpool' needs the package envpool ({error}); install it with "
-            "pip install envpool, or use backend 'minigrid'"
-        ) from error
-
-
-def _n_processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

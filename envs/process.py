@@ -12,41 +12,39 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+from envs.errors import SimulationError
 
 # How long a process may go on with what it is at after its connection was closed, in seconds.
 PATIENCE = 2.0
-# How long to wait for an answer before looking whether the process was stopped, in seconds.
-LOOK = 5.0
-
-
-class WorkerDied(Exception):
-    """The process at the other end is gone; the text says which, and how it ended."""
 
 
 class WorkerProcess:
-    """A fresh interpreter that runs a function of a connection, which answers every message.
+    """A fresh interpreter that calls a function with the arguments that it is sent.
 
     Its standard output is dropped (minigrid prints every layout it rejects), its standard error is
     ours, and Ctrl-C is for this process alone.
 
     Args:
-        function: What to run, as ``"module:name"``; it is called with a `Connection`.
-        name: What to call it should it die.
+        function: What to run, as ``"module:name"``.
+        name: What to call the process should it die.
         shared: File descriptors that the process gets under the same numbers.
     """
 
     def __init__(self, function: str, name: str, shared: Collection[int] = ()) -> None:
         ours, theirs = socket.socketpair()
-        self._name, self._owner = name, os.getpid()
+        self._name = name
         self._connection = Connection(ours.detach())
         self._unanswered = 0
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        with theirs, _interrupts_blocked():
+        # Signal masks are inherited: the child never sees Ctrl-C, not even while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
             self._process = subprocess.Popen(
                 # -P: a file in the working directory must not pass for a module.
                 [sys.executable, "-P", "-m", "envs.process", str(theirs.fileno()), function],
@@ -55,56 +53,57 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno(), *shared],
                 env={**os.environ, "PYTHONPATH": paths},
             )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
         self.pid = self._process.pid
 
-    def ask(self, message: Any) -> None:
-        """Send a message, anything that can be pickled; `answer` waits for what it brings.
+    def ask(self, *arguments: Any) -> None:
+        """Send arguments, anything that can be pickled; `answer` waits for what they bring.
 
         Raises:
-            WorkerDied: If nobody is there to receive it.
+            SimulationError: If the process has died.
         """
         try:
-            self._connection.send(message)
+            self._connection.send(arguments)
         except OSError as error:
-            raise WorkerDied(self._end()) from error
+            raise SimulationError(self._end()) from error
         self._unanswered += 1
 
     def answer(self) -> Any:
-        """Wait for the answer to the earliest message that has none.
+        """Wait for the answer to the earliest message that has none; raise what it raised.
 
         Raises:
-            WorkerDied: If there will be none, or the process was stopped.
+            SimulationError: If the process has died.
         """
         try:
-            while not self._connection.poll(LOOK):
-                if is_stopped(self.pid):
-                    raise WorkerDied(f"{self._name} was stopped by a signal (process {self.pid})")
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
-            raise WorkerDied(self._end()) from error
+            raise SimulationError(self._end()) from error
         self._unanswered -= 1
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
-    def outstanding(self) -> Iterator[Any]:
-        """Wait for all answers nobody has waited for, such as those of an interrupted exchange."""
+    def drain(self) -> None:
+        """Drop all answers nobody has waited for, such as those of an interrupted exchange."""
         while self._unanswered:
-            yield self.answer()
+            with suppress(Exception):
+                self.answer()
 
     def _end(self) -> str:
         self._connection.close()
+        self._unanswered = 0
         try:
             status = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             return f"{self._name} stopped answering"
-        if status < 0:
-            return f"{self._name} died: {signal.Signals(-status).name}"
-        return f"{self._name} died: exit status {status}"
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return f"{self._name} died: {how}"
 
 
 def close_workers(workers: Sequence[WorkerProcess]) -> None:
     """End processes; what is still busy after a while is killed. Closed ones may be given again."""
-    # A process that was forked from this one has the same objects, but these are not its children.
-    workers = [worker for worker in workers if worker._owner == os.getpid()]
     for worker in workers:
         worker._connection.close()
     for worker in workers:
@@ -115,31 +114,20 @@ def close_workers(workers: Sequence[WorkerProcess]) -> None:
             worker._process.wait()
 
 
-def is_stopped(pid: int) -> bool:
-    """Tell whether a process was stopped, as by SIGSTOP; False where the system does not say."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    # Signal masks are inherited: the child never sees Ctrl-C, not even while it starts.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _serve(descriptor: str, function: str) -> None:
     module, name = function.split(":")
+    call = getattr(importlib.import_module(module), name)
     gone = EOFError, BrokenPipeError, ConnectionResetError
     # Where the other end is closed it is time to leave.
     with suppress(*gone), Connection(int(descriptor)) as connection:
-        getattr(importlib.import_module(module), name)(connection)
+        while True:
+            arguments = connection.recv()
+            try:
+                answer = call(*arguments)
+            except Exception as error:
+                error.add_note(f"In the worker:\n{traceback.format_exc()}")
+                answer = error
+            connection.send(answer)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from envs.interface import VectorEnv, check_levels
+from envs.interface import VectorEnv
 from envs.local import LocalVectorEnv
 from envs.pool import PoolVectorEnv
 from envs.worker import WorkerVectorEnv
@@ -37,7 +37,6 @@ def make_vector_env(
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none.
     """
-    levels = check_levels(levels)
     common: dict[str, Any] = {"seed": seed, "evaluation": evaluation, "first_slot": first_slot}
     if backend == "envpool":
         return PoolVectorEnv(levels, n_slots, **common)

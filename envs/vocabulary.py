@@ -34,21 +34,14 @@ N_TOKENS = len(WORDS) + 1
 MISSION_LENGTH = 4 * 17 + 2 + 2
 
 
-def encode(mission: str, length: int = MISSION_LENGTH) -> np.ndarray:
-    """Return the tokens of a mission, uint8 (M,), with 0 after its end.
-
-    Args:
-        mission: As minigrid words it.
-        length: M; by default that of the longest mission of the grammar.
+def encode(mission: str) -> np.ndarray:
+    """Return the tokens of a mission as minigrid words it, uint8 (M,), with 0 after its end.
 
     Raises:
-        ValueError: If a word is not of the grammar, or the mission does not fit.
+        ValueError: If a word is not of the grammar.
     """
-    words = mission.replace(", then", " then").split()
-    if len(words) > length:
-        raise ValueError(f"the mission '{mission}' has {len(words)} tokens; length is {length}")
-    tokens = np.full(length, PADDING, np.uint8)
-    for place, word in enumerate(words):
+    tokens = np.full(MISSION_LENGTH, PADDING, np.uint8)
+    for place, word in enumerate(mission.replace(", then", " then").split()):
         if word not in TOKENS:
             raise ValueError(
                 f"the word '{word}' of the mission '{mission}' is not of BabyAI's grammar, which "
@@ -56,16 +49,3 @@ def encode(mission: str, length: int = MISSION_LENGTH) -> np.ndarray:
             )
         tokens[place] = TOKENS[word]
     return tokens
-
-
-def decode(tokens: np.ndarray) -> str:
-    """Return the mission that `encode` turned into these tokens.
-
-    Raises:
-        ValueError: If a token is outside the vocabulary.
-    """
-    ids = [int(token) for token in tokens if token != PADDING]
-    for token in ids:
-        if not 0 < token < N_TOKENS:
-            raise ValueError(f"the token {token} must be from 0 to {N_TOKENS - 1}")
-    return " ".join(WORDS[token - 1] for token in ids).replace(" then", ", then")

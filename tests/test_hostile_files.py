@@ -133,7 +133,7 @@ def test_demonstrations(tmp_path: Path, marker: Path) -> None:
     from mttl.babyai.level_demonstrations import read_demonstrations
 
     path = tmp_path / "demonstrations.npz"
-    names = ("levels", "level", "seeds", "missions", "lengths", "images", "directions", "actions")
+    names = ("level", "seed", "mission", "length", "images", "directions", "actions")
     payload = np.array([Payload(marker)], dtype=object)
     np.savez(path, allow_pickle=True, **dict.fromkeys(names, payload))
     with pytest.raises(ConfigError, match="Object arrays cannot be loaded"):

@@ -21,20 +21,12 @@ def category_agreement(
     The tree of tasks is cut into as many clusters as there are categories. 1 is the same partition,
     0 what chance gives on average; the baseline permutes the categories among the tasks.
 
-    Raises:
-        ValueError: If there are not as many categories as tasks, or fewer than two different ones.
-
     References:
         Vinh, Epps and Bailey, *Information Theoretic Measures for Clusterings Comparison*, JMLR
         2010. The mean of the two entropies normalises it.
     """
-    if len(categories) != len(similarity):
-        raise ValueError(f"categories ({len(categories)}) must be as many as tasks: one for each")
     labels = np.unique(list(categories), return_inverse=True)[1]
-    n_categories = int(labels.max()) + 1
-    if n_categories < 2:
-        raise ValueError("all tasks are of one category; there is nothing to agree with")
-    clusters = task_clusters(task_tree(similarity), n_categories) - 1
+    clusters = task_clusters(task_tree(similarity), int(labels.max()) + 1) - 1
     generator = np.random.default_rng(seed)
     permuted = [generator.permutation(labels) for _ in range(n_permutations)]
     scores = adjusted_mutual_information(np.stack([labels, *permuted]), clusters)

@@ -12,15 +12,10 @@ def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"
 
     Returns:
         SciPy's linkage matrix: the two clusters of each merge, their distance, the tasks joined.
-
-    Raises:
-        ValueError: If there are fewer than two tasks.
     """
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
-    if len(similarity) < 2:
-        raise ValueError(f"a tree needs at least 2 tasks, not {len(similarity)}")
     distances = np.clip(1 - similarity, 0, None)
     return linkage(squareform(distances, checks=False), method="average", optimal_ordering=True)
 

@@ -60,28 +60,21 @@ def factor_recovery(
         seed: Of the baseline.
 
     Raises:
-        ValueError: If a factor has not as many values as there are tasks, or one value only, a use
-            is not finite, or there are no permutations.
+        ValueError: If a factor has one value only, or a use is not finite.
     """
-    if n_permutations < 1:
-        raise ValueError(f"n_permutations ({n_permutations}) must be at least 1")
     if not np.isfinite(use).all():
         raise ValueError("use must be finite; some of it is infinite or not a number")
-    labels = {name: _codes(name, values, use.shape[1]) for name, values in factors.items()}
-    others = {
-        name: np.array([row for other, row in labels.items() if other != name], dtype=int).reshape(
-            -1, use.shape[1]
-        )
-        for name in labels
-    }
-    ranks = _ranks(use)
+    labels = {name: _codes(name, values) for name, values in factors.items()}
+    known, ranks = np.stack([*labels.values()]), _ranks(use)
     recovered: dict[str, FactorRecovery | None] = {}
-    for name, own in labels.items():
-        blocks = _blocks(others[name])
-        if not _varies(own, blocks):
+    for number, (name, own) in enumerate(labels.items()):
+        others = np.delete(known, number, axis=0)
+        # Tasks of a block are equal in all other factors.
+        blocks = np.unique([0 * own, *others], axis=1, return_inverse=True)[1]
+        if not any(np.ptp(own[blocks == block]) for block in range(blocks.max() + 1)):
             recovered[name] = None
             continue
-        score = _Score(use, ranks, others[name])
+        score = _Score(use, ranks, others)
         generator = np.random.default_rng(seed)
         orders = (_within(blocks, generator) for _ in range(n_permutations))
         permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
@@ -121,9 +114,7 @@ class _Score:
         return agreement, scores.mean()
 
 
-def _codes(name: str, values: Sequence[str], n_tasks: int) -> Int[np.ndarray, "T"]:
-    if len(values) != n_tasks:
-        raise ValueError(f"the factor '{name}' has {len(values)} values for {n_tasks} tasks")
+def _codes(name: str, values: Sequence[str]) -> Int[np.ndarray, "T"]:
     codes = np.unique(list(values), return_inverse=True)[1]
     if not codes.any():
         raise ValueError(f"the factor '{name}' has one value only; there is nothing to recover")
@@ -137,19 +128,6 @@ def _unexplained(
     effects = [row[:, None] == np.arange(row.max() + 1) for row in others]
     design = np.concatenate([np.ones((use.shape[1], 1)), *effects], axis=1)
     return use - design @ (np.linalg.pinv(design) @ use)
-
-
-def _blocks(others: Int[np.ndarray, "F T"]) -> Int[np.ndarray, "T"]:
-    """Return a number per task: the same for tasks that are equal in all of `others`."""
-    if not len(others):
-        return np.zeros(others.shape[1], dtype=int)
-    return np.unique(others, axis=1, return_inverse=True)[1]
-
-
-def _varies(labels: Int[np.ndarray, "T"], blocks: Int[np.ndarray, "T"]) -> bool:
-    """Return whether tasks of one block differ in their labels."""
-    both = np.unique(np.stack([blocks, labels]), axis=1)
-    return both.shape[1] > len(np.unique(blocks))
 
 
 def _within(blocks: Int[np.ndarray, "T"], generator: np.random.Generator) -> Int[np.ndarray, "T"]:

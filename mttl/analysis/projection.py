@@ -1,6 +1,6 @@
 """Tasks as points in the plane."""
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -17,26 +17,28 @@ def principal_components(
         The points, and the share of the variance along each axis. The sign of an axis is fixed:
         its largest coordinate is positive.
     """
-    rows = task_rows(weights)
-    left, scale, _ = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
-    points = np.zeros((len(rows), 2))
-    points[:, : scale.size] = (left * scale)[:, :2]
-    largest = points[np.abs(points).argmax(0), [0, 1]]
-    variance = np.pad(scale**2, (0, 2))
-    return points * np.where(largest < 0, -1, 1), variance[:2] / max(variance.sum(), 1e-12)
+    variance = _components(task_rows(weights))[2]
+    return on_components(weights, weights.swapaxes(0, 1)), variance[:2] / max(variance.sum(), 1e-12)
 
 
 def on_components(
     weights: Float[np.ndarray, "G T K"], rows: Float[np.ndarray, "N G K"]
 ) -> Float[np.ndarray, "N 2"]:
     """Return where other rows are on the map of tasks that `principal_components` draws."""
-    known = task_rows(weights)
-    centre = known.mean(0)
-    axes = np.linalg.svd(known - centre, full_matrices=False)[2][:2]
-    axes = np.pad(axes, ((0, 2 - len(axes)), (0, 0)))
-    points = (known - centre) @ axes.T
+    centre, axes, _ = _components(task_rows(weights))
+    return (rows.reshape(len(rows), -1) - centre) @ axes.T
+
+
+def _components(
+    rows: Float[np.ndarray, "T D"],
+) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "2 D"], Float[np.ndarray, "N"]]:
+    """Return the mean of rows, the two axes, and the variance along all of them."""
+    centre = rows.mean(0)
+    _, scale, axes = np.linalg.svd(rows - centre, full_matrices=False)
+    axes = np.pad(axes[:2], ((0, max(0, 2 - len(axes))), (0, 0)))
+    points = (rows - centre) @ axes.T
     largest = points[np.abs(points).argmax(0), [0, 1]]
-    return (rows.reshape(len(rows), -1) - centre) @ axes.T * np.where(largest < 0, -1, 1)
+    return centre, axes * np.where(largest < 0, -1, 1)[:, None], np.pad(scale**2, (0, 2))
 
 
 def umap_projection(
@@ -54,12 +56,11 @@ def umap_projection(
     import umap  # type: ignore[import-not-found]
 
     rows = task_rows(weights)
-    settings = {
-        "n_neighbors": min(n_neighbors, len(rows) - 1),
-        "metric": "correlation",
-        "init": "random",  # the spectral start fails for a handful of tasks
-        "random_state": seed,
-        "n_jobs": 1,  # what a seed needs
-    }
-    make: Callable[..., np.ndarray] = umap.UMAP(**settings).fit_transform
-    return np.asarray(make(rows))
+    projection: Any = umap.UMAP(
+        n_neighbors=min(n_neighbors, len(rows) - 1),
+        metric="correlation",
+        init="random",  # the spectral start fails for a handful of tasks
+        random_state=seed,
+        n_jobs=1,  # what a seed needs
+    )
+    return np.asarray(projection.fit_transform(rows))

@@ -10,6 +10,7 @@ With several heads each head is a group. Probabilities are what the router says 
 normalises.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from envs.array_file import load_arrays
+from envs.files import load_arrays
 from mttl.analysis.layers import ACTIVE
 from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_table
 
 PREFIX = "routing/"
-# What figures call columns.
-CALLED = {"active_cells": ACTIVE}
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
 
 
@@ -80,7 +79,11 @@ def read_record(folder: str | Path) -> RoutingRecord:
         groups=tuple(arrays["groups"].tolist()),
         weights=weights.astype(np.float64),
         history=_read_history(path.with_name("routing_history.npz")),
-        curves=_read_curves(folder / "metrics.csv"),
+        curves={
+            name.removeprefix(PREFIX).replace("active_cells", ACTIVE): curve
+            for name, curve in read_metrics(folder).items()
+            if name.startswith(PREFIX)
+        },
         probabilities=probabilities.astype(np.float64),
     )
 
@@ -98,25 +101,25 @@ def read_adaptation_history(folder: Path) -> RoutingHistory | None:
     return _read_history(folder / "plots" / "routing_history.npz")
 
 
-def _read_curves(path: Path) -> Curves:
-    """Read the columns ``routing/…``; steps without a value are left out."""
+def read_metrics(folder: Path) -> Curves:
+    """Return the columns of ``metrics.csv`` over the steps; only finite values are kept.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    path = folder / "metrics.csv"
     if not os.path.lexists(path):
         return {}
     points: dict[str, list[tuple[int, float]]] = {}
     try:
         for row in read_table(path, CheckpointError, ["step"]):
             for name, value in row.items():
-                if name.startswith(PREFIX) and value:
-                    point = int(row["step"]), float(value)
-                    stack, slash, column = name.removeprefix(PREFIX).rpartition("/")
-                    curve = f"{stack}{slash}{CALLED.get(column, column)}"
-                    points.setdefault(curve, []).append(point)
+                if name != "step" and value and math.isfinite(float(value)):
+                    points.setdefault(name, []).append((int(row["step"]), float(value)))
     except ValueError as error:
         raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
-    return {
-        name: (np.array([step for step, _ in found]), np.array([value for _, value in found]))
-        for name, found in points.items()
-    }
+    columns = ((name, zip(*found, strict=True)) for name, found in points.items())
+    return {name: (np.array(steps), np.array(values)) for name, (steps, values) in columns}
 
 
 def read_arrays(

@@ -1,9 +1,9 @@
 """Which tasks have similar routing."""
 
+from typing import Literal
+
 import numpy as np
 from jaxtyping import Float
-
-MEASURES = ("correlation", "cosine")
 
 
 def task_rows(weights: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "T GK"]:
@@ -12,7 +12,7 @@ def task_rows(weights: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "T GK"]:
 
 
 def task_similarity(
-    weights: Float[np.ndarray, "G T K"], measure: str = "correlation"
+    weights: Float[np.ndarray, "G T K"], measure: Literal["correlation", "cosine"] = "correlation"
 ) -> Float[np.ndarray, "T T"]:
     r"""Compare all tasks by their routing.
 
@@ -21,12 +21,7 @@ def task_similarity(
     rows less their mean. It is the default: mixing weights are positive, so that all of their
     cosines are near 1. Rows without a direction (constant ones, under correlation) are like each
     other and unlike the rest.
-
-    Raises:
-        ValueError: If the measure is neither.
     """
-    if measure not in MEASURES:
-        raise ValueError(f"measure ('{measure}') must be {' or '.join(MEASURES)}")
     rows = task_rows(weights)
     if measure == "correlation":
         rows = rows - rows.mean(1, keepdims=True)

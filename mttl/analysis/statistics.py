@@ -14,11 +14,7 @@ from torch import Tensor
 
 
 def discreteness(probabilities: Float[Tensor, "G T H K"]) -> float:
-    """Return 1 minus the mean entropy of the cells in bits: 1 for a binary matrix, 0 for 0.5.
-
-    Args:
-        probabilities: Probability of each task to use each skill.
-    """
+    """Return 1 minus the mean entropy of the cells in bits: 1 for a binary matrix, 0 for 0.5."""
     p = probabilities.double()
     bits = (torch.special.entr(p) + torch.special.entr(1 - p)) / math.log(2)
     return float(1 - bits.mean())
@@ -28,9 +24,6 @@ def active_cells(probabilities: Float[Tensor, "G T H K"]) -> float:
     """Return the share of active cells: those with a probability above one half.
 
     The paper calls it sparsity; it grows as the matrix gets denser.
-
-    Args:
-        probabilities: Probability of each task to use each skill.
     """
     return float((probabilities > 0.5).double().mean())
 
@@ -39,9 +32,6 @@ def usage(probabilities: Float[Tensor, "G T H K"]) -> float:
     """Return how evenly skills are used: the entropy of the column sums over its maximum.
 
     Averaged over groups and heads; 1 if all skills are used equally, 0 if one serves all.
-
-    Args:
-        probabilities: Non-negative use of each skill by each task.
     """
     n_skills = probabilities.shape[-1]
     if n_skills == 1:
@@ -57,9 +47,6 @@ def effective_skills(use: Float[Tensor, "G T H K"]) -> Float[Tensor, "T"]:
     With :math:`q` the row of a task divided by its sum, :math:`\exp(-\sum_k q_k \log q_k)`: n for
     n equally used skills, 1 for a single one, 0 for a row without any. Averaged over groups and
     heads; the mean of the result is the statistic of the whole matrix.
-
-    Args:
-        use: Non-negative use of each skill by each task: probabilities, or mixing weights.
     """
     total = use.double().sum(-1, keepdim=True)
     shares = use.double() / torch.where(total > 0, total, 1.0)

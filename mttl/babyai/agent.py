@@ -12,14 +12,8 @@ from mttl.skills.composed.composed_model import ComposedModel
 class Agent:
     """The policies of all tasks, acting side by side: their parameters are mixed once.
 
-    Make a new agent when weights have changed.
-
-    Args:
-        model: Policies in evaluation mode: noise in the routing would change the policy between
-            rollout and learning.
-        n_tasks: Number of tasks T.
-        n_slots: Number of environments N of each task.
-        memory: Memories of the policies; zeros by default.
+    Make a new agent when weights have changed. The model is in evaluation mode: noise in the
+    routing would change the policy between rollout and learning.
 
     Attributes:
         memory: Shape (T, N, 2 × memory size).

@@ -12,7 +12,7 @@ from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inv
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.router_schema import Router
 from mttl.config.section import Section
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 
@@ -93,18 +93,12 @@ def _assemble(
         init=network.init,
     )
     n_skills = count_skills(skills.n_skills, router, len(levels))
-    try:
-        inventory = ModuleInventory(
-            policy,
-            n_skills,
-            granularity=GRANULARITIES[router.granularity],
-            **skills.model_dump(exclude={"n_skills", "n_heads"}),
-        )
-    except ValueError as error:
-        raise ConfigError(f"section skills: {error}") from error
-    try:
-        n_groups = inventory.n_groups
-        task_router = build_router(router, n_groups, levels, 1, n_skills, trained=trained)
-        return ComposedModel(policy, inventory, task_router, train_base=settings.train_base)
-    except ValueError as error:
-        raise ConfigError(f"section router: {error}") from error
+    inventory = ModuleInventory(
+        policy,
+        n_skills,
+        granularity=GRANULARITIES[router.granularity],
+        **skills.model_dump(exclude={"n_skills", "n_heads"}),
+    )
+    n_groups = inventory.n_groups
+    task_router = build_router(router, n_groups, levels, 1, n_skills, trained=trained)
+    return ComposedModel(policy, inventory, task_router, train_base=settings.train_base)

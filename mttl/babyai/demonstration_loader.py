@@ -52,7 +52,7 @@ class DemonstrationLoader:
         self.levels = list(levels)
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.n_ranks = rank, n_ranks
-        self.before_batch: Callable[[], None] | None = None
+        self.before_batch: Callable[[], object] = lambda: None
         self._pass = self._next = 0
 
     def __len__(self) -> int:
@@ -62,15 +62,13 @@ class DemonstrationLoader:
 
     def __iter__(self) -> Iterator[DemonstrationBatch]:
         number, first = self._pass, self._next
-        for batch, episodes in enumerate(self.plan(number)):
-            if batch < first:
-                continue
-            self._pause()
+        for batch, episodes in enumerate(self.plan(number)[first:], first):
+            self.before_batch()
             # With the last batch the position is the next pass.
             last = batch + 1 == len(self)
             self._pass, self._next = (number + 1, 0) if last else (number, batch + 1)
             yield pad_episodes(self.levels, episodes)
-        self._pause()
+        self.before_batch()
 
     def plan(self, number: int) -> Int64[np.ndarray, "B T N"]:
         """Return which demonstrations make up this process's batches of a pass."""
@@ -102,10 +100,6 @@ class DemonstrationLoader:
 
     def _n_episodes(self) -> list[int]:
         return [len(level.lengths) for level in self.levels]
-
-    def _pause(self) -> None:
-        if self.before_batch is not None:
-            self.before_batch()
 
 
 class DemonstrationDataModule(pl.LightningDataModule):

@@ -1,6 +1,7 @@
 """Evaluates policies on fixed episodes of every level, none of them met in training."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from mttl.training.predictions import Result
 # random numbers of sampled actions are dealt to them in turn.
 N_SLOTS = 25
 SPLIT = "evaluation"
+Choice = Literal["greedy", "sampled"]
 
 
 def play_levels(
@@ -30,7 +32,7 @@ def play_levels(
     *,
     n_episodes: int,
     seed: int,
-    choose: str,
+    choose: Choice,
 ) -> Episodes:
     """Play the first episodes of every level.
 
@@ -42,7 +44,6 @@ def play_levels(
         seed: Of the episodes, and of sampled actions.
         choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
     """
-    _check_choice(choose)
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
     training = model.training
@@ -65,49 +66,41 @@ def play_levels(
 
 @torch.no_grad()
 def play_episode(
-    policy: nn.Module, level: str, episode: int, *, seed: int, choose: str
+    policy: nn.Module, level: str, episode: int, *, seed: int, choose: Choice
 ) -> tuple[list[int], bool]:
     """Play one of the episodes that `play_levels` plays.
 
     Returns:
         The actions, and whether they fulfilled the mission.
-
-    Raises:
-        ValueError: If ``choose`` is neither ``"greedy"`` nor ``"sampled"``.
     """
-    _check_choice(choose)
     environment = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
     generator = torch.Generator().manual_seed(episode_seed(seed, level, episode))
     device = next(policy.parameters()).device
     memory = torch.zeros(1, 2 * policy.memory_size, device=device)  # type: ignore[operator]
     index = torch.zeros(1, 1, dtype=torch.long, device=device)
     actions: list[int] = []
+
+    def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
+        nonlocal memory
+        logits, _, memory = policy(
+            torch.from_numpy(seen.image).to(device),
+            without_padding(torch.from_numpy(seen.mission[0])).to(device),
+            index,
+            memory,
+            torch.zeros_like(index, dtype=torch.bool),  # it begins with an empty memory
+        )
+        action = _chosen(logits[0], choose, generator).cpu().numpy()  # (1,)
+        actions.append(action.item())
+        return action[None]
+
     try:
-        seen = environment.reset()
-        while True:
-            logits, _, memory = policy(
-                torch.from_numpy(seen.image).to(device),
-                without_padding(torch.from_numpy(seen.mission[0])).to(device),
-                index,
-                memory,
-                torch.zeros_like(index, dtype=torch.bool),  # it begins with an empty memory
-            )
-            action = _chosen(logits[0], choose, generator)  # (1,)
-            actions.append(int(action))
-            change = environment.step(action.cpu().numpy()[None])
-            if (change.terminated | change.truncated).item():
-                return actions, bool(change.terminated.item() and change.reward.item() > 0)
-            seen = change.observation
+        played = run_episodes(environment, act, 1)
+        return actions, bool(played.success.item())
     finally:
         environment.close()
 
 
-def _check_choice(choose: str) -> None:
-    if choose not in ("greedy", "sampled"):
-        raise ValueError(f"choose ('{choose}') must be 'greedy' or 'sampled'")
-
-
-def _chosen(logits: Tensor, choose: str, generator: torch.Generator) -> Tensor:
+def _chosen(logits: Tensor, choose: Choice, generator: torch.Generator) -> Tensor:
     return logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
 
 
@@ -133,17 +126,16 @@ def episode_table(results: Sequence[Result]) -> Table:
     """Return success rates (%) and mean steps, a row per level and a column per choice."""
     table = Table(title="Success per level (%), and steps", title_justify="left")
     table.add_column("level", overflow="fold")
-    samples = list(dict.fromkeys(result.sample for result in results))
-    for sample in samples:
+    cells: dict[str, list[str]] = {}
+    for sample in dict.fromkeys(result.sample for result in results):
         table.add_column(sample, justify="right", no_wrap=True)
         table.add_column("steps", justify="right", no_wrap=True)
-    by_place = {(row.task, row.sample, row.metric): row.score for row in results}
-    for level in dict.fromkeys(result.task for result in results):
+        for metric, factor in (("success", 100), ("steps", 1)):
+            for row in results:
+                if (row.sample, row.metric) == (sample, metric):
+                    cells.setdefault(row.task, []).append(f"{factor * row.score:.1f}")
+    for level, own in cells.items():
         if level == "mean":
             table.add_section()
-        cells = []
-        for sample in samples:
-            cells.append(f"{100 * by_place[level, sample, 'success']:.1f}")
-            cells.append(f"{by_place[level, sample, 'steps']:.1f}")
-        table.add_row(level, *cells)
+        table.add_row(level, *own)
     return table

@@ -1,11 +1,14 @@
 """Results of policies on the levels that they were adapted to, and their table."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from rich.table import Table
 
 from mttl.io.record import Record
+
+CHOICES = ("greedy", "sampled")
 
 
 class LevelJob(NamedTuple):
@@ -58,20 +61,15 @@ def level_table(results: Sequence[LevelResult], title: str) -> Table:
     """Return a row per level: success (%) and episodes to solve it, means over seeds."""
     table = Table(title=title, title_justify="left")
     table.add_column("level", overflow="fold")
-    for heading in ("seeds", "greedy", "sampled", "episodes", "solved after"):
+    for heading in ("seeds", *CHOICES, "episodes", "solved after"):
         table.add_column(heading, justify="right", no_wrap=True)
     for level in dict.fromkeys(result.level for result in results):
         rows = [result for result in results if result.level == level]
         solved = [row.solved_after for row in rows if row.solved_after is not None]
-        after = f"{sum(solved) / len(solved):,.0f}" if solved else "–"
+        after = f"{fmean(solved):,.0f}" if solved else "–"
         if solved and len(solved) < len(rows):
             after += f" ({len(solved)} of {len(rows)})"
-        table.add_row(
-            level,
-            str(len(rows)),
-            f"{100 * sum(row.greedy for row in rows) / len(rows):.1f}",
-            f"{100 * sum(row.sampled for row in rows) / len(rows):.1f}",
-            f"{sum(row.episodes for row in rows) / len(rows):,.0f}",
-            after,
-        )
+        rates = [f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in CHOICES]
+        episodes = f"{fmean(row.episodes for row in rows):,.0f}"
+        table.add_row(level, str(len(rows)), *rates, episodes, after)
     return table

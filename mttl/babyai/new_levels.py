@@ -7,24 +7,31 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from rich.console import Console
 
 from envs.errors import LevelError
 from envs.interface import check_levels
+from mttl.adaptation.modes import (
+    TRAINED_ROLES,
+    adapted_router,
+    own_skills,
+    require_trainable,
+)
 from mttl.adaptation.results import check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.level_results import LevelJob, LevelResult, level_table
-from mttl.babyai.policy_modes import adapt_policies
+from mttl.babyai.level_results import CHOICES, LevelJob, LevelResult, level_table
 from mttl.babyai.rl.learning_curve import episodes_to
-from mttl.babyai.train import environment_errors, learning_of
+from mttl.babyai.train import environment_errors, learning_of, played_episodes
 from mttl.checkpoints.checkpoint_file import check_weights
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
+from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError, TaskError
 from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
@@ -120,6 +127,40 @@ def adapt_babyai(
     return [results.finished[job] for job in jobs]
 
 
+def adapt_policies(
+    model: ComposedModel, mode: AdaptMode, *, init: RowInit = "mean"
+) -> ComposedModel:
+    """Give trained policies a router for a new level, and freeze what the mode does not train.
+
+    The modes are those of `mttl.adaptation.modes.apply_mode`, with the common parameters in the
+    place of the backbone, except for ``from_scratch``: a policy has no pretrained backbone that
+    could stay, so it needs a new model (see `mttl.babyai.build_policy.fresh_policies`), of which
+    everything is trained.
+
+    Args:
+        model: Trained; changed in place, before the optimizer is made.
+        mode: What to train.
+        init: ``"mean"`` starts new rows at the mean of the trained ones, ``"fresh"`` as an
+            untrained router starts.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: If the mode trains a router that has nothing to train.
+    """
+    require_trainable(mode, model.router)
+    router = adapted_router(model.router, mode, 1, init=init)
+    if own := own_skills(model.router, router):
+        model.inventory.reset_skills(torch.tensor(own))
+    model.router = router.to(model.device)
+    roles = TRAINED_ROLES[mode]
+    model.base.requires_grad_("backbone" in roles)
+    model.inventory.requires_grad_("skills" in roles)
+    model.router.requires_grad_("router" in roles)
+    return model
+
+
 def _run_job(
     config: BabyAIConfig,
     trained: ComposedModel,
@@ -142,12 +183,8 @@ def _run_job(
     if n_trained:
         _learn(config, model, level, seed, rows, status)
     scores = {}
-    for choose in ("greedy", "sampled"):
-        evaluation = rl.evaluation
-        episodes = play_levels(
-            *(model, [level], status),
-            **{"n_episodes": evaluation.n_episodes, "seed": evaluation.seed, "choose": choose},
-        )
+    for choose in CHOICES:
+        episodes = play_levels(model, [level], status, choose=choose, **played_episodes(rl))
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
     played = [row for row in rows.rows.values() if "episodes" in row]
@@ -204,8 +241,8 @@ def _learn(
 def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:
     """Return the episodes until the mean over ten rollouts reached the rate."""
     known = [row for row in rows.rows.values() if f"success/{level}" in row]
-    episodes = np.array([float(row["episodes"]) for row in known]).astype(int)
-    rates = np.array([[float(row[f"success/{level}"])] for row in known])
     if len(known) < ROLLOUTS:
         return None
+    episodes = np.array([row["episodes"] for row in known], dtype=int)
+    rates = np.array([[row[f"success/{level}"]] for row in known])
     return episodes_to(episodes, rates, threshold=rate, smoothing=ROLLOUTS)

@@ -24,7 +24,6 @@ from mttl.babyai.recurrent import LSTMCell, MaskedGRU
 N_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
 VIEW = 7  # cells along a side of the agent's view
 TILE_CHANNELS, TILE_VALUES = 3, 147  # type, colour and door state of a cell; values of each
-NORMS = ("group", "batch", "none")
 # The best of the fixed group widths of Wu and He, arXiv:1803.08494.
 CHANNELS_PER_GROUP = 16
 
@@ -49,9 +48,6 @@ class Policy(nn.Module):
         init: ``"kaiming"`` draws linear and convolutional weights from the uniform distribution of
             He et al. (arXiv:1502.01852) as PyTorch does; ``"babyai"`` gives linear layers rows of
             norm 1 in random directions, and biases of 0.
-
-    Raises:
-        ValueError: If ``norm`` is unknown.
 
     References:
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (there
@@ -110,16 +106,7 @@ class Policy(nn.Module):
         Returns:
             Logits of the actions; values, in units of the (scaled) reward; and the memories after
             the last step.
-
-        Raises:
-            ValueError: If the view is not 7 × 7 cells of 3 numbers.
         """
-        if images.shape[2:] != (VIEW, VIEW, TILE_CHANNELS):
-            raise ValueError(
-                f"images of shape {tuple(images.shape)} do not end in "
-                f"({VIEW}, {VIEW}, {TILE_CHANNELS}): the policy reads the symbolic view of a "
-                "BabyAI agent, without wrappers"
-            )
         instructions = self.instruction(self.words(missions.long()), missions != 0)
         followed = instructions[mission_index.flatten()]  # (S N, D)
         x = self.convolutions(self.tiles(images.flatten(0, 1)))
@@ -188,14 +175,12 @@ def _convolution(n_channels: int) -> nn.Conv2d:
 
 
 def _norm(norm: str, n_channels: int) -> nn.Module:
-    if norm == "group":
-        n_per_group = math.gcd(CHANNELS_PER_GROUP, n_channels)
-        return nn.GroupNorm(n_channels // n_per_group, n_channels)
-    if norm == "batch":
-        return nn.BatchNorm2d(n_channels, track_running_stats=False)
-    if norm == "none":
-        return nn.Identity()
-    raise ValueError(f"norm ('{norm}') must be one of {', '.join(NORMS)}")
+    n_per_group = math.gcd(CHANNELS_PER_GROUP, n_channels)
+    return {
+        "group": lambda: nn.GroupNorm(n_channels // n_per_group, n_channels),
+        "batch": lambda: nn.BatchNorm2d(n_channels, track_running_stats=False),
+        "none": nn.Identity,
+    }[norm]()
 
 
 def _head(size: int, hidden_size: int, n_outputs: int) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""What the Lightning modules for policies share, whatever they learn from."""
+"""Lightning modules for policies: what all share, and the one that learns from rewards."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mttl.babyai.rl.ppo import ppo_loss
+from mttl.babyai.rl.sequences import EpisodeSequences
 from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.config.babyai_schema import Ppo
 from mttl.config.optim_schema import Optim
-from mttl.io.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
 
@@ -36,7 +38,9 @@ class PolicyModule(ResumableModule):
         Raises:
             TrainingError: If the loss is not finite.
         """
-        self._check_finite(loss)
+        # With several processes all see it at the latest one epoch on; gradients are shared.
+        if not torch.isfinite(loss):
+            raise not_finite(f"the loss is {loss.item()}", self.global_step)
         prior = self.model.router.prior_loss().to(loss.device)
         noted = {**statistics, "loss": loss.detach()}
         if prior.requires_grad:
@@ -45,11 +49,6 @@ class PolicyModule(ResumableModule):
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
         self._count += 1
         return loss + prior
-
-    def _check_finite(self, loss: Tensor) -> None:
-        # With several processes all see it at the latest one epoch on; gradients are shared.
-        if not torch.isfinite(loss):
-            raise not_finite(f"the loss is {loss.item()}", self.global_step)
 
     def means(self) -> dict[str, Tensor]:
         """Return the means of the statistics over the batches of this epoch so far."""
@@ -63,25 +62,48 @@ class PolicyModule(ResumableModule):
         self._sums, self._count = {}, 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note the levels too, and the statistics of the epoch so far."""
+        """Note the statistics of the epoch so far too."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["levels"] = list(self.levels)
-        checkpoint["sums"] = (
-            {name: value.cpu() for name, value in self._sums.items()},
-            self._count,
-        )
+        sums = {name: value.cpu() for name, value in self._sums.items()}
+        checkpoint["sums"] = sums, self._count
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other levels, and go on with the statistics of its epoch.
+        """Go on with the statistics of the checkpoint's epoch.
 
         Raises:
-            CheckpointError: If it was made with other levels, or a trained tensor is missing.
+            CheckpointError: If a trained tensor is missing.
         """
-        if tuple(checkpoint["levels"]) != self.levels:
-            raise CheckpointError(
-                f"the checkpoint is of the levels {', '.join(checkpoint['levels'])}, not of "
-                f"{', '.join(self.levels)}; resume the run with the levels it began with"
-            )
         super().on_load_checkpoint(checkpoint)
         sums, self._count = checkpoint["sums"]
         self._sums = {name: value.to(self.device) for name, value in sums.items()}
+
+
+class PpoModule(PolicyModule):
+    """Trains the policies of all levels from rewards, on minibatches of rollouts."""
+
+    def __init__(
+        self,
+        model: ComposedModel,
+        levels: Sequence[str],
+        optim: Optim,
+        weights: Ppo,
+    ) -> None:
+        super().__init__(model, levels, optim)
+        self.weights = weights
+
+    def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
+        """Return the loss of a minibatch, with the router's prior."""
+        logits, values, _ = self.model(self.task_ids, *batch.inputs)
+        loss, statistics = ppo_loss(
+            logits.float(),
+            values.float(),
+            batch.actions,
+            batch.log_probs,
+            batch.values,
+            batch.advantages,
+            batch.returns,
+            clip=self.weights.clip,
+            value_coef=self.weights.value_coef,
+            entropy_coef=self.weights.entropy_coef,
+        )
+        return self.total_loss(loss, statistics)

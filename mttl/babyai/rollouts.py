@@ -6,15 +6,129 @@ the environments, the policy's memory, and the rollout that is being learned fro
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 
-from mttl.babyai.collector import RolloutCollector
-from mttl.babyai.rl.sequences import EpisodeSequences, minibatches
+from envs.interface import Observation, VectorEnv
+from mttl.babyai.agent import Agent, sample_actions
+from mttl.babyai.rl.episode_log import EpisodeLog
+from mttl.babyai.rl.gae import generalised_advantages
+from mttl.babyai.rl.ppo import action_log_probs
+from mttl.babyai.rl.sequences import (
+    EpisodeSequences,
+    Rollout,
+    cut_sequences,
+    minibatches,
+    stack_steps,
+)
 from mttl.config.babyai_schema import Ppo
+from mttl.io.errors import CheckpointError
 from mttl.runtime.processes import gathered, rank
+from mttl.skills.composed.composed_model import ComposedModel
+
+
+class RolloutCollector:
+    """A policy in its environments: it remembers, acts and counts episodes."""
+
+    def __init__(
+        self, model: ComposedModel, environments: VectorEnv, log: EpisodeLog, *, seed: int
+    ) -> None:
+        self.model = model
+        self.environments = environments
+        self.log = log
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen: Observation | None = None
+        shape = (len(environments.levels), environments.n_slots)
+        self.memory: Tensor = torch.zeros(*shape, 2 * model.base.memory_size)  # type: ignore[operator]
+        self.begins = np.ones(shape, dtype=bool)
+        self.lengths = np.zeros(shape, dtype=np.int64)
+
+    @torch.no_grad()
+    def play(self, settings: Ppo) -> EpisodeSequences:
+        """Play a rollout and judge its actions."""
+        training = self.model.training
+        self.model.eval()
+        if self.seen is None:
+            self.seen = self.environments.reset()
+        n_tasks, n_slots = self.begins.shape
+        agent = Agent(self.model, n_tasks, n_slots, self.memory)
+        steps = [self._step(agent, settings) for _ in range(settings.n_steps)]
+        self.memory = agent.memory
+        assert self.seen is not None
+        _, next_values = agent(self.seen, self.begins)
+        rollout = stack_steps(steps, settings.recurrence)
+        advantages = generalised_advantages(
+            rollout.rewards,
+            rollout.values,
+            rollout.ends,
+            next_values,
+            discount=settings.discount,
+            decay=settings.gae_lambda,
+        )
+        self.model.train(training)
+        return cut_sequences(rollout, advantages, advantages + rollout.values)
+
+    def _step(self, agent: Agent, settings: Ppo) -> Rollout:
+        seen, begins, memory, device = self.seen, self.begins, agent.memory, agent.device
+        assert seen is not None
+        logits, values = agent(seen, begins)
+        actions = sample_actions(logits, self.generator)
+        change = self.environments.step(actions.cpu().numpy())
+        ends = change.terminated | change.truncated
+        self.lengths += 1
+        self.log.update(change.terminated, change.truncated, change.reward, self.lengths)
+        self.lengths[ends] = 0
+        self.seen, self.begins = change.observation, ends
+        return Rollout(
+            images=torch.from_numpy(seen.image).to(device),
+            missions=torch.from_numpy(seen.mission).to(device),
+            begins=torch.from_numpy(begins).to(device),
+            memory=memory,
+            actions=actions,
+            log_probs=action_log_probs(logits, actions),
+            values=values,
+            rewards=torch.from_numpy(change.reward).to(device) * settings.reward_scale,
+            ends=torch.from_numpy(ends).to(device),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on exactly, or from new episodes where that is all.
+
+        Environments that cannot be saved begin new episodes in a resumed run.
+        """
+        state: dict[str, Any] = {"log": self.log.state_dict()}
+        state["generator"] = self.generator.get_state()
+        if self.seen is None:  # they have not begun
+            return state
+        try:
+            state["environments"] = self.environments.state()
+        except NotImplementedError:
+            return state
+        state["memory"] = self.memory.cpu()
+        state["begins"], state["lengths"] = self.begins.tolist(), self.lengths.tolist()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            CheckpointError: If it is of other environments, or damaged.
+        """
+        self.log.load_state_dict(state["log"])
+        self.generator.set_state(state["generator"])
+        if "environments" in state:
+            try:
+                self.seen = self.environments.load_state(state["environments"])
+            except ValueError as error:
+                raise CheckpointError(f"the checkpoint cannot be resumed from: {error}") from error
+            self.memory = state["memory"]
+            self.begins = np.array(state["begins"], dtype=bool)
+            self.lengths = np.array(state["lengths"], dtype=np.int64)
 
 
 class RolloutLoader:
@@ -30,7 +144,7 @@ class RolloutLoader:
         self.collector = collector
         self.settings = settings
         self.generator = torch.Generator().manual_seed(seed)
-        self.before_batch: Callable[[], None] | None = None
+        self.before_batch: Callable[[], object] = lambda: None
         self.arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._sequences: EpisodeSequences | None = None
         self._order = self.generator.get_state()  # at the beginning of the current rollout
@@ -40,8 +154,7 @@ class RolloutLoader:
         return self.settings.n_epochs * self.settings.n_minibatches
 
     def __iter__(self) -> Iterator[EpisodeSequences]:
-        if self.before_batch is not None:
-            self.before_batch()
+        self.before_batch()
         if self._sequences is None:
             with self.arithmetic():
                 self._sequences, self._next = self.collector.play(self.settings), 0
@@ -53,18 +166,14 @@ class RolloutLoader:
             n_epochs=self.settings.n_epochs,
             generator=self.generator,
         )
-        for number, batch in enumerate(batches):
-            if number < self._next:
-                continue
-            if self.before_batch is not None:
-                self.before_batch()
+        for number, batch in islice(enumerate(batches), self._next, None):
+            self.before_batch()
             self._next = number + 1
             if self._next == len(self):
                 # With the last batch the position is the next rollout, which is not played yet.
                 self._sequences = None
             yield batch
-        if self.before_batch is not None:
-            self.before_batch()
+        self.before_batch()
 
     def state(self) -> dict[str, Any]:
         """Return what is needed to hand out the next minibatch and all later ones."""

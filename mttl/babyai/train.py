@@ -13,21 +13,15 @@ from envs.errors import LevelError, SimulationError
 from envs.interface import check_levels
 from envs.vector import make_vector_env
 from mttl.assembly.trainer import build_policy_trainer
-from mttl.babyai.build_policy import (
-    build_policies,
-    policy_settings,
-)
-from mttl.babyai.collector import RolloutCollector
+from mttl.babyai.build_policy import build_policies, policy_settings
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
-from mttl.babyai.episode_monitor import EpisodeMonitor
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.imitation_module import ImitationModule
-from mttl.babyai.imitation_monitor import ImitationMonitor
 from mttl.babyai.level_demonstrations import read_demonstrations
-from mttl.babyai.policy_module import PolicyModule
-from mttl.babyai.ppo_module import BabyAIModule
+from mttl.babyai.monitors import EpisodeMonitor, ImitationMonitor
+from mttl.babyai.policy_module import PolicyModule, PpoModule
 from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
+from mttl.babyai.rollouts import RolloutCollector, RolloutDataModule, RolloutLoader
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -35,7 +29,7 @@ from mttl.checkpoints.run_folder import (
     step_to_start_from,
 )
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.babyai_schema import BabyAIConfig, Rl
 from mttl.config.load import dump_config
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
@@ -157,7 +151,7 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
             environments.close()
 
     return Learning(
-        BabyAIModule(model, levels, config.optim, rl.ppo),
+        PpoModule(model, levels, config.optim, rl.ppo),
         EpisodeMonitor(
             log,
             success_rate=rl.success_rate,
@@ -194,17 +188,19 @@ def _from_demonstrations(
     )
 
 
+def played_episodes(rl: Rl) -> dict[str, int]:
+    """Return which episodes `play_levels` plays to evaluate."""
+    return {"n_episodes": rl.evaluation.n_episodes, "seed": rl.evaluation.seed}
+
+
 def _finish(
     config: BabyAIConfig, model: ComposedModel, levels: Sequence[str], folder: RunFolder
 ) -> list[Result]:
     """Evaluate and save."""
-    evaluation, console = config.rl.evaluation, make_console()
-    results: list[Result] = []
-    for choose in evaluation.choose:
-        episodes = play_levels(
-            *(model, levels, Console(stderr=True)),
-            **{"n_episodes": evaluation.n_episodes, "seed": evaluation.seed, "choose": choose},
-        )
+    console, results = make_console(), list[Result]()
+    for choose in config.rl.evaluation.choose:
+        status = Console(stderr=True)
+        episodes = play_levels(model, levels, status, choose=choose, **played_episodes(config.rl))
         results += episode_results(episodes, levels, choose, config.run.seed)
     write_results(folder.results, results)
     save_inventory(

@@ -51,10 +51,6 @@ class Ppo(Section):
     """Weight of the entropy."""
     reward_scale: PositiveFloat = 20.0
     """Factor on the rewards."""
-    normalise_advantages: Literal["none", "all", "task"] = "none"
-    """Bring advantages to mean 0 and deviation 1: over all levels, or each level's."""
-    bootstrap_truncated: bool = False
-    """Where the time is up, add the value of what was seen last; BabyAI's code does not."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

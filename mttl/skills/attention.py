@@ -31,6 +31,7 @@ class AttendedInventory(Inventory):
     """
 
     cut_by_heads = ()
+    no_weight = "attention chooses skills by token, so that no weight stands for those of a task"
 
     def __init__(
         self,
@@ -53,7 +54,6 @@ class AttendedInventory(Inventory):
         )
 
     def reset_parameters(self) -> None:
-        """Re-initialise skills and attention."""
         self.skills.reset_parameters()
         self.attention.reset_parameters()
 
@@ -81,7 +81,6 @@ class AttendedInventory(Inventory):
         return self.combine(x[None], y[None], merged)[0]
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the weighted distance of the value matrix from the identity."""
         if self.attention.value_change is None or not self.value_penalty:
             return {}
         return {"fusion": self.value_penalty * self.attention.value_distance()}

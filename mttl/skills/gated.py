@@ -40,6 +40,7 @@ class GatedInventory(Inventory):
 
     undecayed = ("bias",)
     cut_by_heads = ()
+    no_weight = "a gate changes with every token, which no weight does"
 
     def __init__(self, skills: Inventory) -> None:
         sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
@@ -63,7 +64,6 @@ class GatedInventory(Inventory):
         self.bias = nn.Parameter(torch.zeros(skills.n_skills, 1))
 
     def reset_parameters(self) -> None:
-        """Re-initialise the skills, and open the gates half."""
         self.skills.reset_parameters()
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)

@@ -70,6 +70,7 @@ class Inventory(nn.Module, ABC):
         identical_init: Whether all skills begin as the first one: see `make_identical`.
         neutral: Whether new skills of a shipped kind change nothing.
         second_factors: Names of its parameters that LoRA+ has a rate of their own for.
+        no_weight: Why no weight does what the kind does, if its name does not tell.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         composed_defaults: Settings that are others where parameters are composed.
         undecayed: Names of its biases and scales, which weight decay is not for.
@@ -81,13 +82,14 @@ class Inventory(nn.Module, ABC):
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"
-    cut_by_heads: ClassVar[tuple[str, ...]] = ("out_features",)
+    cut_by_heads: tuple[str, ...] = ("out_features",)
     reads = "input"
     reads_weight = False
     changes_input = False
     identical_init = False
     neutral = True
     smallest_ndim = 0
+    no_weight = ""
     composed_defaults: ClassVar[Mapping[str, Any]] = {}
     undecayed: tuple[str, ...] = ()
     second_factors: tuple[str, ...] = ()
@@ -112,15 +114,9 @@ class Inventory(nn.Module, ABC):
                 f"n_heads ({n_heads}) must be 1 for {type(self).__name__}, whose features have no "
                 "blocks of their own; low-rank skills (lora) take heads"
             )
-        self.require_divisible(*self.cut_by_heads)
-
-    def require_divisible(self, *sizes: str) -> None:
-        """Raise ValueError if H does not divide sizes, which are given by their names."""
-        for name in sizes:
-            if getattr(self, name) % self.n_heads:
-                raise ValueError(
-                    f"n_heads ({self.n_heads}) must divide {name} ({getattr(self, name)})"
-                )
+        for name in self.cut_by_heads:
+            if getattr(self, name) % n_heads:
+                raise ValueError(f"n_heads ({n_heads}) must divide {name} ({getattr(self, name)})")
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "Inventory":
@@ -270,7 +266,8 @@ class Inventory(nn.Module, ABC):
             NotImplementedError: If the kind is not a change added to a weight. So do the methods
                 below: `delta`, `compose`, and `fold` if no plain layer does what skills do.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not add to the base weight")
+        why = self.no_weight or f"{type(self).__name__} does not add to the base weight"
+        raise NotImplementedError(why)
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O *rest"]:
         """Return the change of the base weight that the mixture of each task amounts to."""

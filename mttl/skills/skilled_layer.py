@@ -73,7 +73,6 @@ class SkilledLayer(nn.Module):
         return found.view(*y.shape[:-1], found.shape[-1])
 
     def extra_repr(self) -> str:
-        """Name the group in the module's printed form."""
         return f"group={self.group}"
 
 

@@ -34,8 +34,7 @@ class SkilledLinear(SkilledLayer):
 
     @property
     def bias(self) -> Tensor | None:
-        """The base layer's bias."""
-        return self.base.bias  # type: ignore[return-value]
+        return getattr(self.base, "bias", None)
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         """Return the layer's output with the skills of the current routing.

@@ -10,13 +10,7 @@ from mttl.skills.skilled_linear import SkilledLinear
 class SkilledNorm(SkilledLinear):
     """A norm, whose gain and bias are a linear layer feature by feature, and its inventory."""
 
-    @property
-    def bias(self) -> Tensor | None:
-        """The norm's bias, where it has one."""
-        return getattr(self.base, "bias", None)
-
     def forward(self, x: Float[Tensor, "R *positions D"]) -> Float[Tensor, "R *positions D"]:
-        """Return the normalised features with the gains and biases of the current routing."""
         return self.changed(normalised(self.base, x), self.base(x), *self.merge())
 
 

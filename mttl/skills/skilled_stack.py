@@ -22,7 +22,6 @@ class SkilledStack(SkilledBlock):
         self.blocks = block_paths(base)
 
     def forward(self, *args: Any, **settings: Any) -> Any:
-        """Return what the stack returns, its last states with the skills of the current routing."""
         routing, merged = self.merge()
         states: list[Tensor] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from mttl.analysis.answer_row import AnswerRow
+from mttl.analysis.explore.run_facts import AnswerRow
 from mttl.io.files import write_table, write_text
 from mttl.metrics.crossfit import score_answers
 from mttl.runtime.processes import gathered

@@ -27,8 +27,3 @@ def test_clusters() -> None:
     first, second, third, fourth = task_clusters(tree, 2).tolist()
     assert first == third != second == fourth
     assert len(set(task_clusters(tree, 4).tolist())) == 4
-
-
-def test_one_task_is_no_tree() -> None:
-    with pytest.raises(ValueError, match="at least 2 tasks, not 1"):
-        task_tree(np.ones((1, 1)))

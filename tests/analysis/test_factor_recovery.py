@@ -119,12 +119,8 @@ def test_a_factor_that_others_determine_cannot_be_told_from_them() -> None:
 
 
 def test_what_cannot_be_recovered_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"n_permutations \(0\) must be at least 1"):
-        factor_recovery(np.ones((1, 2, 2)), {"language": ["de", "en"]}, n_permutations=0)
     with pytest.raises(ValueError, match="use must be finite"):
         factor_recovery(np.full((1, 2, 2), np.nan), {"language": ["de", "en"]})
-    with pytest.raises(ValueError, match="the factor 'language' has 1 values for 2 tasks"):
-        factor_recovery(np.ones((1, 2, 2)), {"language": ["de"]})
     with pytest.raises(ValueError, match="the factor 'language' has one value only"):
         factor_recovery(np.ones((1, 2, 2)), {"language": ["de", "de"]})
 

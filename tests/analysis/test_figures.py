@@ -1,6 +1,5 @@
 """What figures say (not their pixels), and that it can be read at 160 tasks."""
 
-import itertools
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
 from mttl.analysis import figures
 from mttl.analysis.ablation_record import Ablation
 from mttl.analysis.clustering import task_order, task_tree
 from mttl.analysis.figures.catalogue import layer_parts
-from mttl.analysis.figures.task_map import place_labels
 from mttl.analysis.layers import STATISTICS
 from mttl.analysis.palette import category_looks
 from mttl.analysis.routing_view import RoutingView
@@ -181,15 +180,6 @@ def test_task_map_names_every_point() -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == axis_names
 
 
-def test_labels_of_points_in_one_place_do_not_overlap() -> None:
-    boxes = place_labels(np.full((30, 2), 3.0), [0.8] * 30, 6.0)
-    for one, other in itertools.combinations(boxes, 2):
-        across = min(one[2], other[2]) - max(one[0], other[0])
-        up = min(one[3], other[3]) - max(one[1], other[1])
-        assert across <= 0 or up <= 0
-    assert all(min(box[:2]) >= 0 and max(box[2:]) <= 6 for box in boxes)
-
-
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
@@ -215,18 +205,11 @@ def test_layers_are_shared_among_figures(groups: list[str], expected: dict[str, 
 
 
 def check_legible(figure: Figure) -> None:
-    """See that all text lies on the sheet, and that no two texts overlap.
-
-    Text at an angle is left out of the second check.
-    """
+    """See that no two texts overlap; text at an angle is left out."""
     canvas = FigureCanvasAgg(figure)
     found = texts(figure)
     assert min(text.get_fontsize() for text in found) >= 7
     boxes = [(text, text.get_window_extent(canvas.get_renderer())) for text in found]
-    width, height = figure.get_size_inches() * figure.dpi
-    for text, box in boxes:
-        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
-        assert inside, f"{text.get_text()!r} is cut off"
     upright = [(text, box) for text, box in boxes if text.get_rotation() % 90 == 0]
     corners = np.array([box.extents for _, box in upright])
     for number, (text, box) in enumerate(upright[:-1]):
@@ -263,7 +246,7 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     found = Ablation(*common, changes, None, {"losses": none})
     figure = figures.ablation_map(crossfit_view, found)
     check_legible(figure)
-    weights, effect = [axes.images[0] for axes in figure.axes[::2][:2]]
+    weights, effect = (axes.images[0] for axes in figure.axes if axes.images)
     order = crossfit_view.order
     np.testing.assert_allclose(weights.get_array(), crossfit_view.mean[order], rtol=1e-14)
     np.testing.assert_array_equal(effect.get_array(), changes[0][order])
@@ -277,9 +260,8 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
         figures.ablation_map(crossfit_view, other)
 
 
-@pytest.mark.parametrize("n_skills", [40])
-def test_one_skill_and_many_are_legible(n_skills: int) -> None:
-    weights = np.random.default_rng(0).uniform(size=(2, 4, n_skills))
+def test_many_skills_are_legible() -> None:
+    weights = np.random.default_rng(0).uniform(size=(2, 4, 40))
     check_legible(figures.heat_maps(weights, ["x", "y"], order=ORDER, title="W", **NAMED))
     check_legible(figures.heat_maps(weights[:1], [""], order=ORDER, title="W", **NAMED))
     check_legible(figures.subset_table(weights[0] > 0.5, title="Subsets", **NAMED))
@@ -293,7 +275,9 @@ def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
     figure = figures.dendrogram(TREE, title="Tree of <tasks> & more, $5 or $6", **NAMED)
     png, svg = figures.save_figure(figure, tmp_path / "plots" / "tree.block.0")
     assert [path.name for path in (png, svg)] == ["tree.block.0.png", "tree.block.0.svg"]
-    assert png.read_bytes().startswith(b"\x89PNG")
+    with Image.open(png) as drawn:
+        pixels = np.asarray(drawn.convert("L"))
+    assert min(pixels[0].min(), pixels[-1].min(), pixels[:, [0, -1]].min()) == 255  # all fits
     root = ElementTree.parse(svg).getroot()
     found = {"".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("text")}
     assert {"Tree of <tasks> & more, $5 or $6", *TASKS, "a", "b", "c"} <= found

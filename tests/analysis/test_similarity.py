@@ -20,8 +20,3 @@ def test_against_numpy_and_scikit_learn(weights: np.ndarray) -> None:
 def test_tasks_without_a_direction_are_like_each_other_only() -> None:
     weights = np.array([[[0.5, 0.5], [0.1, 0.1], [1.0, 0.0]]])
     np.testing.assert_array_equal(task_similarity(weights), [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
-
-
-def test_another_measure_is_refused(weights: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"measure \('dot'\) must be correlation or cosine"):
-        task_similarity(weights, "dot")

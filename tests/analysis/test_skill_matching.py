@@ -55,11 +55,6 @@ def test_the_same_skills_stand_out_from_chance_and_noise_does_not(weights: np.nd
     assert found == matched_correlation(weights, noise, n_permutations=99)[1]
 
 
-def test_runs_of_different_shapes_are_refused(weights: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"one shape, not \(2, 12, 4\) and \(2, 12, 3\)"):
-        match_skills(weights, weights[..., :3])
-
-
 def test_groups_of_one_run_are_ordered_alike_and_by_use() -> None:
     """Six groups with the same skills in orders of their own, and a little noise."""
     generator = np.random.default_rng(0)

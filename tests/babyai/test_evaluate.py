@@ -61,8 +61,3 @@ def test_results_are_means_per_level_and_over_levels() -> None:
     assert list(table.columns[0].cells) == ["A", "B", "mean"]
     assert list(table.columns[1].cells) == ["50.0", "100.0", "75.0"]
     assert list(table.columns[2].cells) == ["3.0", "7.0", "5.0"]
-
-
-def test_actions_are_greedy_or_sampled() -> None:
-    with pytest.raises(ValueError, match=r"choose \('best'\) must be 'greedy' or 'sampled'"):
-        play_levels(policies(), ["GoToObjS4", "GoToObjS6"], n_episodes=1, seed=1, choose="best")

@@ -188,22 +188,6 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
         assert f"episode {episode}: {outcome} in {len(actions)} steps" in line
 
 
-@pytest.mark.slow
-def test_levels_stand_in_one_film(whole, tmp_path, capsys) -> None:
-    path = tmp_path / "levels.gif"
-    levels = [word for level in LEVELS for word in ("--level", level)]
-    assert FILM.main([str(whole.path), *levels, "--out", str(path)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    steps = [int(line.partition(" in ")[2].partition(" steps")[0]) for line in printed]
-    assert [line.partition(",")[0] for line in printed] == list(LEVELS)
-    assert duration(path) == max(steps) / 4 + 1
-    given = [str(whole.path), *levels, "--episode", "0", "--episode", "1", "--out", str(path)]
-    assert run_command(lambda: FILM.main(given)) == USER_MISTAKE
-    assert "a film of several levels is of one episode of each" in capsys.readouterr().err
-    shares = FILM.skill_shares(load_policies(whole.path)[0])
-    assert [len(row) for row in shares] == [3] * len(LEVELS)
-
-
 def test_mistakes_of_films_are_told(whole, tmp_path, capsys) -> None:
     def told(**changes: str) -> str:
         options = {"run": str(whole.path), "level": LEVELS[0], "out": str(tmp_path / "film.gif")}
@@ -216,6 +200,10 @@ def test_mistakes_of_films_are_told(whole, tmp_path, capsys) -> None:
     assert "--level: unknown level 'GoToObjS'; did you mean 'GoToObjS6'" in told(level="GoToObjS")
     assert f"has no policy for GoToObj, only for {', '.join(LEVELS)}" in told(level="GoToObj")
     assert "nowhere" in told(run="nowhere")
+    several = [str(whole.path), "--out", "film.gif", "--episode", "0", "--episode", "1"]
+    several += [word for level in LEVELS for word in ("--level", level)]
+    assert run_command(lambda: FILM.main(several)) == USER_MISTAKE
+    assert "a film of several levels is of one episode of each" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         FILM.main([str(whole.path), "--level", LEVELS[0], "--out", "x.gif", "--episode", "-1"])
     assert "'-1' must be a whole number of at least 0" in capsys.readouterr().err

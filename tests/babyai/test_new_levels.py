@@ -18,7 +18,7 @@ from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
-from mttl.babyai.policy_modes import adapt_policies
+from mttl.babyai.new_levels import adapt_policies
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
 
@@ -184,5 +184,3 @@ def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:
     model, _ = load_policies(run.parent / "shared")
     with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
         adapt_policies(model, "router_only")
-    with pytest.raises(ValueError, match="'from_scratch' needs new policies: see fresh_policies"):
-        adapt_policies(model, "from_scratch")

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from helpers.backbones import fill
 from helpers.compare import relative_error
 from mttl.babyai.policy import Policy
+from mttl.babyai.recurrent import LSTMCell, MaskedGRU
 
 S, N, E, M, TOKENS = 5, 3, 4, 6, 11
 SMALL = {"n_channels": 8, "memory_size": 6, "instruction_size": 5, "word_size": 4, "hidden_size": 7}
@@ -118,6 +119,19 @@ def test_recurrent_weights_have_the_gradients_of_the_reference():
             assert relative_error(parameter.grad, expected) < 1e-10
 
 
+@pytest.mark.parametrize(("ours", "twin"), [(MaskedGRU, nn.GRUCell), (LSTMCell, nn.LSTMCell)])
+def test_recurrent_weights_start_as_those_of_pytorch(ours, twin):
+    # Of 12 800 and more uniform draws, the spread is within 1 % of PyTorch's with near certainty.
+    found, expected = ours(40, 80), twin(40, 80)
+    for name, parameter in found.named_parameters():
+        reference = expected.get_parameter(name)
+        assert parameter.shape == reference.shape
+        assert parameter.abs().max() <= 1 / 80**0.5
+        if parameter.ndim == 2:
+            ratio = float(parameter.detach().std() / reference.detach().std())
+            assert ratio == pytest.approx(1, abs=0.02)
+
+
 def test_batch_norm_takes_the_statistics_of_all_frames_in_evaluation_too():
     policy = small_policy(norm="batch").eval()
     norm = policy.convolutions[1]
@@ -166,9 +180,8 @@ def test_padding_of_missions_changes_nothing():
     torch.testing.assert_close(found, policy(images, missions, index, memory, begins)[0])
 
 
-@pytest.mark.parametrize("norm", ["batch"])
-def test_it_can_be_batched_over_parameters(norm):
-    policy = small_policy(norm=norm)
+def test_it_can_be_batched_over_parameters():
+    policy = small_policy(norm="batch")
     copies = {
         name: torch.stack([value, value * 1.1 + 0.01])
         for name, value in policy.state_dict().items()
@@ -192,15 +205,3 @@ def test_babyai_draws_rows_of_unit_length():
     # As in BabyAI's code, only linear layers: the recurrent and convolutional ones stay.
     assert policy.memory.bias_hh.all()
     assert policy.convolutions[0].bias.all()
-
-
-def test_a_view_of_another_shape_is_an_error():
-    images, *rest = observations()
-    expected = r"images of shape \(5, 3, 3, 7, 7\) do not end in \(7, 7, 3\)"
-    with pytest.raises(ValueError, match=expected):
-        small_policy()(images.movedim(-1, 2), *rest)
-
-
-def test_an_unknown_norm_is_an_error():
-    with pytest.raises(ValueError, match=r"norm \('layer'\) must be one of group, batch, none"):
-        Policy(TOKENS, norm="layer")

@@ -1,7 +1,9 @@
-"""Demonstrations are the same for any number of workers."""
+"""Demonstrations are the same for any number of workers, and after a file."""
 
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from envs import demonstrations
 from envs.bot import BotFailed, Demonstration
+from envs.demonstration_file import load_demonstrations, save_demonstrations
 from envs.demonstrations import MOST_FAILURES, record_demonstrations
 from envs.errors import LevelError, SimulationError
 from envs.process import WorkerProcess
@@ -43,11 +46,9 @@ def test_workers_record_the_same_and_say_how_far_they_are(record: list[Demonstra
 
 def test_failures_are_left_out(record, monkeypatch) -> None:
     by_seed = {demonstration.seed: demonstration for demonstration in record}
-    monkeypatch.setattr(demonstrations, "demonstrate", lambda level, seed: by_seed[seed])
-    missing = by_seed.pop(record[1].seed)
 
     def demonstrate(level: str, seed: int) -> Demonstration:
-        if seed == missing.seed:
+        if seed == record[1].seed:
             raise BotFailed("it dreams")
         return by_seed[seed]
 
@@ -65,38 +66,58 @@ def test_a_level_the_bot_cannot_play_is_told() -> None:
         record_demonstrations(["KeyInBox"], 5)
 
 
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
-    """Those that are started."""
-    started: list[WorkerProcess] = []
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks into /proc")
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_ends_a_record_leaves_no_process(killed: bool, monkeypatch) -> None:
+    workers: list[WorkerProcess] = []
 
     class NotedWorker(WorkerProcess):
         def __init__(self, function: str, name: str) -> None:
             super().__init__(function, name)
-            started.append(self)
+            workers.append(self)
 
-    monkeypatch.setattr(demonstrations, "WorkerProcess", NotedWorker)
-    return started
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks into /proc")
-def test_an_interrupt_leaves_no_process(workers: list[WorkerProcess]) -> None:
-    def interrupt(level: str, n: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        record_demonstrations(["GoToObj"], 50, n_workers=1, progress=interrupt)
-    assert len(workers) == 1
-    assert not is_running(workers[0].pid)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks into /proc")
-def test_a_worker_that_dies_takes_the_others_along(workers: list[WorkerProcess]) -> None:
-    def kill(level: str, n: int) -> None:
+    def end(level: str, n: int) -> None:
+        if not killed:
+            raise KeyboardInterrupt
         os.kill(workers[-1].pid, signal.SIGKILL)
 
-    with pytest.raises(SimulationError, match="a worker that plays the bot died: SIGKILL"):
-        record_demonstrations(["GoToObj"], 50, n_workers=2, progress=kill)
-    assert len(workers) == 2
+    monkeypatch.setattr(demonstrations, "WorkerProcess", NotedWorker)
+    error, message = KeyboardInterrupt, None
+    if killed:
+        error, message = SimulationError, "a worker that plays the bot died: SIGKILL"
+    with pytest.raises(error, match=message):
+        record_demonstrations(["GoToObj"], 50, n_workers=1 + killed, progress=end)
+    assert len(workers) == 1 + killed
     assert not any(is_running(worker.pid) for worker in workers)
+
+
+def test_what_is_saved_is_loaded(record: list[Demonstration], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "record.npz"
+    save_demonstrations(record, path)
+    assert as_lists(load_demonstrations(path)) == as_lists(record)
+    # Images compress well.
+    assert path.stat().st_size < 0.2 * sum(one.images.size for one in record)
+    with pytest.raises(ValueError, match=r"record.zip' must end in .npz"):
+        save_demonstrations(record, tmp_path / "record.zip")
+    before = path.read_bytes()
+    broken = replace(record[0], images=record[0].images[:, :3])
+    with pytest.raises(ValueError, match="dimensions"):
+        save_demonstrations([record[1], broken], path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["record.npz"]
+
+
+def test_a_file_that_is_missing_foreign_or_damaged_is_told(record, tmp_path) -> None:
+    path = tmp_path / "record.npz"
+    with pytest.raises(FileNotFoundError):
+        load_demonstrations(path)
+    np.savez(path, images=record[0].images)
+    foreign = path.read_bytes()
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    save_demonstrations(record, path)
+    whole = path.read_bytes()
+    single = (tmp_path / "single.npy").read_bytes()
+    for data in (b"", b"text", whole[: len(whole) // 2], foreign, single):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="' is not a file of demonstrations, or damaged: "):
+            load_demonstrations(path)

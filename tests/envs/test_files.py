@@ -1,12 +1,13 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and archives of which nothing is run."""
 
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from envs.files import written_whole
+from envs.files import load_arrays, written_whole
 
 
 def test_the_name_is_taken_at_the_end_with_usual_permissions(tmp_path: Path) -> None:
@@ -35,3 +36,18 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path) -
         write_half()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_arrays_are_read_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.eye(3), names=np.array(["é", "b"]))
+    found = load_arrays(path)
+    np.testing.assert_array_equal(found["x"], np.eye(3))
+    assert found["names"].tolist() == ["é", "b"]
+    for content in (b"", b"PK\x03\x04", b"\x93NUMPY"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="zip"):
+            load_arrays(path)
+    np.savez(path, x=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
+        load_arrays(path)

@@ -5,8 +5,7 @@ import minigrid  # noqa: F401  registers the levels
 import pytest
 
 from envs.errors import LevelError
-from envs.game import make_game
-from envs.levels import LEVELS, PAPER_LEVELS, Level, find_level
+from envs.levels import LEVELS, PAPER_LEVELS, find_level
 
 
 def test_every_registered_level_is_in_the_table() -> None:
@@ -14,16 +13,6 @@ def test_every_registered_level_is_in_the_table() -> None:
     assert {level.id for level in LEVELS.values()} == registered
     assert len(LEVELS) == 96
     assert all(level.name == name for name, level in LEVELS.items())
-
-
-@pytest.mark.parametrize("level", LEVELS.values(), ids=lambda level: level.name)
-def test_the_time_limit_is_that_of_real_episodes(level: Level) -> None:
-    game = make_game(level)
-    assert game.fixed_max_steps == level.fixed
-    for seed in range(3):
-        game.reset(seed=seed)
-        n_navigations = 1 if level.fixed else game.num_navs_needed(game.instrs)
-        assert game.max_steps == level.steps * n_navigations
 
 
 def test_the_expert_skills_of_the_paper() -> None:
@@ -56,9 +45,3 @@ def test_the_expert_skills_of_the_paper() -> None:
 def test_an_unknown_level_names_the_nearest(name: str, message: str) -> None:
     with pytest.raises(LevelError, match=message):
         find_level(name)
-
-
-def test_a_level_without_a_step_limit_is_an_error() -> None:
-    game = make_game(LEVELS["GoToObj"], max_steps=0)
-    with pytest.raises(LevelError, match=r"level 'GoToObj' has no step limit \(max_steps is 0\)"):
-        game.reset(seed=0)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from envs.episodes import episode_seed
-from envs.errors import LevelError, SimulationError
-from envs.interface import Observation, Transition, slot_seed
+from envs.errors import SimulationError
+from envs.interface import Observation, slot_seed
 from envs.levels import LEVELS
 from envs.local import LocalVectorEnv
 from envs.vocabulary import encode
+from helpers.same_game import assert_same
 
 LEVEL_NAMES = ("GoToLocalS5N2", "PutNextLocalS5N3", "OpenRedDoor")
 N_SLOTS = 3
@@ -25,18 +26,6 @@ def make(**options: Any) -> LocalVectorEnv:
 
 def random_actions(n_steps: int, shape: tuple[int, int] = (3, N_SLOTS)) -> np.ndarray:
     return np.random.default_rng(0).integers(7, size=(n_steps, *shape))
-
-
-def assert_same(a: Any, b: Any) -> None:
-    """Compare observations or transitions, part by part."""
-    if a is None or b is None:
-        assert a is b
-    elif isinstance(a, Observation | Transition):
-        for name, part in vars(a).items():
-            assert_same(part, getattr(b, name))
-    else:
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
 
 
 def at(observation: Observation, *place: int) -> dict[str, Any]:
@@ -64,7 +53,7 @@ def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluati
     assert observation.direction.shape == (3, N_SLOTS)
     assert observation.mission.shape == (3, N_SLOTS, 72)
     transitions = [env.step(actions) for actions in random_actions(150)]
-    assert any(transition.final is not None for transition in transitions)
+    assert any(transition.truncated.any() for transition in transitions)
     assert any(transition.terminated.any() for transition in transitions)
     for place in np.ndindex(3, N_SLOTS):
         level, number = LEVEL_NAMES[place[0]], 2 + place[1]
@@ -76,10 +65,6 @@ def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluati
             assert transition.reward[place] == np.float32(reward)
             assert transition.terminated[place] == terminated
             assert transition.truncated[place] == (truncated and not terminated)
-            if transition.truncated[place]:
-                row = np.argwhere(transition.truncated).tolist().index(list(place))
-                assert transition.final is not None
-                assert at(transition.final, row) == plain(seen)
             if terminated or truncated:
                 number += N_SLOTS
                 seen, _ = single.reset(seed=episode_seed(4, level, number) if evaluation else None)
@@ -154,31 +139,25 @@ class Broken:
     ("where", "cause"),
     [("step", "0 episodes .*: ZeroDivisionError: broken"), ("reset", "1 episodes .*: Recursion")],
 )
-def test_an_environment_that_raises_is_named_and_all_are_closed(where: str, cause: str) -> None:
+def test_an_environment_that_raises_is_named(where: str, cause: str) -> None:
     env = make(first_slot=5)
     env.reset()
-    env._games[4] = Broken(env._games[4], where)  # type: ignore[assignment]
+    game = env._games[1, 1]
+    game.env = Broken(game.env, where)  # type: ignore[assignment]
     seed = slot_seed(4, "PutNextLocalS5N3", 6)
     message = f"level 'PutNextLocalS5N3', slot 6, {cause.replace('.*', f'after seed {seed}')}"
     with pytest.raises(SimulationError, match=message) as caught:
         env.step(random_actions(1)[0])
     assert isinstance(caught.value.__cause__, ZeroDivisionError | RecursionError)
-    for call in (env.reset, env.state, lambda: env.step(random_actions(1)[0])):
-        with pytest.raises(SimulationError, match="the environments are closed; make new ones"):
-            call()
 
 
-def test_a_level_without_a_step_limit_is_an_error_and_all_are_closed() -> None:
+def test_a_state_of_other_episodes_is_refused() -> None:
     env = make()
-    env._games[2].fixed_max_steps, env._games[2].max_steps = True, 0
-    with pytest.raises(LevelError, match="level 'GoToLocal' has no step limit"):
-        env.reset()
-    with pytest.raises(SimulationError, match="closed"):
-        env.reset()
-
-
-def test_nothing_goes_before_the_first_reset() -> None:
-    env = make()
-    for call in (env.state, lambda: env.step(random_actions(1)[0])):
-        with pytest.raises(SimulationError, match="have not begun: call reset first"):
-            call()
+    env.reset()
+    for actions in random_actions(5):
+        env.step(actions)
+    state = env.state()
+    endless = [[{**slot, "actions": "6" * 1000} for slot in row] for row in state["slots"]]
+    for change in ({"seed": 2}, {"slots": endless}):
+        with pytest.raises(ValueError, match="is of another episode of level"):
+            env.load_state(state | change)

@@ -1,19 +1,14 @@
 """Envpool draws the layouts and missions that minigrid draws: two-sample tests, with their power.
 
 Seeds are fixed, so a test passes always or never. All features of all levels together raise a
-false alarm with a probability of at most 1 %, by Bonferroni's correction; so do all random games.
+false alarm with a probability of at most 1 %, by Bonferroni's correction.
 """
 
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from envs.interface import VectorEnv
 from envs.levels import PAPER_LEVELS
-from envs.local import LocalVectorEnv
-from envs.pool import PoolVectorEnv
 from helpers.layouts import envpool_beginnings, minigrid_beginnings
 from helpers.two_samples import detectable, p_value
 
@@ -70,42 +65,3 @@ def test_the_test_finds_a_known_difference() -> None:
         *("target 1: how many match", "articles"),
     }
     assert min(compare(again, coloured).values()) > SIGNIFICANCE
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("level", PAPER_LEVELS)
-def test_playing_at_random_succeeds_as_often_and_as_fast(level: str) -> None:
-    """Fisher's exact test of the rate, the chi-squared test of the steps of successes.
-
-    With 3000 episodes of single rooms and 400 of mazes, of which a fifth succeed, differences of 5
-    and 14 points would be found in nine of ten cases.
-    """
-    n_episodes = 400 if level in MAZES else 3000
-    n_slots = 50
-    ours = PoolVectorEnv([level], n_slots, seed=1)
-    theirs = LocalVectorEnv([level], n_slots, seed=1)
-    one, other = (random_rewards(env, n_episodes, seed) for seed, env in enumerate((ours, theirs)))
-    table = [[int((rewards > 0).sum()), int((rewards == 0).sum())] for rewards in (one, other)]
-    rates: Any = stats.fisher_exact(table)
-    assert rates.pvalue > 0.01 / 16
-    # The reward counts the steps: tenths of the time limit.
-    tenths = [(10 * rewards[rewards > 0]).astype(int).tolist() for rewards in (one, other)]
-    assert p_value(tenths[0], tenths[1])[0] > 0.01 / 16
-
-
-def random_rewards(env: VectorEnv, n_episodes: int, seed: int) -> np.ndarray:
-    """Return the rewards of the first episodes of every slot: as many of each, so none is favoured.
-
-    The first to end would be the short ones.
-    """
-    rng = np.random.default_rng(seed)
-    env.reset()
-    share = n_episodes // env.n_slots
-    rewards: list[list[float]] = [[] for _ in range(env.n_slots)]
-    while min(map(len, rewards)) < share:
-        transition = env.step(rng.integers(7, size=(1, env.n_slots)))
-        for slot in np.flatnonzero(transition.terminated[0] | transition.truncated[0]):
-            rewards[slot].append(float(transition.reward[0, slot]))
-    env.close()
-    return np.array([reward for slot in rewards for reward in slot[:share]])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from envs.game import make_game
 from envs.levels import LEVELS
-from envs.vocabulary import MISSION_LENGTH, N_TOKENS, TOKENS, WORDS, decode, encode
+from envs.vocabulary import MISSION_LENGTH, N_TOKENS, TOKENS, WORDS, encode
 
 COLOURS = ["", "red ", "green ", "blue ", "purple ", "yellow ", "grey "]
 PLACES = ["", " on your left", " on your right", " in front of you", " behind you"]
@@ -26,6 +26,10 @@ sentences = clauses | st.tuples(clauses, clauses).map(" and ".join)
 missions = sentences | st.tuples(
     sentences, st.sampled_from([", then ", " after you "]), sentences
 ).map("".join)
+
+
+def decode(tokens: np.ndarray) -> str:
+    return " ".join(WORDS[token - 1] for token in tokens if token).replace(" then", ", then")
 
 
 @given(missions)
@@ -73,13 +77,3 @@ def test_tokens_never_change() -> None:
 def test_a_foreign_word_is_an_error() -> None:
     with pytest.raises(ValueError, match="the word 'apple' of the mission 'go to the apple' is"):
         encode("go to the apple")
-
-
-def test_a_mission_that_does_not_fit_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'go to the door' has 4 tokens; length is 3"):
-        encode("go to the door", 3)
-
-
-def test_a_token_outside_the_vocabulary_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"the token 33 must be from 0 to 32"):
-        decode(np.array([1, 33]))

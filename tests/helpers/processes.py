@@ -4,32 +4,42 @@ import os
 import signal
 import sys
 import time
-from multiprocessing.connection import Connection
+from pathlib import Path
 
 
-def echo(connection: Connection) -> None:
+def echo(message: object) -> object:
     print("nobody should see this")
-    while True:
-        connection.send(connection.recv())
+    return message
 
 
-def obey(connection: Connection) -> None:
-    """Leave, crash or sleep, as requested."""
-    match connection.recv():
+def obey(order: str) -> None:
+    """Leave, crash, sleep or fail, as requested."""
+    match order:
         case "leave":
             sys.exit(3)
         case "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         case "sleep":
             time.sleep(600)
+        case "fail":
+            raise ValueError("it cannot")
 
 
-def name_modules(connection: Connection) -> None:
+def name_modules() -> list[str]:
     """Say what is imported once the environments are."""
     import envs.demonstrations
     import envs.worker  # noqa: F401
 
-    connection.send((connection.recv(), sorted(sys.modules)))
+    return sorted(sys.modules)
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether a process was stopped, as by SIGSTOP."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 def is_running(pid: int) -> bool:

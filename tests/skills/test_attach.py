@@ -40,34 +40,23 @@ def test_patterns_match_the_end_of_a_path():
     assert len(attach(BACKBONES["llama"](), ["q_proj", "v_proj"]).layers) == 4
 
 
-@pytest.mark.parametrize(
-    ("family", "granularity", "groups"),
-    [
-        ("t5", "model", ["model"]),
-        ("t5", "stack", ["encoder", "decoder"]),
-        ("bart", "stack", ["encoder", "decoder"]),
-        ("llama", "stack", ["model"]),
-        ("gpt2", "stack", ["model"]),
-        (
-            "bart",
-            "block",
-            [f"model.{stack}.layers.{i}" for stack in ("encoder", "decoder") for i in (0, 1)],
-        ),
-        ("t5", "block", [f"{s}.block.{i}" for s in ("encoder", "decoder") for i in (0, 1)]),
-        ("llama", "block", ["model.layers.0", "model.layers.1"]),
-        ("gpt2", "block", ["transformer.h.0", "transformer.h.1"]),
-        (
-            "llama",
-            "layer",
-            [f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "mlp")],
-        ),
-        (
-            "gpt2",
-            "layer",
-            [f"transformer.h.{i}.{part}" for i in (0, 1) for part in ("attn", "mlp")],
-        ),
-    ],
-)
+STACKS = ("encoder", "decoder")
+GROUPS = [
+    ("t5", "model", ["model"]),
+    ("t5", "stack", ["encoder", "decoder"]),
+    ("bart", "stack", ["encoder", "decoder"]),
+    ("llama", "stack", ["model"]),
+    ("gpt2", "stack", ["model"]),
+    ("bart", "block", [f"model.{stack}.layers.{i}" for stack in STACKS for i in (0, 1)]),
+    ("t5", "block", [f"{stack}.block.{i}" for stack in STACKS for i in (0, 1)]),
+    ("llama", "block", ["model.layers.0", "model.layers.1"]),
+    ("gpt2", "block", ["transformer.h.0", "transformer.h.1"]),
+    ("llama", "layer", [f"model.layers.{i}.{k}" for i in (0, 1) for k in ("self_attn", "mlp")]),
+    ("gpt2", "layer", [f"transformer.h.{i}.{kind}" for i in (0, 1) for kind in ("attn", "mlp")]),
+]
+
+
+@pytest.mark.parametrize(("family", "granularity", "groups"), GROUPS)
 def test_names_of_groups(family, granularity, groups):
     attachment = attach(BACKBONES[family](), granularity=granularity)
     assert list(attachment.groups) == groups
@@ -83,10 +72,8 @@ def test_layers_hold_the_index_of_their_group(family, granularity):
         assert isinstance(layer, SkilledLinear)
         assert attachment.groups[layer.group] == row.group
         inventory = layer.inventory
-        assert (inventory.in_features, inventory.out_features) == (
-            row.in_features,
-            row.out_features,
-        )
+        assert inventory.in_features == row.in_features
+        assert inventory.out_features == row.out_features
         assert row.n_parameters == 2 * 2 * (row.in_features + row.out_features)
     assert len(set(attachment.groups)) == len(attachment.groups)
 

@@ -46,9 +46,7 @@ LORA = Placement(lora, ["attention", "mlp"])
 ADAPTER = Placement(adapter, ["attention", "mlp"], "block")
 
 
-def several(
-    backbone: nn.Module, *placements: Placement, granularity: str = "layer"
-) -> SkilledModel:
+def several(backbone: nn.Module, *placements: Placement) -> SkilledModel:
     slot = RoutingSlot()
     backbone.requires_grad_(False)
     made = attach_kinds(backbone, placements, slot=slot, granularity="layer")

@@ -241,44 +241,31 @@ def test_the_slot_is_emptied_after_an_error_and_the_model_goes_on():
 
 
 def test_calling_the_backbone_alone_is_an_error():
-    model = skilled(tiny_t5())
     with pytest.raises(RuntimeError, match="without a routing"):
-        model.backbone(**batch(4))
+        skilled(tiny_t5()).backbone(**batch(4))
 
 
-def test_one_task_id_per_example():
-    model = skilled(tiny_t5())
-    with pytest.raises(
-        ValueError, match=r"received 4 rows for 3 examples.*one task id per example"
-    ):
-        model(TASK_IDS[:3], **batch(4))
+OUT = r"task id {} is out of range: the router knows 3 tasks, with ids 0 to 2"
+WRONG = {
+    "received 4 rows for 3 .*one task id per example": lambda m: m(TASK_IDS[:3], **batch(4)),
+    OUT.format(-1): lambda m: run(m, torch.tensor([0, -1, 1, 0])),
+    OUT.format(3): lambda m: m.generate(torch.tensor([3]), input_ids=batch(1)["input_ids"]),
+    "the backbone has no skilled layer; call attach_skills": lambda m: SkilledModel(
+        nn.Linear(2, 2), m.router, m.slot
+    ),
+    "'encoder.*q' reads another routing slot than the model's": lambda m: SkilledModel(
+        m.backbone, m.router, RoutingSlot()
+    ),
+    "reads group 3, but the router has 3 groups": lambda m: SkilledModel(
+        m.backbone, PolytroponRouter(3, 3, 2, 3), m.slot
+    ),
+    "has 3 skills and 2 heads, the router 4 and 1; they must be equal": lambda m: SkilledModel(
+        m.backbone, PolytroponRouter(m.router.n_groups, 3, 1, 4), m.slot
+    ),
+}
 
 
-@pytest.mark.parametrize("wrong", [-1, 3])
-def test_task_ids_out_of_range(wrong):
-    model = skilled(tiny_t5())
-    message = rf"task id {wrong} is out of range: the router knows 3 tasks, with ids 0 to 2"
+@pytest.mark.parametrize("message", WRONG)
+def test_mistakes_are_named(message):
     with pytest.raises(ValueError, match=message):
-        run(model, torch.tensor([0, wrong, 1, 0]))
-    with pytest.raises(ValueError, match=message):
-        model.generate(torch.tensor([wrong]), input_ids=batch(1)["input_ids"])
-
-
-def test_parts_that_do_not_fit():
-    model = skilled(tiny_t5(), n_heads=2)
-    backbone, router, slot = model.backbone, model.router, model.slot
-    groups = router.n_groups
-    with pytest.raises(ValueError, match="the backbone has no skilled layer; call attach_skills"):
-        SkilledModel(nn.Linear(2, 2), router, slot)
-    with pytest.raises(
-        ValueError, match=r"'encoder.*q' reads another routing slot than the model's"
-    ):
-        SkilledModel(backbone, router, RoutingSlot())
-    with pytest.raises(ValueError, match="reads group 3, but the router has 3 groups"):
-        SkilledModel(backbone, PolytroponRouter(3, 3, 2, 3), slot)
-    with pytest.raises(
-        ValueError, match="has 3 skills and 2 heads, the router 4 and 2; they must be equal"
-    ):
-        SkilledModel(backbone, PolytroponRouter(groups, 3, 2, 4), slot)
-    with pytest.raises(ValueError, match="has 3 skills and 2 heads, the router 3 and 1"):
-        SkilledModel(backbone, PolytroponRouter(groups, 3, 1, 3), slot)
+        WRONG[message](skilled(tiny_t5(), n_heads=2))

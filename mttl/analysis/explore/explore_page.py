@@ -94,22 +94,20 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
     curves, of_tasks = read_run_curves(folder, record.tasks)
     scores = read_scores(folder)
     looks = category_looks(view.categories)
-    near = task_similarity(weights)[:, : len(record.tasks)]
     tasks = [
         {
             "name": task,
             "category": category,
-            "scores": [_score(score) for score in scores.get(task, [])],
+            "scores": [*map(_score, scores.get(task, []))],
             "answers": _answers(read_answers(folder, task)),
             "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)
     ]
     tasks += [_adapted_task(task, view) for task in adapted]
-    for number, task in enumerate(tasks):
-        likeness = near[number].copy()
-        if number < len(record.tasks):
-            likeness[number] = -np.inf
+    near = task_similarity(weights)[:, : len(record.tasks)]
+    np.fill_diagonal(near, -np.inf)
+    for task, likeness in zip(tasks, near, strict=True):
         best = np.argsort(-likeness, kind="stable")[: min(N_NEAREST, len(record.tasks) - 1)]
         task["nearest"] = [[int(other), round(float(likeness[other]), 3)] for other in best]
     leaves, joints = tree_joints(view.tree)

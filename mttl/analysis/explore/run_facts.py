@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.answer_row import AnswerRow
-from mttl.analysis.routing_record import read_adaptation_history, read_arrays
+from mttl.analysis.routing_record import read_adaptation_history, read_arrays, read_metrics
 from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_table, to_number
+from mttl.io.record import Record
 
 # What would make the page large is thinned out.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
@@ -20,6 +20,15 @@ CURVES = ("train/loss", "val/loss", "val/score", "success")
 OF_TASKS = {"score": "val/{}/score", "loss": "val/{}/loss", "success": "success/{}"}
 SPLITS = ("test", "dev")
 Curve = tuple[list[int], list[float]]
+
+
+class AnswerRow(Record):
+    """The answer to a row, beside the accepted ones: a line of ``predictions/*.jsonl``."""
+
+    sample: int
+    input: str
+    references: list[str]
+    prediction: str
 
 
 @dataclass(frozen=True)
@@ -108,22 +117,14 @@ def read_run_curves(
     Raises:
         CheckpointError: If ``metrics.csv`` is damaged.
     """
-    path = folder / "metrics.csv"
-    if not path.is_file():
-        return {}, {}
-    rows = list(read_table(path, CheckpointError, ["step"]))
+    curves = read_metrics(folder)
 
     def curve(column: str) -> Curve | None:
-        points = [
-            (int(row["step"]), float(row[column]))
-            for row in rows
-            if row.get(column) and math.isfinite(float(row[column]))
-        ]
-        if not points:
+        if column not in curves:
             return None
-        chosen = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))
-        steps, values = zip(*(points[place] for place in chosen), strict=True)
-        return list(steps), [round(value, 5) for value in values]
+        steps, values = curves[column]
+        chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_POINTS).round().astype(int))
+        return steps[chosen].tolist(), [round(value, 5) for value in values[chosen].tolist()]
 
     whole = {name: found for name in CURVES if (found := curve(name))}
     own = {

@@ -1,4 +1,4 @@
-"""Figures measured in inches: they grow with the list of tasks, so that text stays legible."""
+"""Sheets on which coordinates are inches: they end up as large as what is drawn on them."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -17,34 +17,31 @@ FONT = 8  # points
 TITLE = 10
 ROW = 0.165  # inches: a line of text and the space below it
 GAP = 0.12
-MARGIN = 0.25
-HEADING = 0.3  # room for the title
 DOTS_PER_INCH = 150
 INK = "#222222"
 FAINT = "#bbbbbb"
+# Decorates what draws.
+styled = matplotlib.rc_context(
+    {
+        **{"font.size": FONT, "axes.titlesize": FONT, "axes.titlepad": 5},
+        **{"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT},
+    }
+)
 
 
-def new_canvas(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure of a size in inches, with its title at the top left."""
-    width = max(width, text_width([title], TITLE) + 2 * MARGIN)
-    figure = Figure(figsize=(width, height), facecolor="white")
-    figure.text(MARGIN / width, 1 - MARGIN / height, title, fontsize=TITLE, color=INK, va="top")
+def new_sheet(title: str, left: float, bottom: float) -> Figure:
+    """Return a figure with its title at a place; `save_figure` fits its size to what is on it."""
+    figure = Figure(figsize=(1, 1), facecolor="white")
+    figure.text(left, bottom, title, fontsize=TITLE)
     return figure
 
 
 def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes at a place given in inches, without ticks."""
-    across, up = figure.get_size_inches()
-    axes = figure.add_axes((left / across, bottom / up, width / across, height / up))
+    """Add axes at a place, without ticks."""
+    axes = figure.add_axes((left, bottom, width, height))
     axes.tick_params(length=0, labelsize=FONT, labelcolor=INK, pad=3)
     axes.set(xticks=[], yticks=[])
     return axes
-
-
-def strip_frame(axes: Axes, *sides: str) -> None:
-    """Hide sides of the frame; all of them by default."""
-    for side in sides or ("left", "right", "top", "bottom"):
-        axes.spines[side].set_visible(False)
 
 
 def text_width(texts: Iterable[str], size: float = FONT) -> float:
@@ -59,17 +56,14 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     Text stays text in the SVG, so that it can be searched and selected, and the same figure gives
     the same file.
 
-    Args:
-        figure: What to write.
-        path: Where, without suffix.
-
     Returns:
-        The two files.
+        The two files, at the path with each suffix.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # type: ignore[attr-defined]  # a name may hold dollar signs
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "mttl", "savefig.bbox": "tight"}
     png, svg = (Path(f"{path}.{suffix}") for suffix in ("png", "svg"))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mttl"}):
+    with matplotlib.rc_context({**settings, "savefig.pad_inches": 2 * GAP}):
         with atomic_path(png) as temporary:
             figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
         with atomic_path(svg) as temporary:

@@ -18,56 +18,54 @@ from mttl.analysis.layers import stack_of
 from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import match_skills, matched
+from mttl.analysis.tokens.token_record import TokenRoutingRecord
+from mttl.analysis.tokens.token_statistics import load_entropy
 from mttl.io.errors import CheckpointError
 
 PANELS = 12  # groups of layers in one figure, at most
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
 SMALLEST_UMAP = 5  # tasks
+TOKENS = ("load entropy", "dropped", "task, bits", "token before, bits", "token, bits")
 
 
 def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tuple[str, Figure]]:
-    """Draw every figure of a run, one when the next is asked for.
-
-    Args:
-        view: The run.
-        other: A run to compare it with, of the same tasks and groups (see `aligned_with`).
+    """Draw every figure of a run, and compare it with another; see `RoutingView.aligned_with`.
 
     Yields:
         The name of the file, without suffix, and the figure.
     """
-    record = view.record
-    named: dict[str, Any] = {"tasks": record.tasks, "categories": view.categories}
-    ordered: dict[str, Any] = {**named, "order": view.order}
+    record, weights = view.record, view.record.weights
     over = what_mean(view)
 
-    title = f"{view.name}: mixing weights, {over}"
-    yield "heat_map", heat_maps(view.mean[None], [""], title=title, skills=view.skills, **ordered)
+    def of(what: str, **more: Any) -> dict[str, Any]:
+        common = {"tasks": record.tasks, "categories": view.categories}
+        return {**common, "title": f"{view.name}: {what}", **more}
+
+    title = of(f"mixing weights, {over}", order=view.order)
+    yield "heat_map", heat_maps(view.mean[None], [""], skills=view.skills, **title)
     for name, members in layer_parts(record.groups):
         headings = [record.groups[group] for group in members]
-        title = f"{view.name}: mixing weights, {name}"
-        figure = heat_maps(record.weights[members], headings, title=title, **ordered)
-        yield f"heat_map_{re.sub('[^A-Za-z0-9_.-]+', '_', name)}", figure
+        title = of(f"mixing weights, {name}", order=view.order)
+        yield f"heat_map_{_file_name(name)}", heat_maps(weights[members], headings, **title)
 
-    title = f"{view.name}: similarity of tasks by their routing"
-    yield "similarity", similarity_matrix(view.similarity, title=title, **ordered)
-    title = f"{view.name}: tree of tasks by their routing"
-    yield "dendrogram", dendrogram(view.tree, title=title, **named)
-    yield "dendrogram_radial", radial_dendrogram(view.tree, title=title, **named)
-    active = view.mean_probabilities > 0.5
-    title = f"{view.name}: skills with a probability above one half ({over})"
-    yield "skill_subsets", subset_table(active, title=title, **named)
+    title = of("similarity of tasks by their routing", order=view.order)
+    yield "similarity", similarity_matrix(view.similarity, **title)
+    title = of("tree of tasks by their routing")
+    yield "dendrogram", dendrogram(view.tree, **title)
+    yield "dendrogram_radial", radial_dendrogram(view.tree, **title)
+    title = of(f"skills with a probability above one half ({over})")
+    yield "skill_subsets", subset_table(view.mean_probabilities > 0.5, **title)
 
-    points, shares = principal_components(record.weights)
-    axes = f"component 1 ({shares[0]:.0%})", f"component 2 ({shares[1]:.0%})"
-    title = f"{view.name}: principal components of the tasks' routing"
-    trails = [on_components(record.weights, rows) for rows in view.trails.values()]
+    points, shares = principal_components(weights)
+    trails = [on_components(weights, rows) for rows in view.trails.values()]
+    what = "principal components of the tasks' routing"
     if trails:
-        title += "; lines: adapted tasks from their first row to their last"
-    drawn = task_map(points, title=title, axis_names=axes, trails=trails, **named)
-    yield "task_map_pca", drawn
+        what += "; lines: adapted tasks from their first row to their last"
+    axes = f"component 1 ({shares[0]:.0%})", f"component 2 ({shares[1]:.0%})"
+    yield "task_map_pca", task_map(points, trails=trails, axis_names=axes, **of(what))
     if importlib.util.find_spec("umap") and len(record.tasks) >= SMALLEST_UMAP:
-        title = f"{view.name}: UMAP of the tasks' routing"
-        yield "task_map_umap", task_map(umap_projection(record.weights), title=title, **named)
+        points = umap_projection(weights)
+        yield "task_map_umap", task_map(points, **of("UMAP of the tasks' routing"))
 
     title = f"{view.name}: statistics of the routing by layer"
     yield "statistics_by_layer", statistics_by_layer(view.statistics, record.groups, title=title)
@@ -76,21 +74,17 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
         yield "statistics_over_training", statistics_over_training(view.curves, title=title)
 
     if other is not None:
-        ours = matched(record.weights, view.pairs)
-        pairs = match_skills(ours, other.record.weights)
+        pairs = match_skills(matched(weights, view.pairs), other.record.weights)
         both = np.stack([view.mean, matched(other.record.weights, pairs).mean(0)])
-        names = [view.name, other.name]
-        title = f"{' and '.join(names)}: mixing weights, skills matched, {over}"
-        figure = heat_maps(both, names, title=title, **ordered)
-        yield f"compare_{re.sub('[^A-Za-z0-9_.-]+', '_', other.name)}", figure
+        title = of("", order=view.order) | {
+            "title": f"{view.name} and {other.name}: mixing weights, skills matched, {over}"
+        }
+        figure = heat_maps(both, [view.name, other.name], **title)
+        yield f"compare_{_file_name(other.name)}", figure
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw how tasks change without a skill, beside how much they use it.
-
-    Args:
-        view: The run.
-        found: What was found, with skills switched off in all groups of layers together.
+    """Draw how tasks change without a skill in all groups of layers, beside how much they use it.
 
     Raises:
         CheckpointError: If it is of other tasks or groups than the run.
@@ -113,6 +107,34 @@ def ablation_map(view: RoutingView, found: Ablation) -> Figure:
         changes=f"change of the {unit}",
         less_is_worse=found.scores is not None,
     )
+
+
+def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str, Figure]]:
+    """Draw how experts are used, one figure when the next is asked for.
+
+    Yields:
+        The name of the file, without suffix, and the figure.
+    """
+    bits = record.task_bits, record.previous_bits, record.token_bits
+    values = np.stack([record.evenness(), record.dropped, *bits], axis=1)
+    title = f"{name}: loads of experts, and what decides the expert of a token"
+    yield (
+        "tokens_by_layer",
+        statistics_by_layer(values, record.layers, title=title, names=TOKENS),
+    )
+    history = record.history
+    if history is not None and len(history.steps):
+        curves = {
+            "load entropy": (history.steps, load_entropy(history.load).mean(1)),
+            "largest load": (history.steps, history.load.max(2).mean(1)),
+            "dropped": (history.steps, history.dropped.mean(1)),
+        }
+        title = f"{name}: loads of experts over training, means over layers"
+        yield "tokens_over_training", statistics_over_training(curves, title=title)
+
+
+def _file_name(text: str) -> str:
+    return re.sub("[^A-Za-z0-9_.-]+", "_", text)
 
 
 def what_mean(view: RoutingView) -> str:

@@ -6,28 +6,15 @@ import numpy as np
 from jaxtyping import Bool
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.canvas import (
-    FAINT,
-    FONT,
-    HEADING,
-    INK,
-    MARGIN,
-    ROW,
-    new_canvas,
-    place,
-    text_width,
-)
-from mttl.analysis.figures.categories import (
-    add_legend,
-    legend_height,
-    legend_width,
-)
+from mttl.analysis.figures.canvas import FAINT, GAP, INK, ROW, new_sheet, place, styled, text_width
+from mttl.analysis.figures.categories import add_legend
 from mttl.analysis.palette import category_looks
 
 TASKS_WIDTH = 6.5  # inches, unless one name is longer
 DOTS_WIDTH = 5.0  # inches, at most
 
 
+@styled
 def subset_table(
     active: Bool[np.ndarray, "T K"],
     tasks: Sequence[str],
@@ -35,75 +22,42 @@ def subset_table(
     categories: Sequence[str],
     title: str,
 ) -> Figure:
-    """List the subsets of skills in use: the skills, how many tasks use just these, which they are.
-
-    Args:
-        active: Whether a task uses a skill.
-        tasks: Names of the tasks.
-        categories: One per task.
-        title: Of the figure.
-    """
+    """List the subsets of skills in use, how many tasks use just these, and which they are."""
     n_skills = active.shape[1]
     looks = category_looks(categories)
     space = min(ROW, DOTS_WIDTH / n_skills)
-    names = MARGIN + n_skills * space + 0.5  # where the names start
-    rows = [
-        (subset, _flow([tasks[task] for task in members]), members)
-        for subset, members in skill_subsets(active)
-    ]
-    n_lines = [1 + max(line for _, line in placed) for _, placed, _ in rows]
-    breadth = max(
-        x + text_width([tasks[task]])
-        for _, placed, members in rows
-        for (x, _), task in zip(placed, members, strict=True)
-    )
-    body = ROW * (sum(n_lines) + 0.6 * len(rows))
-    width = names + breadth + 0.3 + legend_width(categories) + MARGIN
-    height = HEADING + 1.5 * ROW + MARGIN + max(body, legend_height(categories)) + MARGIN
-    figure = new_canvas(width, height, title)
-    # Axes that cover the figure, in inches from its upper left corner.
-    axes = place(figure, 0, 0, width, height)
-    axes.set(xlim=(0, width), ylim=(height, 0))
+    names = n_skills * space + 0.5  # where the names start
+    figure = new_sheet(title, 0, 1 + ROW + GAP)
+    axes = place(figure, 0, 0, 1, 1)
+    axes.set(xlim=(0, 1), ylim=(1, 0))  # inches, from the first row downwards
     axes.set_axis_off()
-
-    style = {"fontsize": FONT, "va": "center"}
-    y = HEADING + MARGIN + 0.5 * ROW
+    dots = {"marker": "o", "linestyle": "none", "markersize": min(6.0, 40 * space)}
     every = max(1, int(np.ceil(text_width([str(n_skills)]) * 1.5 / space)))
     for skill in range(0, n_skills, every):
-        axes.text(MARGIN + (skill + 0.5) * space, y, str(skill), ha="center", color=INK, **style)
-    axes.text(names - 0.12, y, "n", ha="right", color=INK, **style)
-    axes.text(names, y, "tasks", color=INK, **style)
-    y += ROW
-    for (subset, placed, members), lines in zip(rows, n_lines, strict=True):
-        axes.plot([MARGIN, names + breadth], [y, y], color=FAINT, linewidth=0.5)
+        axes.text((skill + 0.5) * space, 0, str(skill), ha="center", va="center")
+    axes.text(names - 0.12, 0, "n", ha="right", va="center")
+    axes.text(names, 0, "tasks", va="center")
+    breadth, y = 0.0, ROW
+    rules = []
+    for subset, members in skill_subsets(active):
+        rules.append(y)
         y += 0.8 * ROW
         for skill in range(n_skills):
-            axes.plot(
-                MARGIN + (skill + 0.5) * space,
-                y,
-                "o",
-                markersize=min(6.0, 40 * space),
-                color=INK if skill in subset else "#e4e4e4",
-            )
-        axes.text(names - 0.12, y, str(len(members)), ha="right", color=INK, **style)
-        for task, (x, line) in zip(members, placed, strict=True):
-            ink = looks[categories[task]].ink
-            axes.text(names + x, y + line * ROW, tasks[task], color=ink, **style)
-        y += ROW * (lines - 0.2)
-    add_legend(figure, names + breadth + 0.3, height - HEADING - MARGIN, categories)
+            colour = INK if skill in subset else "#e4e4e4"
+            axes.plot((skill + 0.5) * space, y, color=colour, clip_on=False, **dots)
+        axes.text(names - 0.12, y, str(len(members)), ha="right", va="center")
+        x = 0.0
+        for task in members:
+            needed = text_width([tasks[task]])
+            if x and x + needed > TASKS_WIDTH:
+                x, y = 0.0, y + ROW
+            axes.text(names + x, y, tasks[task], color=looks[categories[task]].ink, va="center")
+            breadth = max(breadth, x + needed)
+            x += needed + 0.13
+        y += 0.8 * ROW
+    axes.hlines(rules, 0, names + breadth, color=FAINT, linewidth=0.5, clip_on=False)
+    add_legend(figure, names + breadth + 0.3, 1, categories)
     return figure
-
-
-def _flow(texts: Sequence[str]) -> list[tuple[float, int]]:
-    """Where each text of a paragraph stands: inches from the left, and its line."""
-    places, x, line = [], 0.0, 0
-    for text in texts:
-        needed = text_width([text])
-        if x and x + needed > TASKS_WIDTH:
-            x, line = 0.0, line + 1
-        places.append((x, line))
-        x += needed + 0.13
-    return places
 
 
 def skill_subsets(active: Bool[np.ndarray, "T K"]) -> list[tuple[tuple[int, ...], list[int]]]:

@@ -6,24 +6,8 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.canvas import (
-    FAINT,
-    FONT,
-    HEADING,
-    INK,
-    MARGIN,
-    ROW,
-    new_canvas,
-    place,
-    strip_frame,
-    text_width,
-)
-from mttl.analysis.figures.categories import (
-    add_legend,
-    legend_height,
-    legend_width,
-    mark_categories,
-)
+from mttl.analysis.figures.canvas import FAINT, GAP, INK, ROW, new_sheet, place, styled, text_width
+from mttl.analysis.figures.categories import add_legend, mark_categories
 from mttl.analysis.palette import category_looks
 
 AREA_PER_LABEL = 6.0  # square inches of paper per square inch of text
@@ -35,6 +19,7 @@ SPACE = 0.06  # after a label
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
+@styled
 def task_map(
     points: Float[np.ndarray, "T 2"],
     tasks: Sequence[str],
@@ -46,28 +31,14 @@ def task_map(
 ) -> Figure:
     """Draw tasks as points; labels move aside, with a thin line, where they would overlap.
 
-    Args:
-        points: Where the tasks are.
-        tasks: Their names.
-        categories: One per task.
-        title: Of the figure.
-        axis_names: What the axes measure.
-        trails: Ways that tasks came, drawn as lines that begin with a ring.
+    Trails are ways that tasks came; they begin with a ring.
     """
     widths = [text_width([task]) + SPACE for task in tasks]
     size = max(SMALLEST, float(np.sqrt(AREA_PER_LABEL * sum(widths) * ROW)))
-    left, bottom = MARGIN + 0.2, MARGIN + 0.2
-    height = bottom + max(size, legend_height(categories)) + HEADING + MARGIN
-    width = left + size + 0.3 + legend_width(categories) + MARGIN
-    figure = new_canvas(width, height, title)
-    top = height - HEADING - MARGIN
-    axes = place(figure, left, top - size, size, size)
-    for side in axes.spines.values():
-        side.set_color(FAINT)
-    strip_frame(axes, "top", "right")
-    axes.set_xlabel(axis_names[0], fontsize=FONT, color=INK)
-    axes.set_ylabel(axis_names[1], fontsize=FONT, color=INK)
-    axes.set(xlim=(0, size), ylim=(0, size))
+    figure = new_sheet(title, 0, size + GAP)
+    axes = place(figure, 0, 0, size, size)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel=axis_names[0], ylabel=axis_names[1], xlim=(0, size), ylim=(0, size))
 
     # Coordinates in inches from here on: labels are placed by their size on paper.
     shown = np.concatenate([points, *trails])
@@ -79,22 +50,16 @@ def task_map(
         axes.plot(*way.T, ".-", color=INK, linewidth=0.9, markersize=3, zorder=2)
         axes.plot(*way[0], "o", color=INK, markerfacecolor="white", markersize=6, zorder=2)
     looks = category_looks(categories)
-    mark_categories(axes, inches, categories, size=5)
+    mark_categories(axes, inches, categories)
     for task, category, point, box in zip(
         tasks, categories, inches, place_labels(inches, widths, size), strict=True
     ):
         nearest = np.clip(point, box[:2], box[2:])
         if np.linalg.norm(nearest - point) > 1.8 * DOT:
             axes.plot(*np.stack([point, nearest]).T, color=FAINT, linewidth=0.6, zorder=1)
-        axes.text(
-            box[0],
-            (box[1] + box[3]) / 2,
-            task,
-            fontsize=FONT,
-            color=looks[category].ink,
-            va="center_baseline",
-        )
-    add_legend(figure, left + size + 0.3, top, categories)
+        middle = (box[1] + box[3]) / 2
+        axes.text(box[0], middle, task, color=looks[category].ink, va="center_baseline")
+    add_legend(figure, size + 0.3, size, categories)
     return figure
 
 

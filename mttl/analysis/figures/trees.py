@@ -8,25 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.figures.canvas import (
-    FONT,
-    GAP,
-    HEADING,
-    INK,
-    MARGIN,
-    ROW,
-    new_canvas,
-    place,
-    strip_frame,
-    text_width,
-)
-from mttl.analysis.figures.categories import (
-    add_legend,
-    colour_labels,
-    legend_height,
-    legend_width,
-    mark_categories,
-)
+from mttl.analysis.figures.canvas import GAP, ROW, new_sheet, place, styled, text_width
+from mttl.analysis.figures.categories import add_legend, label_rows, mark_categories
 from mttl.analysis.palette import category_looks
 
 TREE_WIDTH = 4.0  # inches
@@ -35,51 +18,36 @@ LINE = {"color": "#555555", "linewidth": 0.8, "solid_capstyle": "round"}
 ARC_POINTS = 40
 
 
+@styled
 def dendrogram(
     tree: Float[np.ndarray, "T-1 4"],
     tasks: Sequence[str],
     *,
     categories: Sequence[str],
     title: str,
-    distance: str = "1 − correlation",
 ) -> Figure:
-    """Draw the tree with its leaves, the tasks, on the right.
-
-    Args:
-        tree: As `mttl.analysis.clustering.task_tree` returns it.
-        tasks: Names of the tasks.
-        categories: One per task.
-        title: Of the figure.
-        distance: What the horizontal axis measures.
-    """
+    """Draw the tree with its leaves, the tasks, on the right."""
     leaves, joints = tree_joints(tree)
-    tree_height = len(tasks) * ROW
-    labels = text_width(tasks)
-    right = MARGIN + TREE_WIDTH
-    height = HEADING + MARGIN + max(tree_height, legend_height(categories)) + 0.5 + MARGIN
-    width = right + 0.25 + labels + 0.3 + legend_width(categories) + MARGIN
-    figure = new_canvas(width, height, title)
-    top = height - HEADING - MARGIN
-    axes = place(figure, MARGIN, top - tree_height, TREE_WIDTH, tree_height)
+    top = len(tasks) * ROW
+    figure = new_sheet(title, 0, top + 2 * GAP)
+    axes = place(figure, 0, 0, TREE_WIDTH, top)
     for places, distances in joints:
         axes.plot(distances, places, **LINE)
     # The root on the left, the first task on top.
     axes.set(xlim=(_reach(tree), 0), ylim=(len(tasks) - 0.5, -0.5))
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.tick_params(axis="x", length=2)
-    axes.set_xlabel(distance, fontsize=FONT, color=INK)
+    axes.set_xlabel("1 − correlation")
     axes.yaxis.tick_right()
-    axes.set_yticks(range(len(tasks)), [tasks[leaf] for leaf in leaves])
-    axes.tick_params(axis="y", length=0, pad=14)
     chosen = [categories[leaf] for leaf in leaves]
-    colour_labels(axes, chosen)
-    offset = -0.1 / TREE_WIDTH * _reach(tree)
-    mark_categories(axes, np.array([(offset, row) for row in range(len(tasks))]), chosen)
-    strip_frame(axes, "left", "right", "top")
-    add_legend(figure, right + 0.25 + labels + 0.3, top, chosen)
+    label_rows(axes, [tasks[leaf] for leaf in leaves], chosen, marks=1 + 0.1 / TREE_WIDTH)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    add_legend(figure, TREE_WIDTH + text_width(tasks) + 0.55, top, chosen)
     return figure
 
 
+@styled
 def radial_dendrogram(
     tree: Float[np.ndarray, "T-1 4"],
     tasks: Sequence[str],
@@ -87,23 +55,14 @@ def radial_dendrogram(
     categories: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw the tree with its root in the middle and the tasks around it.
-
-    Args:
-        tree: As `mttl.analysis.clustering.task_tree` returns it.
-        tasks: Names of the tasks.
-        categories: One per task.
-        title: Of the figure.
-    """
+    """Draw the tree with its root in the middle and the tasks around it."""
     leaves, joints = tree_joints(tree)
     n_tasks = len(tasks)
     # One row of text per task along the circle, and a gap of one where the ends meet.
     radius = max(SMALLEST_RADIUS, ROW * (n_tasks + 1) / (2 * np.pi))
     reach = radius + 0.2 + text_width(tasks)
-    height = HEADING + max(2 * reach, legend_height(categories)) + 2 * MARGIN
-    width = 2 * reach + 2 * MARGIN + GAP + legend_width(categories)
-    figure = new_canvas(width, height, title)
-    axes = place(figure, MARGIN, height - HEADING - MARGIN - 2 * reach, 2 * reach, 2 * reach)
+    figure = new_sheet(title, 0, 2 * reach + GAP)
+    axes = place(figure, 0, 0, 2 * reach, 2 * reach)
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.set_axis_off()
 
@@ -123,20 +82,18 @@ def radial_dendrogram(
     angles = angle(np.arange(n_tasks))
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     mark_categories(axes, (radius + 0.07) * directions, chosen)
-    for leaf, category, theta, (across, up) in zip(leaves, chosen, angles, directions, strict=True):
-        left_half = across < 0  # there the text is turned, so that it is never upside down
+    for leaf, category, theta, direction in zip(leaves, chosen, angles, directions, strict=True):
+        left_half = direction[0] < 0  # there the text is turned, so that it is never upside down
         axes.text(
-            (radius + 0.16) * across,
-            (radius + 0.16) * up,
+            *((radius + 0.16) * direction),
             tasks[leaf],
             rotation=np.degrees(theta) + (180 if left_half else 0),
             rotation_mode="anchor",
             ha="right" if left_half else "left",
             va="center_baseline",
-            fontsize=FONT,
             color=looks[category].ink,
         )
-    add_legend(figure, MARGIN + 2 * reach + GAP, height - HEADING - MARGIN, chosen)
+    add_legend(figure, 2 * reach + GAP, 2 * reach, chosen)
     return figure
 
 

@@ -40,17 +40,11 @@ class EpisodeLog:
         reward: Float[np.ndarray, "T N"],
         length: Int[np.ndarray, "T N"],
     ) -> None:
-        """Take in one step of all environments.
+        """Take in one step of all environments; length and reward are read where an episode ended.
 
         An episode succeeds if it terminates with a positive reward: BabyAI rewards nothing else,
         and an episode can also terminate in failure. Episodes that end in the same step count in
         the order of their slots.
-
-        Args:
-            terminated: The step ended the episode.
-            truncated: Its time ran out.
-            reward: What the step brought; read where an episode ended.
-            length: Steps of the episode, this one included; read where an episode ended.
         """
         ended = terminated | truncated
         level, slot = np.nonzero(ended)

@@ -20,28 +20,16 @@ ROUNDING = 1e-9
 
 
 def reached(
-    rates: Float[np.ndarray, "*rows T"], *, threshold: float = 0.99, across: str = "mean"
+    rates: Float[np.ndarray, "*rows T"], threshold: float = 0.99
 ) -> Bool[np.ndarray, "*rows"]:
-    """Return where success rates reach a threshold.
-
-    Args:
-        rates: Success rate of each level, from 0 to 1; NaN is not known and never reaches.
-        threshold: What has to be reached, from 0 to 1.
-        across: ``"mean"``: the mean over levels has to; ``"all"``: each level has to.
-    """
-    if across == "mean":
-        return np.asarray(rates.mean(-1) >= threshold - ROUNDING)
-    return np.asarray((rates >= threshold - ROUNDING).all(-1))
+    """Return where the mean success rate of levels reaches a threshold."""
+    return np.asarray(rates.mean(-1) >= threshold - ROUNDING)
 
 
 def smooth(rates: Float[np.ndarray, "R T"], rows: int) -> Float[np.ndarray, "R T"]:
     """Return the centred rolling mean: over ``rows // 2`` rows before each, itself, and the rest.
 
     Rows without a whole window around them, or with NaN in it, are NaN.
-
-    Args:
-        rates: One row after the other.
-        rows: Rows of the window; 1 changes nothing.
     """
     smoothed = np.full(rates.shape, np.nan)
     if rows <= len(rates):
@@ -55,16 +43,14 @@ def episodes_to(
     rates: Float[np.ndarray, "R T"],
     *,
     threshold: float = 0.99,
-    across: str = "mean",
     smoothing: int = 100,
 ) -> int | None:
-    """Return after how many episodes the success rate first reached a threshold.
+    """Return after how many episodes the mean success rate first reached a threshold.
 
     Args:
         episodes: Of all levels, ended until each row of the log.
         rates: Success rate of each level at that row, over its last episodes.
         threshold: What has to be reached.
-        across: ``"mean"`` over levels, or ``"all"`` of them at the same row.
         smoothing: Rows of the centred rolling mean; 1 takes the first row that reaches.
 
     Returns:
@@ -74,5 +60,5 @@ def episodes_to(
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (the
         measure). Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, table 3 (across levels).
     """
-    holds = reached(smooth(rates, smoothing), threshold=threshold, across=across)
+    holds = reached(smooth(rates, smoothing), threshold)
     return int(episodes[np.argmax(holds)]) if holds.any() else None

@@ -14,9 +14,6 @@ def distinct_missions(
     ``distinct[t, index[s, t, n]]`` is ``missions[s, t, n]`` without the padding that all missions
     have in common: a recurrent encoder takes as many steps as missions are long.
 
-    Args:
-        missions: Tokens of the mission of every step and slot; 0 pads at the end.
-
     Returns:
         The distinct missions, where E is the number of the task that has most (the others repeat
         theirs, so that all tasks have the same shape) and L, at least 1, the length of the longest.
@@ -38,10 +35,6 @@ def distinct_missions(
 
 
 def without_padding(missions: UInt8[Tensor, "*rows M"]) -> UInt8[Tensor, "*rows L"]:
-    """Return missions without the columns that only pad; at least one column stays.
-
-    Args:
-        missions: Tokens, padded with 0 at the end.
-    """
+    """Return missions without the columns that only pad; at least one column stays."""
     used = int((missions != 0).flatten(0, -2).any(0).sum())
     return missions[..., : max(1, used)]

@@ -8,12 +8,7 @@ from torch import Tensor
 def action_log_probs(
     logits: Float[Tensor, "*frames A"], actions: Int[Tensor, "*frames"]
 ) -> Float[Tensor, "*frames"]:
-    """Return the logarithm of the probability of each action taken.
-
-    Args:
-        logits: Unnormalised log probabilities of the A actions.
-        actions: Their numbers, from 0 to A - 1.
-    """
+    """Return the logarithm of the probability of each action taken."""
     return logits.log_softmax(-1).gather(-1, actions[..., None])[..., 0]
 
 

@@ -1,29 +1,65 @@
 """A rollout cut into short sequences, and the shuffled minibatches that are learned from."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt8
 from torch import Tensor
 
 from mttl.babyai.rl.missions import distinct_missions
-from mttl.babyai.rl.rollout import Rollout
+
+# Fields that a sequence takes over from its rollout, frame by frame.
+_FRAMES = ("images", "begins", "actions", "log_probs", "values")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a policy saw, did and got: in one step of N environments of T tasks, or in S steps.
+
+    Attributes:
+        images: What is seen before the action.
+        missions: Tokens of what is asked for.
+        begins: The observation is the first of an episode.
+        memory: Memory of the policy before it sees the observation. Of S steps only what stood
+            before every ``recurrence``-th is kept: sequences begin nowhere else.
+        actions: What it did.
+        log_probs: Logarithm of the probability of that.
+        values: What the critic expected.
+        rewards: What the action brought.
+        ends: The action ended the episode.
+    """
+
+    images: UInt8[Tensor, "*S T N 7 7 3"]
+    missions: UInt8[Tensor, "*S T N M"]
+    begins: Bool[Tensor, "*S T N"]
+    memory: Float[Tensor, "*C T N D"]
+    actions: Int[Tensor, "*S T N"]
+    log_probs: Float[Tensor, "*S T N"]
+    values: Float[Tensor, "*S T N"]
+    rewards: Float[Tensor, "*S T N"]
+    ends: Bool[Tensor, "*S T N"]
+
+
+def stack_steps(steps: Sequence[Rollout], recurrence: int) -> Rollout:
+    """Return the rollout of S single steps in order; gradients pass back ``recurrence`` steps."""
+    stacked = {}
+    for field in fields(Rollout):
+        kept = steps[::recurrence] if field.name == "memory" else steps
+        stacked[field.name] = torch.stack([getattr(step, field.name) for step in kept])
+    return Rollout(**stacked)
 
 
 @dataclass(frozen=True)
 class EpisodeSequences:
     """N sequences of S steps for each of T tasks; the task axis is first, for `vmap` over tasks.
 
+    What a `Rollout` has too is that of its frames.
+
     Attributes:
-        images: What was seen.
         missions: The distinct missions of the whole rollout, no longer than the longest.
         mission_index: Which of them each frame has.
         memory: Of the policy before the first step of each sequence.
-        begins: The observation is the first of an episode.
-        actions: What was done.
-        log_probs: Logarithm of its probability then.
-        values: What the critic expected then.
         advantages: How much better than expected the action was.
         returns: What the critic should have expected.
     """
@@ -45,11 +81,7 @@ class EpisodeSequences:
         return self.images, self.missions, self.mission_index, self.memory, self.begins
 
     def select(self, chosen: Int64[Tensor, "T n"]) -> "EpisodeSequences":
-        """Return some sequences of every task, copied.
-
-        Args:
-            chosen: Numbers of sequences, those of each task in a row.
-        """
+        """Return some sequences of every task, copied."""
         n_tasks, n_steps, n_sequences = self.actions.shape
         tasks = torch.arange(n_tasks, device=chosen.device)[:, None]
         steps = torch.arange(n_steps, device=chosen.device)[:, None]
@@ -60,17 +92,12 @@ class EpisodeSequences:
             return field.flatten(0, 2).index_select(0, frames.flatten()).unflatten(0, frames.shape)
 
         first = (tasks * n_sequences + chosen).flatten()
+        whole = {"missions": self.missions}
+        whole["memory"] = (
+            self.memory.flatten(0, 1).index_select(0, first).unflatten(0, chosen.shape)
+        )
         return EpisodeSequences(
-            images=pick(self.images),
-            missions=self.missions,
-            mission_index=pick(self.mission_index),
-            memory=self.memory.flatten(0, 1).index_select(0, first).unflatten(0, chosen.shape),
-            begins=pick(self.begins),
-            actions=pick(self.actions),
-            log_probs=pick(self.log_probs),
-            values=pick(self.values),
-            advantages=pick(self.advantages),
-            returns=pick(self.returns),
+            **whole, **{name: pick(x) for name, x in vars(self).items() if name not in whole}
         )
 
 
@@ -81,29 +108,21 @@ def cut_sequences(
 
     Sequence ``c * N + n`` of a task holds the steps from ``c * recurrence`` on of slot n, and the
     memory from before the first of them.
-
-    Args:
-        rollout: What was collected.
-        advantages: Those of its actions, normalised where they shall be.
-        returns: What its critic should have expected.
     """
     missions, mission_index = distinct_missions(rollout.missions)
+    recurrence = len(rollout.actions) // len(rollout.memory)
 
     def cut(field: Tensor) -> Tensor:
-        pieces = field.unflatten(0, (-1, rollout.recurrence))  # (C, recurrence, T, N, …)
+        pieces = field.unflatten(0, (-1, recurrence))  # (C, recurrence, T, N, …)
         return pieces.movedim(2, 0).transpose(1, 2).flatten(2, 3)
 
     return EpisodeSequences(
-        images=cut(rollout.images),
         missions=missions,
         mission_index=cut(mission_index),
         memory=rollout.memory.movedim(1, 0).flatten(1, 2),
-        begins=cut(rollout.begins),
-        actions=cut(rollout.actions),
-        log_probs=cut(rollout.log_probs),
-        values=cut(rollout.values),
         advantages=cut(advantages),
         returns=cut(returns),
+        **{name: cut(getattr(rollout, name)) for name in _FRAMES},
     )
 
 

@@ -7,18 +7,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mttl.analysis.figures.canvas import (
-    FAINT,
-    FONT,
-    GAP,
-    HEADING,
-    INK,
-    MARGIN,
-    new_canvas,
-    place,
-    strip_frame,
-    text_width,
-)
+from mttl.analysis.figures.canvas import FAINT, GAP, new_sheet, place, styled
 from mttl.commands.comparison.tables import Mean, TaskScore, by_seed, mean_score
 
 PANEL = 2.6  # inches
@@ -51,6 +40,7 @@ class Dots(NamedTuple):
         return cls(name, means, [[*by_seed(scores).values()] for scores in panels], differences)
 
 
+@styled
 def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
     """Return a row per method: small dots are seeds, the large one is the mean.
 
@@ -63,18 +53,13 @@ def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
         if not all(math.isnan(method.means[number]) for method in methods)
     ]
     names = [method.name for method in methods]
-    label = text_width(names) + GAP
     height = ROW * len(methods)
-    figure = new_canvas(
-        MARGIN + label + len(panels) * (PANEL + MARGIN),
-        2 * MARGIN + 2 * HEADING + height,
-        "Mean test score over tasks in %; whiskers: 95 % of the difference to the line",
-    )
+    title = "Mean test score over tasks in %; whiskers: 95 % of the difference to the line"
+    figure = new_sheet(title, 0, height + 3 * GAP)
     for column, (number, title) in enumerate(panels):
-        left = MARGIN + label + column * (PANEL + MARGIN)
-        axes = place(figure, left, MARGIN + HEADING / 2, PANEL, height)
-        strip_frame(axes, "left", "right", "top")
-        axes.set_title(title, fontsize=FONT, color=INK)
+        axes = place(figure, column * (PANEL + 2 * GAP), 0, PANEL, height)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        axes.set_title(title)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", length=3)

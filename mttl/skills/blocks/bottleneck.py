@@ -104,7 +104,6 @@ class BottleneckInventory(Inventory):
         """Return the ways down and up, each with its bias: of every skill, or `averaged`."""
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's network, or the weights of all outputs, stage by stage."""
         parts = []
         for own in self._shares(weights):
             parts += (own[:, 0],) if self.mix == "outputs" else self.projections(own)

@@ -43,7 +43,6 @@ class InlineFeedForward(nn.Module):
         return self.fc1.weight  # type: ignore[return-value]
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
-        """Return the block's output."""
         return self.fc2(self.dropout(self.act(self.fc1(x))))
 
 

@@ -86,7 +86,6 @@ class LadderInventory(Inventory):
         nn.init.zeros_(self.up)
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's ladder: ways down, rungs, gates, and the way back."""
         down, inner, outer, gates, up = (mix_blocks(part, weights) for part in self.parameters())
         return down, inner, outer, (gates / TEMPERATURE).sigmoid(), up
 

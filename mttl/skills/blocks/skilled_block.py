@@ -14,7 +14,6 @@ class SkilledBlock(SkilledLayer):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the block returns, its first output with the skills of the routing."""
         merged = self.merge()
         outputs = self.base(*args, **kwargs)
         y = outputs[0] if isinstance(outputs, tuple) else outputs

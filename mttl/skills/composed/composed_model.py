@@ -72,7 +72,6 @@ class ComposedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
         return next(self.base.parameters()).device
 
     def forward(self, task_ids: Int[Tensor, "T"], *arguments: Tensor) -> Any:

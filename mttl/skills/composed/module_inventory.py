@@ -74,12 +74,10 @@ class ModuleInventory(nn.Module):
         return len(self.groups)
 
     def reset_parameters(self) -> None:
-        """Re-initialise all skills."""
         for name in self._group_of:
             self._of(name).reset_parameters()
 
     def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
-        """Re-initialise some skills; the others stay."""
         for name in self._group_of:
             self._of(name).reset_skills(skills)
 

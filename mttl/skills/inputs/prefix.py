@@ -99,7 +99,6 @@ class PrefixInventory(Inventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Re-initialise prefixes and shut their gates."""
         fan_in = {"inner": self.in_features, "outer": self.bottleneck or 1}
         for name, parameter in self.named_parameters():
             if name == "gate":

@@ -105,7 +105,6 @@ class SkilledAttention(SkilledLayer):
     """An attention module of the backbone, its inventory of prefixes, and its routing."""
 
     def forward(self, *args: Any, **settings: Any) -> Any:
-        """Return what the module returns, having seen the prefixes of the current routing."""
         routing, merged = self.merge(packed=False)
         keys, values, *gates = merged
         prefix = AttentionPrefix(keys, values, gates[0] if gates else None, routing.repeat)

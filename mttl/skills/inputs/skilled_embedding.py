@@ -20,11 +20,9 @@ class SkilledEmbedding(SkilledLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The vocabulary's vectors."""
         return self.base.weight  # type: ignore[return-value]
 
     def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
-        """Return the embeddings of the text alone."""
         return self.base(ids)
 
     def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
@@ -74,7 +72,6 @@ def last_stack(backbone: Any) -> Any:
 
 
 def _reader(backbone: Any) -> Any:
-    """Return the stack that reads the text."""
     stack = backbone.get_encoder() if has_encoder(backbone) else last_stack(backbone)
     return stack if hasattr(stack, "get_input_embeddings") else None
 
@@ -111,7 +108,6 @@ def _widen(
 
 
 def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: Any) -> Any:
-    """Keep what belongs to the text."""
     embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
     if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
         length: int = embeddings.inventory.length  # type: ignore[assignment]

@@ -42,7 +42,6 @@ class DenseInventory(Inventory):
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "DenseInventory":
-        """Return skills whose changes have the tensor's own shape."""
         made: Any = super().of_tensor(shape, n_skills, **settings)
         made.change = nn.Parameter(made.change.detach().view(n_skills, *shape))
         return made

@@ -83,7 +83,6 @@ class DiffPruningInventory(Inventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set changes to 0, and masks to their start."""
         nn.init.zeros_(self.change)
         for logits in self._all_logits():
             nn.init.constant_(logits, self.start / self.rate)

@@ -72,12 +72,10 @@ class HeadMaskInventory(Inventory):
         return soft + ((logits >= 0).to(soft) - soft).detach() if self.hard else soft
 
     def merge(self, weights: Weights) -> Merged:
-        """Return the factor of every input feature for each example."""
         gates = self.gates(weights)
         return (gates.repeat_interleave(self.in_features // gates.shape[1], dim=1),)
 
     def combine_linear(self, x: Inputs, base: nn.Module, merged: Merged) -> Outputs:
-        """Compute the base layer from gated heads; it may be of any class."""
         dtype = active_dtype(x)
         return base(x.to(dtype) * merged[0].to(dtype).unsqueeze(1))
 

@@ -86,7 +86,6 @@ class IntrinsicInventory(Inventory):
             self.vector = first.vector
 
     def reset_parameters(self) -> None:
-        """Draw the vectors as ``init`` says, and set scales to 1."""
         if self.of == "said":
             nn.init.ones_(self.scales)
         deviation = (self.out_features / (3 * self.dimension)) ** 0.5

@@ -72,7 +72,6 @@ class KronAInventory(ProductInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the left factor as `nn.Linear` does, and the right one as ``init`` says."""
         draw(self.left, "kaiming", self.left.shape[-1])
         draw(self.right, self.init, self.right.shape[-1])
 

@@ -105,9 +105,9 @@ class LoRAInventory(ProductInventory):
         mix: Annotated[str, OneOf("factors", "deltas", "outputs")] = "factors",
         init: Annotated[str, ReadFrom(Literal["zero", "pissa", "orthogonal"])] = "zero",
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
         if mix == "factors":
-            self.require_divisible("in_features")
+            self.cut_by_heads = ("in_features", "out_features")
+        super().__init__(in_features, out_features, n_skills, n_heads)
         if scale is not None and (alpha is not None or rslora):
             raise ValueError(f"scale ({scale}) must stay out with alpha or rslora, which say it")
         self.rank, self.rslora, self.dropout = rank, rslora, dropout
@@ -137,7 +137,6 @@ class LoRAInventory(ProductInventory):
         return super().of_tensor(shape, n_skills, **settings)
 
     def reset_parameters(self) -> None:
-        """Draw the input side as `nn.Linear` does, and the output side as ``init`` says."""
         if self.starts:
             with torch.no_grad():
                 self.down.copy_(self.start_down)

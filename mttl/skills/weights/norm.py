@@ -48,13 +48,11 @@ class NormInventory(Inventory):
         return tuple(mix_blocks(stack, weights) for stack in self.parameters())
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        """Add what the changes make of the normalised features ``x`` to the norm's output."""
         # Autocast leaves norms in single precision, too.
         gain, *bias = (part.to(y.dtype).unsqueeze(1) for part in merged)
         return torch.addcmul(sum(bias, y), x.to(y.dtype), gain)
 
     def changes(self) -> Float[Tensor, "K O"]:
-        """Return what each skill alone adds to the gain."""
         return self.gain
 
     def fold(

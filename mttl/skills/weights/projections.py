@@ -47,7 +47,6 @@ class DenseProjection:
         self._matrix = torch.from_numpy(matrix).to(device, torch.float32)
 
     def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N D"]:
-        """Project some vectors."""
         return x @ self._matrix.to(x.dtype).t()
 
 
@@ -69,7 +68,6 @@ class Fastfood:
         self._scales = torch.from_numpy(scales).to(device, torch.float32)
 
     def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N D"]:
-        """Project some vectors."""
         block = torch.nn.functional.pad(x * self._signs.to(x.dtype), (0, self._padding))
         spread = walsh_hadamard(block)[:, self._places]
         return walsh_hadamard(spread * self._scales.to(x.dtype))[:, : self._n_out]

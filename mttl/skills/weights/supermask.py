@@ -55,11 +55,9 @@ class SupermaskInventory(Inventory):
         nn.init.constant_(self.scores, START)
 
     def merge(self, weights: Weights) -> Merged:
-        """Return each example's mask of 0 and 1."""
         return (_StraightThrough.apply(mix_blocks(self.scores, weights), self.threshold),)  # type: ignore[return-value]
 
     def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
-        """Compute the layer with the weights that each example's mask keeps."""
         dtype = active_dtype(x)
         masked = dense_weight(base).to(dtype) * merged[0].to(dtype)
         y = torch.bmm(x.to(dtype), masked.transpose(1, 2))

@@ -42,7 +42,6 @@ class Units:
 
     @property
     def trivial(self) -> bool:
-        """Whether every unit is one entry."""
         return self.high == self.wide == 1
 
     def sizes(self, units: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
@@ -52,7 +51,6 @@ class Units:
         return high * wide
 
     def means(self, scores: Float[Tensor, "..."]) -> Float[Tensor, "n"]:
-        """Return the mean score of every unit."""
         matrix = scores.detach().reshape(self.height, self.width)
         if self.trivial:
             return matrix.flatten()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import mttl
-from helpers.browser import ENTER, HOME, IN_A_BROWSER, RIGHT, UNNAMED, Page
+from helpers.browser import ENTER, IN_A_BROWSER, UNNAMED, Page
 from helpers.command import ROOT
 from helpers.new_tasks import NEW, train_source
 from helpers.serving import BACKBONES, make_run
@@ -77,8 +77,6 @@ def look_around(page: Page, run: Path) -> None:
     assert "2 adapted tasks" in page.text("#summary")
     labels = [chart.get_attribute("aria-label") for chart in page.all("#curves svg")]
     assert [label.partition(".")[0] for label in labels] == ["train/loss", "val/loss", "val/score"]
-    for column in (1, 3, 4):
-        page.click(f"#scores thead th:nth-child({column}) button")
     titles = [drawn.get_attribute("data-title") for drawn in page.all("#matrices canvas")]
     assert titles == ["mixing weight", "score without it"]
     for task in TASKS:
@@ -88,24 +86,6 @@ def look_around(page: Page, run: Path) -> None:
         assert len(page.all("#panel .weights td:nth-child(4)")) == 3
         assert page.all("#panel svg")
         assert "are an accepted answer to the letter" in page.text("#panel")
-        for name in ("right", "wrong", "all"):
-            page.click(f"#panel input[value={name}]")
-    n_layers = len(page.all("#layer option"))
-    for layer in range(n_layers):
-        page.run(
-            """const choice = document.getElementById('layer'); choice.selectedIndex = arguments[0];
-            choice.dispatchEvent(new Event('change'))""",
-            layer,
-        )
-    page.find("#step").send_keys(HOME)
-    page.wait(lambda: page.text("#moment") == "step 0")
-    for task in adapted:
-        page.find("#search").send_keys(task, ENTER)
-        page.wait(lambda task=task: page.chosen() == task)
-        page.find("#record").send_keys(HOME)
-        page.wait(lambda: "step 0" in page.text("#panel output"))
-        page.find("#record").send_keys(RIGHT)
-        page.run("find('')")
     assert len(page.all("#maps .trail")) == 2
     assert page.run(UNNAMED) == []
     for width in (400, 900, 1600):
@@ -189,9 +169,6 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
         assert "skills 0.00 0.00 0.00." in ask(page, "cab")
         assert page.run(UNNAMED) == []
         assert len(page.all("#live-past li")) == 6
-        for width in (400, 900, 1600):
-            page.resize(width)
-            assert page.run("return document.documentElement.scrollWidth") <= width
 
         # Errors are reported in words.
         assert "at most 24 are allowed, as in training" in ask(page, "ab" * 40)
@@ -229,18 +206,3 @@ def test_tokens_are_coloured_by_their_experts(driver: Any, tmp_path: Path) -> No
         assert shown == page.text("#live-answer")
         assert page.run(UNNAMED) == []
         assert page.complaints() == []
-
-
-def test_a_run_that_cannot_be_loaded_says_so(driver: Any, run: Path) -> None:
-    """Its figures are shown; the question's place says why there is none."""
-    skills, hidden = run / "skills", run / "elsewhere"
-    skills.rename(hidden)
-    try:
-        with served(run) as address:
-            page = Page(driver, address)
-            assert "The run cannot answer" in page.text("#live-problem")
-            assert not page.find("#live-form").is_displayed()
-            assert len(page.column(0)) == 5
-            assert page.complaints() == []
-    finally:
-        hidden.rename(skills)

@@ -37,7 +37,7 @@ def test_scores_stand_beside_baselines_and_are_means_over_samples(tmp_path: Path
 
 
 def test_curves_are_thinned_out_with_both_ends(tmp_path: Path) -> None:
-    assert read_run_curves(tmp_path, ["a"]) == ({}, {})
+    assert read_run_curves(tmp_path, ["a"]) == ({}, {"a": {}})
     lines = [f"{step},{step / 10},,\n" for step in range(500)] + ["500,nan,0.5,0.25\n"]
     path = tmp_path / "metrics.csv"
     path.write_text("step,train/loss,val/score,val/a/score\n" + "".join(lines))

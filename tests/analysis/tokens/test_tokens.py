@@ -108,7 +108,7 @@ def test_many_keys_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_and_page(run: Path) -> None:
     record = read_token_record(run)
     drawn = dict(token_drawings(record, "run"))
-    assert set(drawn) == {"tokens_by_layer", "tokens_over_training", "tokens_load_over_training"}
+    assert set(drawn) == {"tokens_by_layer", "tokens_over_training"}
     assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
     routing = record.as_routing()
     view = RoutingView(routing, routing.weights, ("x",) * 3)

@@ -5,18 +5,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mttl.babyai.rl.rollout import Step
+from mttl.babyai.rl.sequences import Rollout
 
 
 @pytest.fixture
-def make_steps() -> Callable[..., list[Step]]:
+def make_steps() -> Callable[..., list[Rollout]]:
     """Return a function that makes steps: log probabilities number the frames from 0 on."""
 
-    def make(n_steps: int = 6, n_tasks: int = 2, n_slots: int = 3, memory: int = 4) -> list[Step]:
+    def make(
+        n_steps: int = 6, n_tasks: int = 2, n_slots: int = 3, memory: int = 4
+    ) -> list[Rollout]:
         shape = (n_tasks, n_slots)
         count = n_tasks * n_slots
         return [
-            Step(
+            Rollout(
                 images=torch.randint(0, 11, (*shape, 7, 7, 3), dtype=torch.uint8),
                 missions=torch.randint(0, 2, (*shape, 5), dtype=torch.uint8),
                 begins=torch.rand(shape) < 0.3,

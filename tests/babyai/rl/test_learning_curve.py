@@ -33,14 +33,11 @@ def test_one_level_crosses_where_the_published_rule_says(seed, window):
     assert episodes_to(episodes, rates[:, None], smoothing=window) == expected
 
 
-def test_the_mean_of_levels_and_every_level():
+def test_the_mean_of_levels_counts():
     rates = np.array([[0.9, 1.0], [0.98, 1.0], [0.99, 1.0], [1.0, 0.9]])
     assert reached(rates).tolist() == [False, True, True, False]
-    assert reached(rates, across="all").tolist() == [False, False, True, False]
-    assert reached(rates[2], threshold=1.0, across="all").tolist() is False
     episodes = np.array([10, 20, 30, 40])
     assert episodes_to(episodes, rates, smoothing=1) == 20
-    assert episodes_to(episodes, rates, smoothing=1, across="all") == 30
     assert episodes_to(episodes, rates, smoothing=1, threshold=0.995) == 30
     assert episodes_to(episodes, rates, smoothing=1, threshold=1.0) is None
 
@@ -49,7 +46,6 @@ def test_exactly_the_threshold_counts_in_spite_of_rounding():
     rates = np.array([0.97, 1.0, 1.0])
     assert rates.mean() < 0.99  # what this is about
     assert reached(rates).item()
-    assert reached(np.array([0.99, 0.99]), across="all").item()
     assert not reached(np.array([0.98999, 0.99])).item()
 
 

@@ -3,8 +3,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from mttl.babyai.rl.rollout import stack_steps
-from mttl.babyai.rl.sequences import cut_sequences, minibatches
+from mttl.babyai.rl.sequences import cut_sequences, minibatches, stack_steps
 
 S, T, N, RECURRENCE = 12, 2, 4, 3
 CUTS = S // RECURRENCE
@@ -42,6 +41,14 @@ def check_frames(batch, rollout):
     assert (step[:, 0] % RECURRENCE == 0).all()
     cut = step[:, 0] // RECURRENCE
     assert torch.equal(batch.memory, rollout.memory[cut, task[:, 0], slot[:, 0]])
+
+
+def test_steps_are_stacked_in_order_and_memory_at_every_second_one(make_steps):
+    steps = make_steps(n_steps=6)
+    rollout = stack_steps(steps, recurrence=2)
+    for name, value in vars(rollout).items():
+        kept = steps[::2] if name == "memory" else steps
+        assert torch.equal(value, torch.stack([getattr(step, name) for step in kept])), name
 
 
 def test_sequences_are_in_order_with_the_memory_of_their_first_step(rollout, sequences):

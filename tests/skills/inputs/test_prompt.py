@@ -112,8 +112,3 @@ def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
         model(ONE[:1], inputs_embeds=torch.zeros(1, 2, 16))
     with pytest.raises(ValueError, match="a cache of keys and values alone that grows"):
         model.generate(ONE[:1], **inputs, cache_implementation="static", max_new_tokens=2)
-    two = skilled(tiny_llama(), inventory="prompt", targets=["input"])
-    routing = two.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
-    message = "cannot be separated in a packed sequence"
-    with two.slot.use(routing), pytest.raises(ValueError, match=message):
-        two.backbone(**inputs)

@@ -1,7 +1,8 @@
-"""A callback that logs success rates, and ends the training when every level is solved."""
+"""Callbacks that log and print how a training of policies goes."""
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,49 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
+from mttl.babyai.imitation_module import ImitationModule
 from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rl.learning_curve import reached
+from mttl.babyai.rl.learning_curve import ROUNDING
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
 
-class EpisodeMonitor(Callback):
+class LineMonitor(Callback):
+    """Prints a line after an epoch if the last one was long ago, and after the last epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._last_line = 0.0
+
+    def print_if_due(self, trainer: pl.Trainer, line: Callable[[], str]) -> bool:
+        """Return whether the line was printed."""
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
+        if not trainer.is_global_zero or not (due or last):
+            return False
+        self._last_line = time.monotonic()
+        self.console.print(line(), highlight=False, soft_wrap=True)
+        return True
+
+
+class ImitationMonitor(LineMonitor):
+    """Prints how often policies act as demonstrated."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print the line."""
+        assert isinstance(pl_module, ImitationModule)
+        self.print_if_due(
+            trainer,
+            lambda: accuracy_line(trainer.current_epoch + 1, pl_module.means(), pl_module.levels),
+        )
+
+
+def accuracy_line(n_passes: int, means: dict[str, torch.Tensor], levels: tuple[str, ...]) -> str:
+    """Return the accuracies (%) in one line."""
+    shown = "  ".join(f"{level} {100 * float(means[f'accuracy/{level}']):.0f}" for level in levels)
+    return f"pass {n_passes}; actions as demonstrated (%): {shown}"
+
+
+class EpisodeMonitor(LineMonitor):
     """Logs counts and success rates after each rollout, and prints a line from time to time.
 
     Args:
@@ -36,13 +74,12 @@ class EpisodeMonitor(Callback):
         console: Console,
         n_rows: int = 10,
     ) -> None:
+        super().__init__(console)
         self.counts = log
         self.success_rate = success_rate
         self.stop_when_solved = stop_when_solved
-        self.console = console
         self.n_rows = n_rows
         self._rates: list[list[float]] = []
-        self._last_line = 0.0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log a row, print it if the last line was long ago, and stop if asked to."""
@@ -55,23 +92,15 @@ class EpisodeMonitor(Callback):
         rates = [row[f"success/{level}"] for level in self.counts.levels]
         self._rates = [*self._rates, rates][-self.n_rows :]
         lately = np.array(self._rates).mean(0)
-        solved = len(self._rates) == self.n_rows and reached(
-            lately, threshold=self.success_rate, across="all"
-        )
+        solved = len(self._rates) == self.n_rows and all(lately >= self.success_rate - ROUNDING)
         if self.stop_when_solved and solved:
             trainer.should_stop = True
-        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
-        if trainer.is_global_zero and (due or last):
-            self._last_line = time.monotonic()
+        printed = self.print_if_due(trainer, lambda: success_line(row, self.counts.levels))
+        if printed and trainer.should_stop and solved:
             self.console.print(
-                success_line(row, self.counts.levels), highlight=False, soft_wrap=True
+                f"Every level succeeds in {self.success_rate:.0%} of its last "
+                f"{self.counts.window} episodes: training ends."
             )
-            if trainer.should_stop and solved:
-                self.console.print(
-                    f"Every level succeeds in {self.success_rate:.0%} of its last "
-                    f"{self.counts.window} episodes: training ends."
-                )
 
     def row(self, trainer: pl.Trainer) -> dict[str, float]:
         """Return the row of all processes: counts are added up, rates averaged."""
