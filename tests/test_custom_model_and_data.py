@@ -16,7 +16,7 @@ from helpers.raw import write_jsonl
 from helpers.serving import serving
 from mttl.__main__ import main
 from mttl.assembly.load_tasks import load_tasks
-from mttl.commands.serve import parse
+from mttl.commands import serve as SERVE
 from mttl.models.backbone import build_random, is_decoder_only, scale_initial_weights
 from mttl.runtime.command import run_command
 from mttl.tasks.folder import Gym
@@ -81,7 +81,7 @@ def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     answers = [json.loads(line)["prediction"] for line in lines]
     assert len(set(answers)) > 1
 
-    options = parse(serve[1:])
+    options = SERVE.main.parse(serve[1:])
     models, _ = load_tasks(options.source, options.adapted, options.backbone)
     with serving(models) as served:
         names: dict[str, Any] = {}

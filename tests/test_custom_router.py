@@ -74,7 +74,7 @@ COMMANDS = [
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {words[-1]}")
 def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
     module = importlib.import_module(f"mttl.commands.{ALL[words[0]]}")
-    options = module.parse(words[1:])
+    options = module.main.parse(words[1:])
     if words[0] in ("train", "adapt", "search"):
         config = load_config(options.config, options.override)
         assert type(config.router).__name__ == "NearbyRouter"
@@ -300,7 +300,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         ),
         (("--runs", f"x={a}", "--folds", "3"), "reads finished runs, and --folds needs"),
         (("--runs", f"x={a}", "--seeds", "13"), f"{alone} --seeds would change nothing"),
-        (("--runs", f"x={a}", "--steps", "500"), f"{alone} --steps would"),
+        (("--runs", f"x={a}", "--steps", "5"), f"{alone} --steps would"),
         (
             ("--runs", f"x={a}", "-k", "a.b=1", "--adapt-steps", "6", "--examples", "4"),
             f"{alone} -k, --adapt-steps, --examples would change nothing: leave them out, or name",

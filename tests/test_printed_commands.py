@@ -55,10 +55,10 @@ def read_options(command: Command, request: pytest.FixtureRequest) -> argparse.N
     words = [filled(word) for word in command.words]
     if {"--help", "--settings"} & set(words):
         with pytest.raises(SystemExit, match="0"):
-            module.parse(words)
+            module.main(words)
         return None
-    if hasattr(module, "parse"):
-        return module.parse(words)
+    if hasattr(module.main, "parse"):
+        return module.main.parse(words)
     request.getfixturevalue("reading")
     with pytest.raises(Parsed):
         module.main(words)

@@ -9,7 +9,7 @@ from lightning_fabric.plugins import TorchCheckpointIO
 
 from mttl.checkpoints.whole_tensors import whole
 from mttl.io.errors import DivergedError
-from mttl.io.files import write_atomic
+from mttl.io.files import atomic_path
 
 USELESS = "the weights are useless from here on"
 TRAINING = (
@@ -30,7 +30,8 @@ class CheckpointFile(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Write a checkpoint."""
-        write_atomic(path, lambda temporary: torch.save(checkpoint, temporary))
+        with atomic_path(path) as temporary:
+            torch.save(checkpoint, temporary)
 
 
 def check_weights(module: pl.LightningModule, step: int, advice: str = TRAINING) -> None:

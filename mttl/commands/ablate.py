@@ -22,27 +22,40 @@ from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_routing
 from mttl.commands.options import (
+    POSITIVE,
     WORK,
     WRITTEN,
+    CommandParser,
     add_backbone,
     add_source,
-    make_parser,
-    positive,
+    command,
 )
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
+from mttl.runtime.tables import TextTable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mttl.analysis.ablation_record import Ablation
     from mttl.analysis.routing_view import RoutingView
 
 MOST_SHOWN = 4
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Switch off, draw and print; return the exit status."""
-    options = parse(arguments)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_source(parser, dest="run", help="the folder of a run on text that has ended")
+    add_backbone(parser)
+    add = parser.group(WORK).add_argument
+    add("--loss", action="store_true", help="compute only the loss: answers take longer")
+    add("--per-group", action="store_true", help="one group of layers at a time")
+    add("--share", action="store_true", help="share the skill's weight among the others")
+    add("--rows", **POSITIVE, help="rows of every task (as many as in validation)")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Switch off, draw and print."""
     check_routing(options.run)
     from mttl.analysis.ablation_record import FILE, FOLDER, read_ablation
     from mttl.analysis.figures import ablation_map, save_figure
@@ -63,43 +76,34 @@ def main(arguments: list[str] | None = None) -> int:
     )
     found = read_ablation(out / FILE)
     assert found is not None
-    console = make_console()
-    console.print(ablation_table(found))
+    make_console().print(ablation_table(found))
     agreement = group_agreement(view.record.weights)
     if agreement is not None and not options.per_group:
-        console.print(
+        say(
             f"Skills that were matched across {len(found.groups)} groups of layers correlate "
             f"{agreement.value:.3f} (chance {agreement.mean:.3f}, 95th percentile "
-            f"{agreement.percentile_95:.3f}, p {agreement.p_value:.3f})",
-            markup=False,
+            f"{agreement.percentile_95:.3f}, p {agreement.p_value:.3f})"
         )
     if not options.per_group:
-        console.print(use_and_effect(view, found), markup=False)
+        say(use_and_effect(view, found))
         save_figure(ablation_map(view, found), out / "ablation")
-    console.print(f"The matrix is in {out}", markup=False)
-    return 0
+    say(f"The matrix is in {out}")
 
 
-def ablation_table(found: "Ablation") -> "Table":
+def ablation_table(found: "Ablation") -> TextTable:
     """Return which tasks lose most by every skill: the mean over parts of the network."""
     import numpy as np
-    from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title=f"Change of the {found.quantity} without a skill", title_justify="left")
-    for name in ("layers", "skill"):
-        table.add_column(name, overflow="fold")
-    table.add_column("mean over tasks", justify="right")
-    table.add_column("tasks that change most for the worse", overflow="fold")
+    table = TextTable(f"Change of the {found.quantity} without a skill").words("layers", "skill")
+    table.numbers("mean over tasks").words("tasks that change most for the worse")
     places = 3 if found.scores is None else 1
     worse = found.losses if found.scores is None else -found.scores
     for part, layers in enumerate(found.layers):
         for skill in range(worse.shape[2]):
             order = np.argsort(-worse[part, :, skill], kind="stable")[:MOST_SHOWN]
             changes = found.changes[part, :, skill]
-            shown = (f"{escape(found.tasks[task])} {changes[task]:+.{places}f}" for task in order)
-            mean = f"{changes.mean():+.{places}f}"
-            table.add_row(escape(layers), str(skill), mean, ", ".join(shown))
+            shown = (f"{found.tasks[task]} {changes[task]:+.{places}f}" for task in order)
+            table.add(layers, skill, f"{changes.mean():+.{places}f}", ", ".join(shown))
     return table
 
 
@@ -120,18 +124,3 @@ def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
         f"{text}; for {same} of {n_tasks} tasks the skill with most weight is the one with the "
         f"largest effect (1 of {n_skills} by chance)"
     )
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("ablate", __doc__)
-    add_source(parser, dest="run", help="the folder of a run on text that has ended")
-    add_backbone(parser)
-    add = parser.group(WORK).add_argument
-    add("--loss", action="store_true", help="compute only the loss: answers take longer")
-    add("--per-group", action="store_true", help="one group of layers at a time")
-    add("--share", action="store_true", help="share the skill's weight among the others")
-    add("--rows", type=positive, metavar="N", help="rows of every task (as many as in validation)")
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
-    return parser.parse_args(arguments)

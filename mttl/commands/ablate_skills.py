@@ -6,39 +6,30 @@ so skills are matched across groups before one is switched off in all.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from datasets import Dataset
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.analysis.skill_matching import align_groups
-from mttl.assembly.model import Built, load_run
+from mttl.assembly.model import Built
 from mttl.checkpoints.inventory_files import inventory_digest
-from mttl.commands.routing_report.open_rows import text_config
+from mttl.commands.routing_report.read_routing import open_run
 from mttl.config.capabilities import require_features
-from mttl.config.schema import Config
-from mttl.data.chosen_tasks import open_gym
-from mttl.data.collate import EvalCollator, pad_id_of
 from mttl.data.data_module import TextToTextDataModule
-from mttl.data.evaluation import evaluation_batches
-from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.inference.task_options import wanted_options
 from mttl.io.record import Record
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
-from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
-from mttl.runtime.gpus import device_of
 from mttl.training.history_monitor import write_arrays
 from mttl.training.loss import example_means
 from mttl.training.routing_monitor import as_rows, head_names
@@ -89,35 +80,37 @@ def ablate(
 ) -> None:
     """Switch off skill after skill, and write the results; finished ones are not repeated.
 
-    Args:
-        run: The folder of a finished run.
-        out: Folder of ``results.jsonl``, ``settings.yaml`` and, at the end, ``ablation.npz``.
-        loss_only: Compute losses only; answers take longer.
-        per_group: Switch off every skill in one group of layers at a time, rather than in all.
-        share: Give the weight of the skill to the others, in proportion to theirs.
-        n_rows: Development rows of every task and sample; by default as in validation.
-        backbone: Where a pretrained backbone is now.
+    ``out`` gets ``results.jsonl``, ``settings.yaml`` and, at the end, ``ablation.npz``. The options
+    are those of `mttl ablate`.
     """
-    config = text_config(run, "give the folder of such a run")
-    built = load_run(run, backbone=backbone)
+    rows = {} if n_rows is None else {"max_eval_rows": n_rows}
+    config, built, gym, module, data = open_run(
+        run, "give the folder of such a run", backbone, seed=13, **rows
+    )
     require_features(config, {"ablates": "ablate"})
-    rows = config.data.max_eval_rows if n_rows is None else n_rows
-    data = config.data.model_copy(update={"max_eval_rows": rows, "cache_dir": None})
     assert built.folder is not None
-    digest = inventory_digest(built.folder)
-    asked = {"loss_only": loss_only, "per_group": per_group, "share": share, "rows": rows}
+    asked = {"loss_only": loss_only, "per_group": per_group, "share": share}
+    asked |= {"rows": data.data.max_eval_rows, "inventory": inventory_digest(built.folder)}
     results = ResumableJobs(out / "results.jsonl", SwitchedOff)
     with results.writing():
         if not results.finished:
             (out / "settings.yaml").unlink(missing_ok=True)
-        keep_settings(
-            out / "settings.yaml",
-            dump({**asked, "inventory": digest}),
-            f"the results in '{out}' were made with other settings",
+        problem = f"the results in '{out}' were made with other settings"
+        keep_settings(out / "settings.yaml", dump(asked), problem)
+        options = wanted_options(
+            gym, list(built.tasks), config.data.samples, config.generation.mode
         )
-        study = _Study.of(built, config, data, scored=not loss_only, share=share)
-        study.run(results, per_group=per_group)
-        study.write(out / "ablation.npz", results, per_group=per_group)
+        module.set_options(options, built.form, per_token=config.generation.per_token)
+        weights = as_rows(built.model.router.matrix())
+        pairs = align_groups(weights)
+        study = _Study(module, built, data, not loss_only, share, weights, pairs)
+        layers = study.groups if per_group else [ALL_LAYERS]
+        off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
+        switches, status = [DisabledSkill(ALL_LAYERS, NONE), *off], make_console(stderr=True)
+        results.run(
+            switches, lambda switch, _: study.measure(switch), status, doing="switching off"
+        )
+        study.write(out / "ablation.npz", results, layers)
 
 
 @dataclass(frozen=True)
@@ -126,42 +119,16 @@ class _Study:
 
     module: TextToTextModule
     built: Built
-    rows: Dataset
-    batch_size: int
+    data: TextToTextDataModule
     scored: bool
     share: bool
     weights: Float[np.ndarray, "GH T K"]
     pairs: Int[np.ndarray, "GH K"]
 
-    @classmethod
-    def of(cls, built: Built, config: Config, data: Any, *, scored: bool, share: bool) -> Self:
-        gym, tasks, model = open_gym(config.data), list(built.tasks), built.model
-        module = TextToTextModule(
-            *(model, built.tokenizer, {task: gym.metric(task) for task in tasks}),
-            generation=config.generation,
-            max_output_length=built.form.max_output_length,
-        )
-        options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
-        module.set_options(options, built.form, per_token=config.generation.per_token)
-        module.to(device_of()).eval()
-        rows = TextToTextDataModule(
-            *(gym, tasks, built.tokenizer, data), decoder_only=is_decoder_only(model.backbone)
-        ).prepared("dev")
-        weights = as_rows(model.router.matrix())
-        pairs = align_groups(weights)
-        return cls(module, built, rows, data.eval_batch_size, scored, share, weights, pairs)
-
     @property
     def groups(self) -> list[str]:
         """Names of the groups, each head one of its own."""
         return head_names(self.built.attachment.groups, len(self.weights))
-
-    def switches(self, *, per_group: bool) -> list[DisabledSkill]:
-        """Return every switch, beginning with none."""
-        layers = self.groups if per_group else [ALL_LAYERS]
-        n_skills = self.weights.shape[2]
-        off = [DisabledSkill(name, skill) for name in layers for skill in range(n_skills)]
-        return [DisabledSkill(ALL_LAYERS, NONE), *off]
 
     def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
         """Return what mixing weights are multiplied by: 0 where the skill is off.
@@ -183,89 +150,58 @@ class _Study:
         off = self.cells(switch) == 0
         return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
 
-    def run(self, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
-        """Compute what is missing."""
-        switches, status = list(self.switches(per_group=per_group)), make_console(stderr=True)
-        results.run(switches, lambda switch, _: self.measure(switch), status, doing="switching off")
-
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Compute losses, and scores if they are asked for, under a switch."""
         names, users = self.module.tasks, self.users(switch)
         losses: dict[int, list[float]] = {task: [] for task in users}
         answers: dict[int, list[Prediction]] = {task: [] for task in users}
         router = self.module.model.router
-        with switched_off(router, torch.from_numpy(self.cells(switch)), share=self.share):
-            for batch in self._batches(users):
+        cells = torch.from_numpy(self.cells(switch))
+        with (
+            torch.no_grad(),
+            self.built.precision.forward_context(),
+            switched_off(router, cells, share=self.share),
+        ):
+            for batch in self.data.evaluation_dataloader("dev", users) if users else ():
+                batch = self.module.transfer_batch_to_device(batch, self.module.device, 0)
                 found, labels, _ = self.module.nll(batch)
-                for task, loss in zip(
-                    batch["task_ids"].tolist(), example_means(found, labels).tolist(), strict=True
-                ):
+                means = example_means(found, labels).tolist()
+                for task, loss in zip(batch["task_ids"].tolist(), means, strict=True):
                     losses[task].append(loss)
                 for row in self.module.predict(batch) if self.scored else ():
                     answers[row.task_id].append(row)
         scores = {names[task]: self._score(task, rows) for task, rows in answers.items() if rows}
-        means = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
-        return SwitchedOff(**switch._asdict(), losses=means, scores=scores)
+        mean = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
+        return SwitchedOff(**switch._asdict(), losses=mean, scores=scores)
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
         texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
         score = score_answers(self.module.metric_names[task], texts, references)
         return score if math.isfinite(score) else None
 
-    def _batches(self, tasks: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of some tasks; the rows of a batch are of similar length."""
-        if not tasks:
-            return
-        rows = pick(self.rows, np.flatnonzero(np.isin(numbers_of(self.rows, "task_id"), tasks)))
-        collate = EvalCollator(
-            *(pad_id_of(self.built.tokenizer), len(self.built.tasks)),
-            is_decoder_only(self.module.model.backbone),
-        )
-        lengths = lengths_of(rows, "input_ids")
-        loader = DataLoader(
-            rows,  # pyright: ignore
-            batch_sampler=evaluation_batches(lengths, batch_size=self.batch_size),  # pyright: ignore
-            collate_fn=collate,
-        )
-        with torch.no_grad(), self.built.precision.forward_context():
-            for batch in loader:
-                yield self.module.transfer_batch_to_device(batch, self.module.device, 0)
-
-    def write(self, path: Path, results: ResumableJobs[SwitchedOff], *, per_group: bool) -> None:
+    def write(self, path: Path, results: ResumableJobs[SwitchedOff], layers: Sequence[str]) -> None:
         """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
-        tasks, n_skills = self.module.tasks, self.weights.shape[2]
+        tasks, skills = self.module.tasks, range(self.weights.shape[2])
         before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
-        layers = self.groups if per_group else [ALL_LAYERS]
         arrays: dict[str, np.ndarray] = {}
         for name in ("losses", "scores") if self.scored else ("losses",):
             # An undefined score counts as 0, as in every mean of ours.
-            start = np.array([getattr(before, name)[task] or 0 for task in tasks])
-            arrays[f"{name}_before"] = start
-            arrays[name] = np.array(
-                [
-                    [
-                        _changes(
-                            getattr(results.finished[DisabledSkill(part, skill)], name),
-                            tasks,
-                            start,
-                        )
-                        for skill in range(n_skills)
-                    ]
-                    for part in layers
+            start = [getattr(before, name)[task] or 0 for task in tasks]
+            arrays[f"{name}_before"] = np.array(start)
+
+            def changes(part: str, skill: int, name: str = name, start: Any = start) -> list[float]:
+                found = getattr(results.finished[DisabledSkill(part, skill)], name)
+                return [
+                    (found[task] or 0) - first
+                    if task in found
+                    else 0.0  # it does not use the skill
+                    for task, first in zip(tasks, start, strict=True)
                 ]
-            ).swapaxes(1, 2)
+
+            found = [[changes(part, skill) for skill in skills] for part in layers]
+            arrays[name] = np.array(found).swapaxes(1, 2)
         arrays |= {"tasks": np.array(tasks), "layers": np.array(layers)}
         write_arrays(path, **arrays, groups=np.array(self.groups), pairs=self.pairs)
-
-
-def _changes(
-    found: Mapping[str, float | None], tasks: Sequence[str], before: Float[np.ndarray, "T"]
-) -> list[float]:
-    """Return the change of every task; none where the switch does not touch it."""
-    return [
-        (found[task] or 0) - start if task in found else 0.0
-        for task, start in zip(tasks, before.tolist(), strict=True)
-    ]
 
 
 @contextmanager

@@ -11,28 +11,34 @@ from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_folder import check_named
 from mttl.commands.options import (
-    WRITTEN,
+    CommandParser,
     add_adapted,
     add_no_probe,
+    add_out,
     add_source,
-    make_parser,
-    new_path,
+    command,
 )
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_table, write_text
 from mttl.io.reading import read_table, read_text
-from mttl.runtime.command import make_console
+from mttl.runtime.command import say
 
 if TYPE_CHECKING:
     from mttl.checkpoints.run_folder import RunFolder
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Add and write; return the exit status."""
-    options = parse(arguments)
-    out = new_path(options.out)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_source(parser, dest="run")
+    add_adapted(parser, required=True)
+    add_out(parser)
+    add_no_probe(parser)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Add and write."""
     check_named(options.run, options.adapted)
-    # Imported after the options have been checked.
     from mttl.adaptation.add_tasks import add_tasks
     from mttl.assembly.model import load_run
     from mttl.checkpoints.run_folder import RunFolder
@@ -42,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     run = read_inventory(options.run)
     adapted = [read_inventory(folder, options.run) for folder in options.adapted]
-    with new_folder(out) as temporary:
+    with new_folder(options.out) as temporary:
         files = RunFolder(temporary)
         inventory = add_tasks(files.skills, run, adapted)
         write_inventory(inventory)
@@ -57,8 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         if groups := built.attachment.groups:
             write_routing(files.plots / "routing.npz", built.model.router, groups, built.tasks)
     n_tasks, n_skills = len(inventory.tasks), built.model.router.n_skills
-    make_console().print(f"{n_tasks} tasks and {n_skills} skills are in {out}", markup=False)
-    return 0
+    say(f"{n_tasks} tasks and {n_skills} skills are in {options.out}")
 
 
 def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
@@ -71,22 +76,7 @@ def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
     from mttl.tasks.partition import MEAN
 
     tables = [part.results for part in parts if part.results.is_file()]
-    rows = [
-        row
-        for table in tables
-        for row in read_table(table, CheckpointError, ["task"])
-        if row["task"] != MEAN
-    ]
+    read = [row for table in tables for row in read_table(table, CheckpointError, ["task"])]
+    rows = [row for row in read if row["task"] != MEAN]
     if rows:
         write_table(new.results, list(rows[0]), rows)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("add-tasks", __doc__)
-    add_source(parser, dest="run")
-    add_adapted(parser, required=True)
-    add = parser.group(WRITTEN).add_argument
-    add("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add_no_probe(parser)
-    return parser.parse_args(arguments)

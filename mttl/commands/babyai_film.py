@@ -11,23 +11,37 @@ stand mission, step and action, and bars: how much of each skill the policy of t
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from envs.errors import LevelError
 from envs.files import FILM_ENDINGS
-from envs.levels import find_level
-from mttl.commands.name_checks import run_tasks
-from mttl.commands.options import WORK, WRITTEN, add_source, make_parser, natural
+from mttl.commands.name_checks import check_levels, run_tasks
+from mttl.commands.options import (
+    NATURAL,
+    WORK,
+    WRITTEN,
+    CommandParser,
+    add_source,
+    command,
+)
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 
-if TYPE_CHECKING:
-    from mttl.skills.composed.composed_model import ComposedModel
+
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_source(parser, dest="run", help="folder of the run, or its skills/")
+    add = parser.group(WORK).add_argument
+    help = "one that the run was trained on; may be repeated"
+    add("--level", action="append", required=True, help=help)
+    help = "which episode (0); may be repeated"
+    add("--episode", **NATURAL, action="append", help=help)
+    add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
+    add = parser.group(WRITTEN).add_argument
+    add("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
 
 
-def main(arguments: list[str] | None = None) -> int:
+@command(declare)
+def main(options: argparse.Namespace) -> None:
     """Play and film all episodes asked for."""
-    options = parse(arguments)
     if options.out.suffix not in FILM_ENDINGS:
         raise MttlError(f"'{options.out}' must end in {' or '.join(FILM_ENDINGS)}")
     levels = list(dict.fromkeys(options.level))
@@ -37,17 +51,21 @@ def main(arguments: list[str] | None = None) -> int:
     trained = run_tasks(options.run)
     for level in levels if trained else ():
         if level not in trained:
-            raise MttlError(explain_level(level, options.run, tuple(trained)))
+            check_levels([level], "--level")
+            names = ", ".join(trained)
+            raise MttlError(f"--level: '{options.run}' has no policy for {level}, only for {names}")
     from envs.episodes import episode_seed
     from envs.film import Episode, film
+    from mttl.analysis.skill_matching import align_groups, matched
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
+    from mttl.training.routing_monitor import as_rows
 
     model, known = load_policies(options.run)
     seed = evaluation_seed(options.run)
     choose = "sampled" if options.sampled else "greedy"
-    console = make_console()
-    shares = skill_shares(model)
+    weights = as_rows(model.router.matrix())
+    shares = matched(weights, align_groups(weights)).mean(0).tolist()  # of skills, by level
     for number in episodes:
         path = options.out
         if len(episodes) > 1:
@@ -59,34 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
             actions, success = play_episode(policy, level, number, seed=seed, choose=choose)
             begun = episode_seed(seed, level, number)
             played.append(Episode(level, begun, actions, shares[task], success))
-            outcome = "success" if success else "no success"
-            console.print(
-                f"{level}, episode {number}: {outcome} in {len(actions)} steps, {path}",
-                soft_wrap=True,
-            )
+            outcome = f"{'success' if success else 'no success'} in {len(actions)} steps"
+            make_console().print(f"{level}, episode {number}: {outcome}, {path}", soft_wrap=True)
         try:
             film(played, path)
         except ImportError as error:
             raise MttlError(str(error)) from error
-    return 0
-
-
-def skill_shares(model: "ComposedModel") -> list[list[float]]:
-    """Return how much of each skill every level uses: a mean over groups, skills matched."""
-    from mttl.analysis.skill_matching import align_groups, matched
-    from mttl.training.routing_monitor import as_rows
-
-    weights = as_rows(model.router.matrix())
-    return matched(weights, align_groups(weights)).mean(0).tolist()
-
-
-def explain_level(level: str, run: Path, levels: tuple[str, ...]) -> str:
-    """Return why a level cannot be played."""
-    try:
-        find_level(level)
-    except LevelError as error:
-        return f"--level: {error}"
-    return f"--level: '{run}' has no policy for {level}, only for {', '.join(levels)}"
 
 
 def evaluation_seed(run: Path) -> int:
@@ -96,32 +92,6 @@ def evaluation_seed(run: Path) -> int:
     from mttl.config.load import load_any_config
 
     path = read_inventory(run).folder.absolute().parent / "config.yaml"
-    if not path.is_file():
-        return Evaluation().seed
-    config = load_any_config([str(path)], plugins=None)
+    config = load_any_config([str(path)], plugins=None) if path.is_file() else None
     evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
     return evaluation.seed
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("babyai film", __doc__)
-    add_source(parser, dest="run", help="folder of the run, or its skills/")
-    add = parser.group(WORK).add_argument
-    add(
-        "--level",
-        action="append",
-        required=True,
-        help="one that the run was trained on; may be repeated",
-    )
-    add(
-        "--episode",
-        type=natural,
-        action="append",
-        metavar="N",
-        help="which episode (0); may be repeated",
-    )
-    add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
-    out = parser.group(WRITTEN).add_argument
-    out("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
-    return parser.parse_args(arguments)

@@ -23,10 +23,10 @@ from rich.markup import escape
 from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, positive
+from mttl.commands.options import POSITIVE, READ, WORK, WRITTEN, CommandParser, command
 from mttl.io.errors import TaskError, nearest
 from mttl.io.files import locked
-from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console
+from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console, say
 from mttl.runtime.progress_bar import counting_bar
 
 if TYPE_CHECKING:
@@ -37,9 +37,36 @@ COMPLETE = ("verified", "built", "differs")
 COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def seed(text: str) -> int:
+    """Read a seed."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
+    return int(text)
+
+
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add = parser.group(READ).add_argument
+    add("--tasks", nargs="+", metavar="TASK", help="(all)")
+    add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
+    add("--config", metavar="FILE", help="a YAML file of custom tasks")
+    add("--samples", type=seed, nargs="+", metavar="N", help="seeds (all five)")
+    help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub"
+    add("--raw", metavar="DIR", help=help)
+    work = parser.group(WORK)
+    n_workers = min(4, os.cpu_count() or 1)
+    work.add_argument("--workers", **POSITIVE, default=n_workers, help="processes (%(default)s)")
+    add = work.add_mutually_exclusive_group().add_argument
+    help = "build nothing: compare what is there with the sums"
+    add("--verify", action="store_true", help=help)
+    add("--status", action="store_true", help="build nothing: show what is there")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> int:
     """Build, verify or show tasks, and print a table of them."""
-    options = parse(arguments)
     out = Path(options.out)
     from mttl.tasks.building.build_gym import check_task
     from mttl.tasks.sampling import SAMPLES
@@ -84,14 +111,11 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
 
 def read_partition(name: str) -> list[str]:
     """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
-    # They bring PyTorch, which the processes that import this script should not wait for.
     from mttl.config.load import resolve_path
     from mttl.tasks.partition import Partition
 
-    path = resolve_path(
-        name if name.endswith(".json") else f"partitions/{name}.json", "--partition"
-    )
-    sides = Partition.read(path)
+    file = name if name.endswith(".json") else f"partitions/{name}.json"
+    sides = Partition.read(resolve_path(file, "--partition"))
     return [*sides.train, *sides.dev, *sides.test]
 
 
@@ -101,8 +125,7 @@ def look_for_hub() -> None:
 
     if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
         os.environ["HF_HUB_OFFLINE"] = "1"  # read by the library, here and in other processes
-        console = make_console(stderr=True)
-        console.print("the hub does not answer: only what was fetched before can be read")
+        say("the hub does not answer: only what was fetched before can be read", stderr=True)
 
 
 def build(
@@ -115,13 +138,10 @@ def build(
     console = make_console(stderr=True)
     outcomes: list[Outcome] = []
     n_rows = 0
+    more = (TextColumn("left;"), TimeElapsedColumn())
+    rows_shown = TextColumn("{task.fields[rows]:,} rows {task.fields[name]}")
     try:
-        with counting_bar(
-            console,
-            TextColumn("left;"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[rows]:,} rows {task.fields[name]}"),
-        ) as progress:
+        with counting_bar(console, *more, rows_shown) as progress:
             bar = progress.add_task("building", total=len(tasks), rows=0, name="")
 
             def count_rows(name: str, n: int) -> None:
@@ -169,44 +189,5 @@ def print_status(tasks: "list[Task]", out: Path, samples: list[int]) -> None:
         n_complete += n_files == n_wanted
         word = "complete" if n_files == n_wanted else "incomplete" if n_files else "absent"
         table.add_row(task.name, f"{n_files} of {n_wanted}", word, task.category, task.metric)
-    console = make_console()
-    console.print(table)
-    console.print(f"{n_complete} of {len(tasks)} tasks are complete in {out}", markup=False)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("build", __doc__)
-    add = parser.group(READ).add_argument
-    add("--tasks", nargs="+", metavar="TASK", help="(all)")
-    add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
-    add("--config", metavar="FILE", help="a YAML file of custom tasks")
-    add("--samples", type=natural, nargs="+", metavar="N", help="seeds (all five)")
-    add(
-        "--raw",
-        metavar="DIR",
-        help="read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub",
-    )
-    work = parser.group(WORK)
-    work.add_argument(
-        "--workers",
-        type=positive,
-        default=min(4, os.cpu_count() or 1),
-        metavar="N",
-        help="processes (%(default)s)",
-    )
-    mode = work.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--verify", action="store_true", help="build nothing: compare what is there with the sums"
-    )
-    mode.add_argument("--status", action="store_true", help="build nothing: show what is there")
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
-    return parser.parse_args(arguments)
-
-
-def natural(text: str) -> int:
-    """Read a seed."""
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
-    return int(text)
+    make_console().print(table)
+    say(f"{n_complete} of {len(tasks)} tasks are complete in {out}")

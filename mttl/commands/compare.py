@@ -29,15 +29,17 @@ from mttl.commands.comparison.methods import (
     plan,
 )
 from mttl.commands.options import (
+    LIST,
+    POSITIVE,
     READ,
     WORK,
     WRITTEN,
+    CommandParser,
     add_overrides,
-    make_parser,
-    positive,
+    command,
 )
 from mttl.io.errors import ConfigError, MttlError
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 
 # A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
 FEW = 32
@@ -51,14 +53,69 @@ TRAINING = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add = parser.group(COMPARED).add_argument
+    help = "runs of one configuration: print the mean and deviation of their scores, and exit"
+    add("seeds_of_one", nargs="*", type=Path, metavar="RUN", help=help)
+    help = f"methods to train, of {', '.join(METHODS)} (all)"
+    add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=help)
+    help = "a custom method: its configuration; may be repeated"
+    add("--method", action="append", default=[], metavar="NAME=FILE[+FILE...]", help=help)
+    help = "methods whose runs exist; without --methods, no shipped method is trained"
+    add("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
+    help = f"the method that others are compared with ({REFERENCE}, or the first of --runs)"
+    add("--reference", metavar="NAME", help=help)
+    help = f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
+    help += "(all; none for custom methods)"
+    add("--modes", nargs="*", choices=VARIANTS, metavar="MODE", help=help)
+    add = parser.group(READ).add_argument
+    help = "the common configuration (%(default)s)"
+    add("-c", "--config", default="crossfit.yaml", metavar="FILE[+FILE...]", help=help)
+    help = "settings of all runs; adaptation variants keep the settings that define them"
+    add_overrides(parser, help)
+    add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
+    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
+    help = f"training rows of every unseen task (all; {FEW} with --folds)"
+    add("--examples", **POSITIVE, help=help)
+    add = parser.group(WORK).add_argument
+    help = "seeds of training and adaptation (13 14 15)"
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=help)
+    add("--steps", **POSITIVE, default=500, help="optimizer steps of training (%(default)s)")
+    help = "optimizer steps of each adaptation job (%(default)s)"
+    add("--adapt-steps", **POSITIVE, default=60, help=help)
+    help = "train F times, so that every task of the partition is unseen once"
+    add("--folds", **dict(POSITIVE, metavar="F"), help=help)
+    help = "do not score the training tasks (for large backbones, where scoring is slow)"
+    add("--unseen-only", action="store_true", help=help)
+    help = "number of runs at a time, each on its share of the cores (%(default)s)"
+    add("--workers", **POSITIVE, default=2, help=help)
+    help = "folder of all runs (%(default)s)"
+    parser.group(WRITTEN).add_argument("--out", default="runs/compare", metavar="DIR", help=help)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
     """Run what is missing, and print and write the tables."""
-    options = parse(arguments)
+    if options.runs and options.folds:
+        raise ConfigError(
+            "--runs reads finished runs, and --folds needs trainings that this command makes: "
+            "leave one of them out"
+        )
+    default = main.parser().get_default
+    useless = [
+        option for name, option in TRAINING.items() if getattr(options, name) != default(name)
+    ]
+    if options.runs and useless and not (options.methods or options.method):
+        raise ConfigError(
+            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
+            "them out, or name what to train with --methods or --method"
+        )
     from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 
     if options.seeds_of_one:
         make_console().print(summary(options.seeds_of_one), markup=False, soft_wrap=True)
-        return 0
+        return
     from mttl.commands.comparison.comparison_folder import MethodComparison, carry_out
     from mttl.commands.comparison.result_tables import write_tables
     from mttl.commands.comparison.tables import check_rows
@@ -107,113 +164,4 @@ def main(arguments: list[str] | None = None) -> int:
         comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
     )
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The tables are in {options.out}", markup=False)
-    return 0
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("compare", __doc__)
-    add = parser.group(COMPARED).add_argument
-    add(
-        "seeds_of_one",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help="runs of one configuration: print the mean and deviation of their scores, and exit",
-    )
-    add(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        metavar="METHOD",
-        help=f"methods to train, of {', '.join(METHODS)} (all)",
-    )
-    add(
-        "--method",
-        action="append",
-        default=[],
-        metavar="NAME=FILE[+FILE...]",
-        help="a custom method: its configuration; may be repeated",
-    )
-    add(
-        "--runs",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="NAME=RUN[,RUN...]",
-        help="methods whose runs exist; without --methods, no shipped method is trained",
-    )
-    add(
-        "--reference",
-        metavar="NAME",
-        help=f"the method that others are compared with ({REFERENCE}, or the first of --runs)",
-    )
-    add(
-        "--modes",
-        nargs="*",
-        choices=VARIANTS,
-        metavar="MODE",
-        help=f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
-        "(all; none for custom methods)",
-    )
-    add = parser.group(READ).add_argument
-    add(
-        *("-c", "--config"),
-        default="crossfit.yaml",
-        metavar="FILE[+FILE...]",
-        help="the common configuration (%(default)s)",
-    )
-    add_overrides(
-        parser, "settings of all runs; adaptation variants keep the settings that define them"
-    )
-    add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
-    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
-    add(
-        "--examples",
-        type=positive,
-        metavar="N",
-        help=f"training rows of every unseen task (all; {FEW} with --folds)",
-    )
-    add = parser.group(WORK).add_argument
-    seeds_help = "seeds of training and adaptation (13 14 15)"
-    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=seeds_help)
-    steps_help = "optimizer steps of training (%(default)s)"
-    add("--steps", type=positive, default=500, metavar="N", help=steps_help)
-    steps_help = "optimizer steps of each adaptation job (%(default)s)"
-    add("--adapt-steps", type=positive, default=60, metavar="N", help=steps_help)
-    folds_help = "train F times, so that every task of the partition is unseen once"
-    add("--folds", type=positive, metavar="F", help=folds_help)
-    add(
-        "--unseen-only",
-        action="store_true",
-        help="do not score the training tasks (for large backbones, where scoring is slow)",
-    )
-    add(
-        "--workers",
-        type=positive,
-        default=2,
-        metavar="N",
-        help="number of runs at a time, each on its share of the cores (%(default)s)",
-    )
-    out = parser.group(WRITTEN)
-    out.add_argument(
-        "--out", default="runs/compare", metavar="DIR", help="folder of all runs (%(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    if not options.runs:
-        return options
-    if options.folds:
-        raise ConfigError(
-            "--runs reads finished runs, and --folds needs trainings that this command makes: "
-            "leave one of them out"
-        )
-    # A second reading without defaults shows which options were given.
-    given = parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(TRAINING)))
-    useless = [option for name, option in TRAINING.items() if getattr(given, name) is not None]
-    if useless and not (options.methods or options.method):
-        raise ConfigError(
-            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
-            "them out, or name what to train with --methods or --method"
-        )
-    return options
+    say(f"The tables are in {options.out}")

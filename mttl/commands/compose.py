@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
-from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
+from mttl.commands.options import READ, CommandParser, add_model, add_no_probe, add_out, command
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
 
@@ -24,16 +24,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def main(arguments: list[str] | None = None) -> int:
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_model(parser)
+    add = parser.group(READ).add_argument
+    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
+    add("--score", metavar="TASK", help="answer a task of the gym")
+    add("--split", choices=SPLITS, default="test", help="(%(default)s)")
+    add_out(parser, "folder of the composed model", required=False)
+    add_no_probe(parser)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
     """Load, compose, and do what is asked."""
-    options = parse(arguments)
-    out = None if options.out is None else new_path(options.out)
-    if out is None and options.score is None:
+    if options.out is None and options.score is None:
         raise ConfigError("nothing to do: give --out, --score or both")
     skills = [read_weight(given) for given in options.skills]
-    gym = None
     for path, _ in skills:
         require_file(path, CheckpointError)
+    gym = None
     if options.score is not None:
         gym = gym_with(options.gym, [options.score], options.split, [options.sample])
     from mttl.merging.check_written import check_written, logits
@@ -48,16 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
         composition.apply(str(path), SparseSkill.load(path), weight=weight)
     if gym is not None:
         value, metric, n_rows = score(options, gym, model, tokenizer)
-        make_console().print(
-            f"{options.score}, {options.split} rows: {metric} {100 * value:.1f} % of {n_rows}"
-        )
-    if out is not None:
-        with new_folder(out) as folder:
+        share = f"{metric} {100 * value:.1f} % of {n_rows}"
+        make_console().print(f"{options.score}, {options.split} rows: {share}")
+    if options.out is not None:
+        with new_folder(options.out) as folder:
             model.save_pretrained(folder)
             check_written(folder, model, {} if options.no_probe else {"composition": logits(model)})
             tokenizer.save_pretrained(folder)
-        make_console().print(f"The model is in {out}", markup=False)
-    return 0
+        say(f"The model is in {options.out}")
 
 
 def read_weight(given: str) -> tuple[Path, float]:
@@ -96,8 +104,7 @@ def score(
         torch.nn.Module.cuda(model)
     generate: Any = model.generate
     prefix = f"[{options.score}] " if options.prefix else ""
-    status = make_console(stderr=True)
-    with counting(status, "answering", len(rows)) as count:
+    with counting(make_console(stderr=True), "answering", len(rows)) as count:
         answers = answer_texts(
             lambda _, **settings: generate(**settings),
             encoder,
@@ -109,25 +116,4 @@ def score(
             do_sample=False,
         )
     metric = gym.metric(options.score)
-    value = score_answers(metric, answers, [row.outputs for row in rows])
-    return value, metric, len(rows)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("compose", __doc__)
-    add = parser.group(READ).add_argument
-    add("--model", required=True, help="name on the hub, or a folder")
-    add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
-    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
-    parser.group(WRITTEN).add_argument("--out", help="folder of the composed model")
-    add_no_probe(parser)
-    add = parser.group("how it is scored").add_argument
-    add("--score", metavar="TASK", help="answer a task of a gym")
-    add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
-    add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
-    add("--split", choices=SPLITS, default="test", help="(%(default)s)")
-    add("--prefix", action="store_true", help="put [task] before every input")
-    add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
-    return parser.parse_args(arguments)
+    return score_answers(metric, answers, [row.outputs for row in rows]), metric, len(rows)

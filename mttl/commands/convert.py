@@ -10,16 +10,23 @@ Needs the extra `gguf`.
 import argparse
 from pathlib import Path
 
-from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
+from mttl.commands.options import READ, CommandParser, add_no_probe, add_out, command
 from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
-from mttl.runtime.command import make_console
+from mttl.runtime.command import say
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Convert; return the exit status."""
-    options = parse(arguments)
-    out, file = new_path(options.out), Path(options.file)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    parser.group(READ).add_argument("file", metavar="FILE", help="a GGUF file")
+    add_out(parser, "the folder to make")
+    add_no_probe(parser)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Convert."""
+    file = Path(options.file)
     if not file.is_file():
         raise ConfigError(f"The file '{file}' does not exist; name a file that ends in .gguf")
     from mttl.merging.check_written import check_written, logits
@@ -28,22 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     where = str(file.resolve().parent)
     model = load_pretrained(where, gguf_file=file.name)
     tokenizer = load_tokenizer(where, gguf_file=file.name)
-    with new_folder(out) as folder:
+    with new_folder(options.out) as folder:
         model.save_pretrained(folder)
         check_written(folder, model, {} if options.no_probe else {file.name: logits(model)})
         tokenizer.save_pretrained(folder)
-    make_console().print(
-        f"The model is in {out}: backbone.name={out} backbone.gguf_file=null", markup=False
-    )
-    return 0
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("convert", __doc__)
-    parser.group(READ).add_argument("file", metavar="FILE", help="a GGUF file")
-    parser.group(WRITTEN).add_argument(
-        "--out", metavar="DIR", required=True, help="the folder to make"
-    )
-    add_no_probe(parser)
-    return parser.parse_args(arguments)
+    say(f"The model is in {options.out}: backbone.name={options.out} backbone.gguf_file=null")

@@ -21,8 +21,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.name_checks import check_routing
-from mttl.commands.options import READ, WRITTEN, add_adapted, add_address, make_parser
+from mttl.commands.name_checks import check_different, check_routing
+from mttl.commands.options import READ, WRITTEN, CommandParser, add_adapted, add_address, command
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
 
@@ -30,21 +31,40 @@ if TYPE_CHECKING:
     from mttl.analysis.explore.explore_page import Explored
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or serve it; return the exit status."""
-    options = parse(arguments)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    runs = parser.group(READ)
+    runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
+    add_adapted(parser)
+    served = parser.group("served")
+    help = "serve the page with the run behind it"
+    served.add_argument("--serve", action="store_true", help=help)
+    add_address(served)
+    out = parser.group(WRITTEN)
+    out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Write the page, or serve it."""
+    if options.serve and (len(options.runs) > 1 or options.html):
+        raise ConfigError(
+            "--serve answers from one run and writes no file: name one, without --html"
+        )
+    if options.adapted and not options.serve:
+        raise ConfigError("--adapted is for a page that is served: add --serve, or leave it out")
+    check_different("RUN", options.runs)
     check_routing(*options.runs)
     if options.serve:
         check_libraries("fastapi", "uvicorn")
         serve(options)
-        return 0
+        return
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     from mttl.analysis.explore.explore_page import explore_page
     from mttl.io.files import write_text
 
     write_text(path, explore_page([read(Path(run)) for run in options.runs]))
     make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
-    return 0
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -55,9 +75,7 @@ def serve(options: argparse.Namespace) -> None:
     (run,) = options.runs
     shown = read(Path(run))
     serve_page(
-        run,
-        options.adapted,
-        options.backbone,
+        *(run, options.adapted, options.backbone),
         host=options.host,
         port=options.port,
         pairs=shown.view.pairs,
@@ -72,28 +90,3 @@ def read(run: Path) -> "Explored":
     from mttl.commands.routing_report.read_routing import read_view
 
     return Explored(read_view(run), read_token_record(run) if has_token_record(run) else None)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("explore", __doc__)
-    runs = parser.group(READ)
-    runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
-    add_adapted(parser)
-    served = parser.group("served")
-    served.add_argument(
-        "--serve", action="store_true", help="serve the page with the run behind it"
-    )
-    add_address(served)
-    out = parser.group(WRITTEN)
-    out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
-    options = parser.parse_args(arguments)
-    if options.serve and (len(options.runs) > 1 or options.html):
-        parser.error("--serve answers from one run and writes no file: name one, without --html")
-    alone = ("adapted", "backbone", "host", "port")
-    given = [name for name in alone if getattr(options, name) != parser.get_default(name)]
-    if given and not options.serve:
-        parser.error(f"--{given[0]} is for a page that is served: add --serve, or leave it out")
-    if len({Path(run).resolve() for run in options.runs}) < len(options.runs):
-        parser.error("a run is named twice: name each once")
-    return options

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
     WORK,
-    WRITTEN,
+    CommandParser,
     add_backbone,
     add_no_probe,
+    add_out,
     add_source,
-    make_parser,
-    new_path,
+    command,
 )
 from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 
 if TYPE_CHECKING:
     from mttl.assembly.model import Built
@@ -49,10 +49,7 @@ class Export(NamedTuple):
     Attributes:
         folder: Name of its folder in that of the export; empty for that one.
         kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
-        tasks: Tasks that it answers.
-        about: Description in one sentence.
         exact: Whether nothing was cut off.
-        adapter: The files of the adapter.
         answers: Expected answers to the probe; without any, it is not probed.
     """
 
@@ -65,13 +62,28 @@ class Export(NamedTuple):
     answers: "Answers"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Export; return the exit status."""
-    options = parse(arguments)
-    out = new_path(options.out)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_source(parser, dest="run")
+    add_backbone(parser)
+    which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
+    which.add_argument("--all", action="store_true", help="every task, over one base")
+    which.add_argument("--average", action="store_true", help="the average of all skills")
+    which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
+    which.add_argument("--inventory", action="store_true", help="all skills and the router")
+    help = "largest rank; what exceeds it is cut off by SVD (what an exact copy takes)"
+    parser.group(WORK).add_argument("--rank", type=int, metavar="R", help=help)
+    add_out(parser)
+    add_no_probe(parser)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Export."""
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
-    check_run_task(options.run, options.task)
+    check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport
@@ -84,14 +96,14 @@ def main(arguments: list[str] | None = None) -> int:
         built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
-    base = str((out / BASE).resolve()) if trained else lasting_name(built.base)
+    base = str((options.out / BASE).resolve()) if trained else lasting_name(built.base)
     # What the run scored, it scored with the mixtures of its tasks.
     mixed = options.average or options.skill is not None
     scores = () if mixed else scores_of(options.run, built.tasks)
     cut = f" Cut off at rank {options.rank}"
     cut += "; the scores are of the run at full rank." if scores else "."
     exact, kind = True, "lora"
-    with new_folder(out) as temporary:
+    with new_folder(options.out) as temporary:
         for export in exports(built, options, base):
             folder, exact = temporary / export.folder, exact and export.exact
             export.adapter.write(folder)
@@ -99,26 +111,21 @@ def main(arguments: list[str] | None = None) -> int:
                 bare = strip(built.model)
                 check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
                 unfold(bare)
-            prompt_export, kind = PromptExport.of(built, export.tasks), export.kind
-            prompt_export = replace(
-                prompt_export, search={**prompt_export.search, **export.adapter.search}
-            )
-            prompt_export.write(
-                folder,
-                kind,
-                place=str(Path(options.out) / export.folder),
+            form, kind = PromptExport.of(built, export.tasks), export.kind
+            replace(form, search={**form.search, **export.adapter.search}).write(
+                *(folder, kind),
+                place=str(options.out / export.folder),
                 base=base,
                 about=export.about + ("" if export.exact else cut),
                 scores=[row for row in scores if row["task"] in export.tasks],
             )
         if options.all:
+            about = f"The tasks of `{options.run}` as adapters over one base."
             PromptExport.of(built, built.tasks).write(
-                temporary,
-                "loras" if kind == "lora" else "bottlenecks",
-                place=options.out,
+                *(temporary, "loras" if kind == "lora" else "bottlenecks"),
+                place=str(options.out),
                 base=base,
-                about=f"The tasks of `{options.run}` as adapters over one base."
-                + ("" if exact else cut),
+                about=about + ("" if exact else cut),
                 scores=scores,
             )
         if trained:
@@ -127,8 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
             built.tokenizer.save_pretrained(temporary / BASE)
             check_written(temporary / BASE, bare, {} if options.no_probe else {BASE: logits(bare)})
     what = "adapters are" if options.all else "adapter is"
-    make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
-    return 0
+    say(f"The {what} in {options.out}; README.md there says how to ask")
 
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
@@ -207,26 +213,3 @@ def accuracy(adapter: "Mapping[str, LowRank]") -> str:
     worst = max(errors, key=errors.__getitem__)
     largest = f"largest {errors[worst]:.2e}, of {worst}"
     return f"relative error of the weight changes {error:.2e} ({largest})"
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("export", __doc__)
-    add_source(parser, dest="run")
-    add_backbone(parser)
-    which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
-    which.add_argument("--all", action="store_true", help="every task, over one base")
-    which.add_argument("--average", action="store_true", help="the average of all skills")
-    which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
-    which.add_argument("--inventory", action="store_true", help="all skills and the router")
-    parser.group(WORK).add_argument(
-        "--rank",
-        type=int,
-        metavar="R",
-        help="largest rank; what exceeds it is cut off by SVD (what an exact copy takes)",
-    )
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add_no_probe(parser)
-    return parser.parse_args(arguments)

@@ -10,10 +10,18 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, new_path, positive
+from mttl.commands.options import (
+    READ,
+    WORK,
+    CommandParser,
+    add_out,
+    command,
+    natural,
+    positive,
+)
 from mttl.config.enums import GRADIENTS
 from mttl.io.errors import ConfigError, TrainingError
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
 
@@ -24,96 +32,8 @@ if TYPE_CHECKING:
 LABELS = ("reference", "sampled")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Read model and rows, estimate, and write the file."""
-    options = parse(arguments)
-    if not options.out.endswith(".safetensors"):
-        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
-    new_path(options.out)
-    gym = gym_with(options.gym, options.tasks, options.split, options.samples)
-    import torch
-
-    from mttl.aggregation.fisher import diagonal_fisher
-    from mttl.io.safetensors_file import write_tensors
-    from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
-    from mttl.models.backbone import load_pretrained
-
-    model = load_pretrained(options.model).requires_grad_(False)
-    model.set_attn_implementation("eager")  # gradients of several rows at once need it
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)  # type: ignore[arg-type]
-    batches = read_batches(options, model, gym)
-    n_rows = sum(len(batch["labels"]) for batch in batches)
-    log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
-    generator = torch.Generator(device).manual_seed(options.seed)
-    status = make_console(stderr=True)
-    with counting(status, "rows", n_rows) as count:
-
-        def targets(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-            made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
-            drawn = options.labels == "sampled"
-            return sample_targets(model, made, generator) if drawn else made
-
-        try:
-            found = diagonal_fisher(
-                model,
-                log_likelihood,
-                (targets(batch) for batch in batches),
-                gradients=options.gradients,
-                at_once=options.at_once,
-                on_batch=count.advance,
-            )
-        except ValueError as error:
-            raise TrainingError(f"'{options.model}': {error}") from error
-    metadata = {
-        "format": "pt",
-        "labels": options.labels,
-        "gradients": options.gradients,
-        "n_rows": str(n_rows),
-        "tasks": " ".join(options.tasks),
-    }
-    write_tensors(options.out, {name: value.cpu() for name, value in found.items()}, metadata)
-    make_console().print(f"Fisher information on {n_rows} rows is in {options.out}", markup=False)
-    return 0
-
-
-def read_batches(
-    options: argparse.Namespace, model: "PreTrainedModel", gym: Gym
-) -> list[dict[str, Any]]:
-    """Return batches of rows, drawn uniformly from all tasks if not all are taken."""
-    import torch
-
-    from mttl.data.collate import TrainCollator, pad_id_of
-    from mttl.data.prepare import prepare
-    from mttl.data.prompt_form import PromptForm
-    from mttl.models.backbone import is_decoder_only, load_tokenizer
-
-    tokenizer = load_tokenizer(options.tokenizer or options.model)
-    rows = prepare(
-        gym,
-        options.tasks,
-        options.split,
-        options.samples,
-        tokenizer,
-        decoder_only=is_decoder_only(model),
-        form=PromptForm(
-            max_input_length=options.max_input_length,
-            max_output_length=options.max_output_length,
-            prefix="name" if options.prefix else "none",
-        ),
-    )
-    generator = torch.Generator().manual_seed(options.seed)
-    order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
-    collate = TrainCollator(pad_id_of(tokenizer), len(options.tasks), is_decoder_only(model))
-    return [
-        collate([rows[place] for place in order[start : start + options.batch_size]])
-        for start in range(0, len(order), options.batch_size)
-    ]
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("fisher", __doc__)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
     add = parser.group(READ).add_argument
     add("--model", required=True, metavar="DIR", help="folder of a model")
     add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
@@ -131,6 +51,79 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
     add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
     add("--seed", type=natural, default=13, help="seed of rows and labels (%(default)s)")
-    out_help = "a new file, .safetensors"
-    parser.group(WRITTEN).add_argument("--out", required=True, metavar="FILE", help=out_help)
-    return parser.parse_args(arguments)
+    add_out(parser, "a new file, .safetensors", "FILE")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Read model and rows, estimate, and write the file."""
+    if options.out.suffix != ".safetensors":
+        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
+    gym = gym_with(options.gym, options.tasks, options.split, options.samples)
+    import torch
+
+    from mttl.aggregation.fisher import diagonal_fisher
+    from mttl.io.safetensors_file import write_tensors
+    from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
+    from mttl.models.backbone import load_pretrained
+
+    model = load_pretrained(options.model).requires_grad_(False)
+    model.set_attn_implementation("eager")  # gradients of several rows at once need it
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)  # type: ignore[arg-type]
+    batches = read_batches(options, model, gym)
+    n_rows = sum(len(batch["labels"]) for batch in batches)
+    generator = torch.Generator(device).manual_seed(options.seed)
+
+    def targets(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
+        drawn = options.labels == "sampled"
+        return sample_targets(model, made, generator) if drawn else made
+
+    with counting(make_console(stderr=True), "rows", n_rows) as count:
+        try:
+            found = diagonal_fisher(
+                model,
+                answer_log_likelihood(model, traceable=options.at_once > 1),
+                (targets(batch) for batch in batches),
+                gradients=options.gradients,
+                at_once=options.at_once,
+                on_batch=count.advance,
+            )
+        except ValueError as error:
+            raise TrainingError(f"'{options.model}': {error}") from error
+    metadata = {"format": "pt", "labels": options.labels, "gradients": options.gradients}
+    metadata |= {"n_rows": str(n_rows), "tasks": " ".join(options.tasks)}
+    write_tensors(options.out, {name: value.cpu() for name, value in found.items()}, metadata)
+    say(f"Fisher information on {n_rows} rows is in {options.out}")
+
+
+def read_batches(
+    options: argparse.Namespace, model: "PreTrainedModel", gym: Gym
+) -> list[dict[str, Any]]:
+    """Return batches of rows, drawn uniformly from all tasks if not all are taken."""
+    import torch
+
+    from mttl.data.collate import TrainCollator, pad_id_of
+    from mttl.data.prepare import prepare
+    from mttl.data.prompt_form import PromptForm
+    from mttl.models.backbone import is_decoder_only, load_tokenizer
+
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    form = PromptForm(
+        max_input_length=options.max_input_length,
+        max_output_length=options.max_output_length,
+        prefix="name" if options.prefix else "none",
+    )
+    rows = prepare(
+        *(gym, options.tasks, options.split, options.samples, tokenizer),
+        decoder_only=is_decoder_only(model),
+        form=form,
+    )
+    generator = torch.Generator().manual_seed(options.seed)
+    order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
+    collate = TrainCollator(pad_id_of(tokenizer), len(options.tasks), is_decoder_only(model))
+    return [
+        collate([rows[place] for place in order[start : start + options.batch_size]])
+        for start in range(0, len(order), options.batch_size)
+    ]

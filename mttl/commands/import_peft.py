@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, new_path, positive
+from mttl.commands.options import POSITIVE, READ, WORK, CommandParser, add_out, command
 from mttl.io.errors import CheckpointError, ConfigError
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +28,31 @@ if TYPE_CHECKING:
     Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Import; return the exit status."""
-    options = parse(arguments)
-    out = new_path(options.out)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add = parser.group(READ).add_argument
+    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
+    add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
+    add("--tokenizer", metavar="NAME", help="another one than the base model's")
+    add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    add = parser.group(WORK).add_argument
+    help = "LoRA: who uses which skills; polytropon can be trained (private)"
+    add("--router", choices=("private", "polytropon"), help=help)
+    help = "LoRA: how skills combine where a task uses several (outputs)"
+    add("--mix", choices=("outputs", "deltas", "factors"), help=help)
+    add = parser.group("how inputs are asked").add_argument
+    add("--prefix", action="store_true", help="inputs begin with [task], as with data.prefix=name")
+    add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
+    add("--system", metavar="TEXT", help="system text of the chats")
+    for name, default in (("input", 512), ("output", 64)):
+        help = f"most tokens of an {name} (%(default)s)"
+        add(f"--max-{name}-length", **POSITIVE, default=default, help=help)
+    add_out(parser, metavar="RUN")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Import."""
     if options.system is not None and options.template != "chat":
         raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
     for name in options.adapters:
@@ -58,18 +79,14 @@ def main(arguments: list[str] | None = None) -> int:
         max_input_length=options.max_input_length,
         max_output_length=options.max_output_length,
     )
-    if folders[0].config["peft_type"] == "POLY":
-        layers, tasks, sections, logits = import_poly(folders, names, options)
-    else:
-        layers, tasks, sections, logits = import_loras(folders, names, options)
+    read = import_poly if folders[0].config["peft_type"] == "POLY" else import_loras
+    layers, tasks, sections, logits = read(folders, names, options)
     settings = ModelSettings(backbone=backbone, data=form, **sections)
     imported = build_imported(settings, layers, tasks, logits=logits)
     written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
-    save_imported(out, imported, backbone, written)
-    console = make_console()
-    console.print(attachment_table(imported.attachment, imported.model, is_trained=False))
-    console.print(f"The run is in {out}", markup=False)
-    return 0
+    save_imported(options.out, imported, backbone, written)
+    make_console().print(attachment_table(imported.attachment, imported.model, is_trained=False))
+    say(f"The run is in {options.out}")
 
 
 def import_poly(
@@ -150,35 +167,3 @@ def named(given: list[str] | None, own: list[str]) -> list[str]:
             f"the tasks need names that differ, not {', '.join(names)}; give them (--tasks a,b)"
         )
     return names
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("import", __doc__)
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
-    add = parser.group(READ).add_argument
-    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
-    add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
-    add("--tokenizer", metavar="NAME", help="another one than the base model's")
-    add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
-    add = parser.group(WORK).add_argument
-    add(
-        "--router",
-        choices=("private", "polytropon"),
-        help="LoRA: who uses which skills; polytropon can be trained (private)",
-    )
-    add(
-        "--mix",
-        choices=("outputs", "deltas", "factors"),
-        help="LoRA: how skills combine where a task uses several (outputs)",
-    )
-    add = parser.group("how inputs are asked").add_argument
-    add("--prefix", action="store_true", help="inputs begin with [task], as with data.prefix=name")
-    add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
-    add("--system", metavar="TEXT", help="system text of the chats")
-    longest = "most tokens of an {} (%(default)s)"
-    for name, default in (("input", 512), ("output", 64)):
-        help = longest.format(name)
-        add(f"--max-{name}-length", type=positive, default=default, metavar="N", help=help)
-    return parser.parse_args(arguments)

@@ -21,19 +21,23 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mttl.commands.options import (
+    LIST,
+    NATURAL,
+    POSITIVE,
     READ,
     WORK,
     WRITTEN,
     CommandParser,
     add_config,
     add_no_probe,
-    make_parser,
-    natural,
-    new_path,
-    positive,
+    add_out,
+    command,
 )
+from mttl.io.errors import CheckpointError, ConfigError, MttlError
+from mttl.io.files import new_folder, write_table
 from mttl.library.member_card import check_library
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
+from mttl.runtime.tables import TextTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,18 +49,8 @@ if TYPE_CHECKING:
 ONE_EACH = ("private", "polytropon")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Do what the first word says; return the exit status."""
-    options = parse(arguments)
-    if options.work is not add:
-        check_library(options.library)
-    options.work(options)
-    return 0
-
-
 def add(options: argparse.Namespace) -> None:
     """Add members."""
-    from mttl.io.errors import CheckpointError, ConfigError, MttlError
     from mttl.library.library_folder import add_members, library_to_be, member_problems
     from mttl.peft_format.base_facts import describe_base
     from mttl.peft_format.member_sources import MemberOptions, base_problems, gather
@@ -80,18 +74,13 @@ def add(options: argparse.Namespace) -> None:
         members, others = base_problems(members, base, trusted=options.backbone is not None)
         problems += others + member_problems(members, base, library.hashes if library else ())
     if problems or base is None:
-        for problem in problems:
-            make_console(stderr=True).print(f"- {problem}", markup=False)
-        raise CheckpointError(
-            f"nothing was added to '{options.library}'; what is wrong is listed above "
-            f"({len(problems)} in all)"
-        )
+        listed = "\n".join(f"- {problem}" for problem in problems)
+        raise CheckpointError(f"nothing was added to '{options.library}':\n{listed}")
     check_members(members, base, options)
     after = add_members(options.library, base, members)
-    make_console().print(
+    say(
         f"{len(members)} members were added to {options.library}, which has {len(after.names)} now "
-        f"(version {after.version})",
-        markup=False,
+        f"(version {after.version})"
     )
 
 
@@ -131,36 +120,30 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
     """Return the model below a library; none, and a line that says so, if it is not here."""
     from mttl.assembly.build_backbone import build_backbone
     from mttl.config.backbone_schema import Pretrained
-    from mttl.io.errors import ConfigError
 
     try:
         backbone = Pretrained(kind="pretrained", name=base.name)
         return build_backbone(backbone, empty=options.no_probe)
     except ConfigError as error:
-        make_console(stderr=True).print(f"The answers are not checked: {error}", markup=False)
+        say(f"The answers are not checked: {error}", stderr=True)
         return None
 
 
 def show_all(options: argparse.Namespace) -> None:
     """Print a table of the members."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from mttl.library.library_folder import open_library
 
     library = open_library(options.library)
-    title = f"{library.folder}, version {library.version}, over {library.base.name}"
-    table = Table(title=escape(title), title_justify="left")
-    for heading in ("member", "task", "data", "licence"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("rank", "layers", "parameters", "score"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = TextTable(f"{library.folder}, version {library.version}, over {library.base.name}")
+    table.words("member", "task", "data", "licence").numbers(
+        "rank", "layers", "parameters", "score"
+    )
     for name in library.names:
         card = library.card(name)
-        words = (card.name, card.task, card.data or "", card.licence or "")
         score = card.scores[-1].get("score", "") if card.scores else ""
-        numbers = (card.rank, len(card.targets), f"{card.weights['parameters']:,}", score)
-        table.add_row(*map(escape, words), *(escape(str(number)) for number in numbers))
+        words = (card.name, card.task, card.data or "", card.licence or "")
+        numbers = (card.rank, len(card.targets), f"{card.weights['parameters']:,}", str(score))
+        table.add(*words, then=numbers)
     make_console().print(table)
 
 
@@ -178,7 +161,7 @@ def remove(options: argparse.Namespace) -> None:
     from mttl.library.library_folder import remove_members
 
     names = remove_members(options.library, options.members)
-    make_console().print(f"removed: {', '.join(names)}", markup=False)
+    say(f"removed: {', '.join(names)}")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -186,8 +169,6 @@ def run(options: argparse.Namespace) -> None:
     from mttl.assembly.model import load_run
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
-    from mttl.io.errors import ConfigError
-    from mttl.io.files import new_folder
     from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
@@ -195,7 +176,6 @@ def run(options: argparse.Namespace) -> None:
     from mttl.peft_format.member_gates import prepare_members
     from mttl.training.report import attachment_table
 
-    out = new_path(options.out)
     library = open_library(options.library)
     general = library.chosen(options.general) if options.general else []
     names = [name for name in library.chosen(options.members) if name not in general]
@@ -226,7 +206,7 @@ def run(options: argparse.Namespace) -> None:
     if options.mix and config.moe is not None:
         raise ConfigError("--mix is for skills of tasks; where tokens choose members, leave it out")
     mix = options.mix or "outputs"
-    with new_folder(out) as temporary:
+    with new_folder(options.out) as temporary:
         _, made = make_run(
             *(library, names, config, temporary),
             mix=mix,
@@ -241,17 +221,13 @@ def run(options: argparse.Namespace) -> None:
             answers = {one.card.task: changed_answer(bare, one.changes) for one in members}
         if answers:
             check_written(temporary, load_run(temporary), answers)
-    console = make_console()
-    console.print(
-        attachment_table(made.attachment, made.model, made.token_layers, is_trained=False)
-    )
-    console.print(f"The run is in {out}", markup=False)
+    parts = (made.attachment, made.model, made.token_layers)
+    make_console().print(attachment_table(*parts, is_trained=False))
+    say(f"The run is in {options.out}")
 
 
 def _prefix_of(prefixes: set[str | None]) -> str:
     """Return the task prefix that members were trained with; none if no card names one."""
-    from mttl.io.errors import ConfigError
-
     known = prefixes - {None} or {"none"}
     if len(known) > 1:
         raise ConfigError(
@@ -263,16 +239,14 @@ def _prefix_of(prefixes: set[str | None]) -> str:
 
 def export(options: argparse.Namespace) -> None:
     """Write members as adapters of PEFT."""
-    from mttl.io.files import new_folder
     from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written
     from mttl.peft_format.lora_export import write_member
 
-    out = new_path(options.out)
     library = open_library(options.library)
     names = library.chosen(options.members)
     network = base_network(library.base, options)
-    with new_folder(out) as temporary:
+    with new_folder(options.out) as temporary:
         for name in names:
             member = library.member(name)
             write_member(temporary / name, member, library.base)
@@ -280,13 +254,11 @@ def export(options: argparse.Namespace) -> None:
                 changes = {} if options.no_probe else {name: member.changes}
                 answers = {key: changed_answer(network, own) for key, own in changes.items()}
                 check_written(temporary / name, network, answers)
-    make_console().print(f"{len(names)} adapters are in {out}", markup=False)
+    say(f"{len(names)} adapters are in {options.out}")
 
 
 def cluster(options: argparse.Namespace) -> None:
     """Write which members belong together, as the matrix that router: expert reads (MBC)."""
-    from mttl.io.errors import ConfigError
-    from mttl.io.files import write_table
     from mttl.library.clusters import (
         best_clusters,
         embedded,
@@ -298,7 +270,7 @@ def cluster(options: argparse.Namespace) -> None:
     )
     from mttl.library.library_folder import open_library
 
-    out, console = new_path(options.out), make_console()
+    console = make_console()
     library = open_library(options.library)
     members = [library.member(name) for name in library.chosen(options.members)]
     if options.clusters and options.most:
@@ -320,29 +292,27 @@ def cluster(options: argparse.Namespace) -> None:
     shares = task_shares([member.card.task for member in members], labels)
     columns = [f"cluster{number}" for number in range(int(labels.max()) + 1)]
     rows = [{"task": task, **dict(zip(columns, row, strict=True))} for task, row in shares.items()]
-    write_table(out, ["task", *columns], rows)
+    write_table(options.out, ["task", *columns], rows)
     for number, score in scores.items():
         console.print(f"{number} clusters: silhouette {score:.3f}")
     for number, column in enumerate(columns):
         own = [one.card.name for one, label in zip(members, labels, strict=True) if label == number]
-        console.print(f"{column}: {', '.join(own)}", markup=False)
+        say(f"{column}: {', '.join(own)}")
     if 1 < len(columns) < len(members):
         console.print(f"silhouette of these clusters: {silhouette(points, labels):.3f}")
-    console.print(
+    say(
         "To train a skill per cluster: mttl train -c crossfit.yaml+router/expert.yaml "
-        f"-k router.matrix={out} skills.n_skills={len(columns)}",
-        markup=False,
+        f"-k router.matrix={options.out} skills.n_skills={len(columns)}"
     )
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("library", __doc__)
+def declare(parser: CommandParser) -> None:
+    """Add the options of every word."""
     words = parser.add_subparsers(metavar="WORD", required=True)
     examples = (parser.description or "").splitlines()
 
-    def command(name: str, work: Callable[[argparse.Namespace], None]) -> CommandParser:
-        shown = [line for line in examples if re.search(rf"library(\.py)? {name} ", line)]
+    def word(name: str, work: Callable[[argparse.Namespace], None]) -> CommandParser:
+        shown = [line for line in examples if re.search(rf"library {name} ", line)]
         made = words.add_parser(
             name,
             help=work.__doc__,
@@ -353,60 +323,53 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         made.group(READ).add_argument("library", metavar="LIBRARY", help="its folder")
         return made
 
-    of_add = command("add", add)
-    option = of_add.group(READ).add_argument
+    members = dict(LIST, metavar="MEMBER", help="names or patterns (all)")
+    parser = word("add", add)
+    option = parser.group(READ).add_argument
     option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
     option("--backbone", metavar="NAME", help="the base model (as the sources say)")
-    option("--rank", type=positive, metavar="R", help="runs: largest rank of a task (exact)")
+    option("--rank", **dict(POSITIVE, metavar="R"), help="runs: largest rank of a task (exact)")
     option("--skills", action="store_true", help="runs: each skill instead of each task")
-    option = of_add.group(WRITTEN).add_argument
+    option = parser.group(WRITTEN).add_argument
     option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
     option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
     option("--data", metavar="TEXT", help="what they were trained on (as their cards say)")
-    add_no_probe(of_add)
-    command("list", show_all)
-    option = command("remove", remove).group(READ).add_argument
+    add_no_probe(parser)
+    word("list", show_all)
+    option = word("remove", remove).group(READ).add_argument
     option("members", nargs="+", metavar="MEMBER", help="names, or patterns with * and ?")
-    option = command("show", show).group(READ).add_argument
+    option = word("show", show).group(READ).add_argument
     option("member", metavar="MEMBER", help="a name, or a pattern with * and ?")
-    of_run = command("run", run)
-    add_config(of_run)
-    option = of_run.group(READ).add_argument
-    option("--members", nargs="+", default=[], metavar="MEMBER", help="names or patterns (all)")
-    option = of_run.group(WORK).add_argument
-    option(
-        "--general",
-        nargs="+",
-        default=[],
-        metavar="MEMBER",
-        help="members whose mean is taken from the others (general knowledge)",
-    )
-    mixings = ("outputs", "deltas", "factors")
-    option("--mix", choices=mixings, help="how skills combine (outputs)")
-    option = of_run.group(WRITTEN).add_argument
-    option("--out", required=True, metavar="RUN", help="where to write; a new folder")
-    add_no_probe(of_run)
-    of_export = command("export", export)
-    option = of_export.group(READ).add_argument
+    parser = word("run", run)
+    add_config(parser)
+    parser.group(READ).add_argument("--members", **members)
+    option = parser.group(WORK).add_argument
+    help = "members whose mean is taken from the others (general knowledge)"
+    option("--general", **dict(members, help=help))
+    option("--mix", choices=("outputs", "deltas", "factors"), help="how skills combine (outputs)")
+    add_out(parser, metavar="RUN")
+    add_no_probe(parser)
+    parser = word("export", export)
+    option = parser.group(READ).add_argument
     option("members", nargs="*", metavar="MEMBER", help="names, or patterns with * and ? (all)")
-    option = of_export.group(WRITTEN).add_argument
-    option("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add_no_probe(of_export)
-    of_cluster = command("cluster", cluster)
-    option = of_cluster.group(READ).add_argument
-    option("--members", nargs="+", default=[], metavar="MEMBER", help="names or patterns (all)")
-    option = of_cluster.group(WORK).add_argument
-    option("--clusters", type=positive, metavar="N", help="how many (that of the best silhouette)")
-    option("--most", type=positive, metavar="N", help="how many at most, where it is chosen")
-    option(
-        "--components", type=positive, default=64, metavar="N", help="components of the SVD (64)"
-    )
+    add_out(parser)
+    add_no_probe(parser)
+    parser = word("cluster", cluster)
+    parser.group(READ).add_argument("--members", **members)
+    option = parser.group(WORK).add_argument
+    option("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
+    option("--most", **POSITIVE, help="how many at most, where it is chosen")
+    option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
     option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
-    option(
-        "--seed", type=natural, default=0, metavar="N", help="seed of k-means and of --random (0)"
-    )
-    option = of_cluster.group(WRITTEN).add_argument
-    option("--out", required=True, metavar="FILE", help="the CSV file to write, a new one")
-    return parser.parse_args(arguments)
+    option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
+    add_out(parser, "the CSV file to write, a new one", "FILE")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Do what the first word says."""
+    if options.work is not add:
+        check_library(options.library)
+    options.work(options)

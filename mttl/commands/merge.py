@@ -10,15 +10,23 @@ starts again.
 
 import argparse
 
-from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
+from mttl.commands.options import READ, WRITTEN, CommandParser, add_no_probe, command
 from mttl.io.errors import ConfigError
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 from mttl.runtime.progress_bar import counting_bar
 
 
-def main(arguments: list[str] | None = None) -> int:
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    parser.group(READ).add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    help = "the folder to make; else the recipe's"
+    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help=help)
+    add_no_probe(parser)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
     """Read the recipe, merge, and say where the result is."""
-    options = parse(arguments)
     from mttl.merging.recipe import read_recipe
 
     recipe = read_recipe(options.recipe)
@@ -29,24 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
         )
     from mttl.merging.run import merge_models
 
-    status = make_console(stderr=True)
-    with counting_bar(status) as progress:
+    with counting_bar(make_console(stderr=True)) as progress:
         bar = progress.add_task("merging", total=None)
         merge_models(
-            recipe,
-            out,
+            *(recipe, out),
             on_tensor=lambda done, total: progress.update(bar, completed=done, total=total),
             probe=not options.no_probe,
         )
-    make_console().print(f"The model is in {out}", markup=False)
-    return 0
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("merge", __doc__)
-    parser.group(READ).add_argument("recipe", metavar="RECIPE", help="a YAML file")
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
-    add_no_probe(parser)
-    return parser.parse_args(arguments)
+    say(f"The model is in {out}")

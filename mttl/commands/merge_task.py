@@ -14,26 +14,36 @@ from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
-    WRITTEN,
+    CommandParser,
     add_backbone,
     add_no_probe,
+    add_out,
     add_source,
-    make_parser,
-    new_path,
+    command,
 )
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder
-from mttl.runtime.command import make_console
+from mttl.runtime.command import say
 
 if TYPE_CHECKING:
     from mttl.assembly.model import Built
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Merge and save; return the exit status."""
-    options = parse(arguments)
-    out = new_path(options.out)
-    check_run_task(options.run, options.task)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_source(parser, dest="run")
+    add_backbone(parser)
+    which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="a task of the run")
+    which.add_argument("--average", action="store_true", help="the average of all skills")
+    add_out(parser)
+    add_no_probe(parser)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Merge and save."""
+    check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport
@@ -51,31 +61,29 @@ def main(arguments: list[str] | None = None) -> int:
         mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
         about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
     prompt_export = PromptExport.of(built, tasks)
-    lost = quantisation_told(built)
+    lost = quantisation_loss(built)
     try:
         answers = {} if options.no_probe else {tasks[0]: mixture_answer(built.model, mixing)}
         backbone = fold(built.model, mixing).backbone
     except ValueError as error:
         raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
     dequantise(backbone)
-    with new_folder(out) as temporary:
+    with new_folder(options.out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
         check_written(temporary, backbone, answers)
         prompt_export.write(
-            temporary,
-            "model",
-            place=options.out,
+            *(temporary, "model"),
+            place=str(options.out),
             base=built.base,
             about=f"{about} {lost}".rstrip(),
             scores=() if options.average else scores_of(options.run, tasks),
         )
     if lost:
-        make_console().print(lost, markup=False)
-    make_console().print(f"The model is in {out}; its README.md says how to ask", markup=False)
-    return 0
+        say(lost)
+    say(f"The model is in {options.out}; its README.md says how to ask")
 
 
-def quantisation_told(built: "Built") -> str:
+def quantisation_loss(built: "Built") -> str:
     """Return the error of a quantised base against its original weights; else nothing."""
     from mttl.aggregation.packed_weights import packed_layers
     from mttl.assembly.build_backbone import build_backbone
@@ -93,17 +101,3 @@ def quantisation_told(built: "Built") -> str:
         f"relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, of "
         f"{error.worst})."
     )
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("merge-task", __doc__)
-    add_source(parser, dest="run")
-    add_backbone(parser)
-    which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", metavar="NAME", help="a task of the run")
-    which.add_argument("--average", action="store_true", help="the average of all skills")
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add_no_probe(parser)
-    return parser.parse_args(arguments)

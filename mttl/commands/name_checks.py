@@ -33,16 +33,19 @@ def run_tasks(run: str | Path) -> list[str]:
     return []
 
 
-def check_run_task(run: str | Path, task: str | None) -> None:
-    """Check that a run exists, and has a task if one is named.
+def check_run_task(task: str | None, *runs: str | Path) -> None:
+    """Refuse folders without an inventory, and a task that none of the runs has."""
+    known = [run_tasks(run) for run in runs]
+    tasks = [name for names in known for name in names]
+    if task is not None and all(known) and task not in tasks:
+        named = ", ".join(f"'{run}'" for run in runs)
+        raise TaskError(f"{named} has no task '{task}'.{nearest(task, tasks)}")
 
-    Raises:
-        CheckpointError: If the folder holds no trained inventory.
-        TaskError: If the run has other tasks.
-    """
-    tasks = run_tasks(run)
-    if task is not None and tasks and task not in tasks:
-        raise TaskError(f"the run '{run}' has no task '{task}'.{nearest(task, tasks)}")
+
+def check_different(name: str, folders: Sequence[str]) -> None:
+    """Refuse folders of which one is named twice."""
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise ConfigError(f"{name} names a folder twice: name each once")
 
 
 def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[int]) -> Gym:
@@ -61,11 +64,7 @@ def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[in
 
 
 def check_routing(*runs: str | Path) -> None:
-    """Check that runs have written down their routing.
-
-    Raises:
-        CheckpointError: If one has not.
-    """
+    """Refuse runs that have not written down their routing."""
     for run in runs:
         files = [Path(run) / "plots" / name for name in ("routing.npz", "token_routing.npz")]
         # A run that was made of a library has only skills; its routers say why they lack a record.
@@ -77,12 +76,7 @@ def check_routing(*runs: str | Path) -> None:
 
 
 def check_training(config: object, *, resume: bool) -> None:
-    """Check the folder, the tasks and the levels of a training.
-
-    Raises:
-        ConfigError: If its folder exists, or, to resume it, does not; or a level is unknown.
-        TaskError: If the gym is absent or lacks a task.
-    """
+    """Check the folder, the tasks and the levels of a training."""
     from mttl.checkpoints.run_folder import RunFolder, check_place
     from mttl.config.babyai_schema import BabyAIConfig
     from mttl.config.schema import Config
@@ -99,11 +93,7 @@ def check_training(config: object, *, resume: bool) -> None:
 
 
 def check_tasks(config: "Config") -> None:
-    """Check the tasks of a training on text, unless a file of tasks is built first.
-
-    Raises:
-        TaskError: If the gym is absent or lacks a task.
-    """
+    """Check the tasks of a training on text, unless a file of tasks is built first."""
     if config.data.tasks is None:
         from mttl.data.chosen_tasks import open_gym, partition_of
         from mttl.tasks.partition import select_tasks
@@ -115,13 +105,7 @@ def check_tasks(config: "Config") -> None:
 def check_adaptation(
     config: object, run: str, tasks: str, samples: str | None, *, allow_seen: bool
 ) -> None:
-    """Check the run, the new tasks and the few-shot samples of an adaptation.
-
-    Raises:
-        CheckpointError: If the folder holds no trained inventory.
-        TaskError: If a task or a sample is unknown, or a task was trained.
-        ConfigError: If a level is unknown.
-    """
+    """Check the run, the new tasks or levels, and the few-shot samples of an adaptation."""
     seen = run_tasks(run)  # before slow imports
     from mttl.adaptation.plan import new_tasks, read_samples
     from mttl.config.babyai_schema import BabyAIConfig
@@ -140,10 +124,10 @@ def check_adaptation(
 
 
 def check_levels(levels: Sequence[str], where: str) -> None:
-    """Check the names of levels.
+    """Refuse unknown levels.
 
     Raises:
-        ConfigError: If one is unknown or named twice.
+        ConfigError: If there is one.
     """
     from envs.errors import LevelError
     from envs.levels import find_level

@@ -1,10 +1,13 @@
-"""The options of commands: a parser with groups, and options that several commands share."""
+"""Commands and their options: a parser with groups, and options that several commands share."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mttl.adaptation.shard import Shard
+from mttl.commands import COMMANDS, MORE
 from mttl.io.errors import ConfigError, TaskError
 from mttl.plugins.classes import trust
 from mttl.runtime.command import make_console
@@ -12,6 +15,7 @@ from mttl.runtime.version import VERSION
 
 # Groups of options in the help of a command.
 READ, WORK, WRITTEN = "what is read", "how it is done", "what is written"
+NAMES = {module: name for name, module in (COMMANDS | MORE).items()}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -41,6 +45,43 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_help()
 
 
+Declare = Callable[[CommandParser], object]
+Work = Callable[[argparse.Namespace], int | None]
+
+
+class Command:
+    """A command of ``mttl``: called with its arguments, it does its work and returns its status.
+
+    Args:
+        declare: Adds its options to a parser.
+        work: What it does with the options; returns an exit status, or None for 0.
+    """
+
+    def __init__(self, declare: Declare, work: Work) -> None:
+        self._declare, self._work = declare, work
+
+    def parser(self) -> CommandParser:
+        """Return the parser of its command line."""
+        file = self._work.__globals__  # type: ignore[attr-defined]
+        parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
+        self._declare(parser)
+        return parser
+
+    def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
+        """Read a command line, by default that of this process; the words are `arguments`."""
+        given = sys.argv[1:] if arguments is None else arguments
+        return self.parser().parse_args(given, argparse.Namespace(arguments=given))
+
+    def __call__(self, arguments: list[str] | None = None) -> int:
+        """Read the command line, and work."""
+        return self._work(self.parse(arguments)) or 0
+
+
+def command(declare: Declare) -> Callable[[Work], Command]:
+    """Make a function the `Command` of its file, with the options that another adds; decorator."""
+    return lambda work: Command(declare, work)
+
+
 def make_parser(name: str, description: str | None) -> CommandParser:
     """Return the parser of a command, as ``"adapt"``, or of ``mttl`` itself."""
     parser = CommandParser(
@@ -59,6 +100,78 @@ def make_parser(name: str, description: str | None) -> CommandParser:
     return parser
 
 
+class _Trust(argparse.Action):
+    """Notes names in the environment, where child processes find them too."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        trust(values)
+
+
+class _ShowSettings(argparse.Action):
+    """Prints the settings of a section and exits."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        from mttl.config.reference import reference
+
+        make_console().print(reference(values), markup=False)
+        parser.exit()
+
+
+class _Names(argparse.Action):
+    """Reads names that blanks or commas separate, as one text with commas."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, ",".join(value.strip(", ") for value in values))
+
+
+class _NewPath(argparse.Action):
+    """Reads the name of a file or folder that does not exist yet."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        if Path(values).exists():
+            raise ConfigError(f"--out '{values}' exists already; name a new one, or remove it")
+        setattr(namespace, self.dest, Path(values))
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1 from the command line."""
+    return _between(1, text)
+
+
+def natural(text: str) -> int:
+    """Read a number of at least 0 from the command line."""
+    return _between(0, text)
+
+
+def _between(least: int, text: str, most: int | None = None) -> int:
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        end = "" if most is None else f" and at most {most}"
+        raise argparse.ArgumentTypeError(
+            f"'{text[:40]}' must be a whole number of at least {least}{end}"
+        )
+    return int(text)
+
+
+def _port(text: str) -> int:
+    return _between(0, text, 65535)
+
+
+def _shard(text: str) -> Shard:
+    number, _, n_shards = text.partition("/")
+    if not (number.isdecimal() and n_shards.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' must have the form I/N, such as 1/4")
+    try:
+        return Shard(int(number), int(n_shards))
+    except TaskError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+# Settings of options that are numbers, or several names.
+POSITIVE: dict[str, Any] = {"type": positive, "metavar": "N"}
+NATURAL: dict[str, Any] = {"type": natural, "metavar": "N"}
+LIST: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
+
+
 def add_source(
     parser: CommandParser,
     *,
@@ -67,33 +180,17 @@ def add_source(
     help: str = "the folder of a finished run",
 ) -> None:
     """Let a command line name a run: as the first argument, or with ``--from``."""
-    group = parser.group(READ)
-    group.add_argument(dest, nargs="?", default=argparse.SUPPRESS, metavar="RUN", help=help)
-    group.add_argument("--from", dest=dest, metavar="RUN", help="the same")
+    add = parser.group(READ).add_argument
+    add(dest, nargs="?", default=argparse.SUPPRESS, metavar="RUN", help=help)
+    add("--from", dest=dest, metavar="RUN", help="the same")
     parser.needs_run = dest if required else ""
-
-
-class Names(argparse.Action):
-    """Reads names that blanks or commas separate, as one text with commas."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
-    ) -> None:
-        """Join the names."""
-        setattr(namespace, self.dest, ",".join(value.strip(", ") for value in values))
 
 
 def add_adapted(parser: CommandParser, *, required: bool = False) -> None:
     """Let a command line name tasks that were adapted from a run, and where a backbone is."""
-    parser.group(READ).add_argument(
-        "--adapted",
-        action="extend",
-        nargs="+",
-        default=[],
-        required=required,
-        metavar="DIR",
-        help="adapted tasks that were kept (mttl adapt --save)",
-    )
+    help = "adapted tasks that were kept (mttl adapt --save)"
+    add = parser.group(READ).add_argument
+    add("--adapted", **LIST, required=required, metavar="DIR", help=help)
     add_backbone(parser)
 
 
@@ -110,6 +207,31 @@ def add_backbone(parser: CommandParser) -> None:
     parser.group(READ).add_argument("--backbone", metavar="DIR", help=help)
 
 
+def add_model(parser: CommandParser) -> None:
+    """Let a command line name a plain model, and say how it is asked a task of a gym."""
+    add = parser.group(READ).add_argument
+    add("--model", required=True, help="name on the hub, or a folder")
+    add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
+    add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
+    add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
+    add("--prefix", action="store_true", help="put [task] before every input")
+    add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
+
+
+def add_out(
+    parser: CommandParser,
+    help: str = "where to write; a new folder",
+    metavar: str = "DIR",
+    *,
+    required: bool = True,
+) -> None:
+    """Let a command line say what is written: a file or folder that must not exist."""
+    parser.group(WRITTEN).add_argument(
+        "--out", action=_NewPath, required=required, metavar=metavar, help=help
+    )
+
+
 def add_no_probe(parser: CommandParser) -> None:
     """Let a command line skip loading and probing what was written."""
     help = "compare names and shapes alone: a model may not fit into memory twice"
@@ -119,13 +241,9 @@ def add_no_probe(parser: CommandParser) -> None:
 def add_config(parser: CommandParser, *, required: bool = True) -> None:
     """Let a command line name configuration files and override their settings."""
     add = parser.group(READ).add_argument
-    add(
-        *("-c", "--config"),
-        required=required,
-        metavar="FILE[+FILE...]",
-        help="YAML files, merged left to right; looked up here, in configs/, then in the package"
-        + ("" if required else " (RUN/config.yaml, onto which parts of one are merged)"),
-    )
+    help = "YAML files, merged left to right; looked up here, in configs/, then in the package"
+    help += "" if required else " (RUN/config.yaml, onto which parts of one are merged)"
+    add(*("-c", "--config"), required=required, metavar="FILE[+FILE...]", help=help)
     add_overrides(parser, "settings that override the files; may be repeated, the later wins")
     add(
         "--settings",
@@ -137,101 +255,23 @@ def add_config(parser: CommandParser, *, required: bool = True) -> None:
     )
 
 
-class _Trust(argparse.Action):
-    """Notes names in the environment, where child processes find them too."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
-    ) -> None:
-        trust(values)
-
-
-class _ShowSettings(argparse.Action):
-    """Prints the settings of a section and exits."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
-    ) -> None:
-        from mttl.config.reference import reference
-
-        make_console().print(reference(values), markup=False)
-        parser.exit()
+def add_overrides(parser: CommandParser, help: str) -> None:
+    """Let a command line override settings by ``-k section.key=value …``, a flat list."""
+    add = parser.group(READ).add_argument
+    add(*("-k", "--set"), dest="override", **LIST, metavar="section.key=value", help=help)
 
 
 def add_run(parser: CommandParser, *, tasks: str, out: str, required: bool = True) -> None:
-    """Let a command line name a run, and the tasks to which it is adapted."""
+    """Let a command line name a run, the tasks to which it is adapted, and a part of the jobs."""
     add = parser.group(READ).add_argument
     add_source(parser, required=required)
-    names = {"nargs": "+", "action": Names}
+    names: dict[str, Any] = {"nargs": "+", "action": _Names}
     add("--tasks", default=tasks, metavar="TASK", help="test, dev, or names (%(default)s)", **names)
     add("--samples", metavar="N", help="few-shot samples of every task (all)", **names)
     add("--allow-seen", action="store_true", help="take tasks of training too")
-    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help=out)
     add_backbone(parser)
-
-
-def add_overrides(parser: CommandParser, what: str) -> None:
-    """Let a command line override settings by ``-k section.key=value …``, a flat list."""
-    parser.group(READ).add_argument(
-        *("-k", "--set"),
-        dest="override",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help=what,
-    )
-
-
-def positive(text: str) -> int:
-    """Read a number of at least 1 from the command line."""
-    return _at_least(1, text)
-
-
-def natural(text: str) -> int:
-    """Read a number of at least 0 from the command line."""
-    return _at_least(0, text)
-
-
-def _port(text: str) -> int:
-    number = natural(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' must be at most 65535")
-    return number
-
-
-def _at_least(least: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least {least}")
-    return int(text)
-
-
-def new_path(text: str | Path) -> Path:
-    """Return the path of ``--out``, where nothing is yet."""
-    if Path(text).exists():
-        raise ConfigError(f"--out '{text}' exists already; name a new one, or remove it")
-    return Path(text)
-
-
-def add_shares(parser: CommandParser) -> None:
-    """Let a command line share its jobs among processes, or run one part of them."""
     add = parser.group(WORK).add_argument
-    add(
-        "--workers",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="processes that share the jobs, or those of --shard (%(default)s)",
-    )
+    help = "processes that share the jobs, or those of --shard (%(default)s)"
+    add("--workers", **POSITIVE, default=1, help=help)
     add("--shard", type=_shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only")
-
-
-def _shard(text: str) -> Shard:
-    """Read a part of the jobs."""
-    number, _, n_shards = text.partition("/")
-    if not (number.isdecimal() and n_shards.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' must have the form I/N, such as 1/4")
-    try:
-        return Shard(int(number), int(n_shards))
-    except TaskError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help=out)

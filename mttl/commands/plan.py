@@ -14,17 +14,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_tasks
-from mttl.commands.options import WORK, add_config, make_parser, positive
+from mttl.commands.options import POSITIVE, WORK, CommandParser, add_config, command
 from mttl.runtime.command import make_console
+from mttl.runtime.tables import TextTable
 
 if TYPE_CHECKING:
     from mttl.assembly.planning.memory_plan import MemoryPlan
     from mttl.config.schema import Config
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Plan and print; return the exit status."""
-    options = parse(arguments)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_config(parser)
+    add = parser.group(WORK).add_argument
+    add("--processes", **POSITIVE, help="number of processes (those of the section trainer)")
+    sizes = dict(POSITIVE, metavar="GIB")
+    add("--gpu-memory", **sizes, nargs="+", default=[], help="does it fit?")
+    add("--tasks", **POSITIVE, help="how many; by default the gym's are read")
+    add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Plan and print."""
     from mttl.config.load import load_config
 
     config = load_config(options.config, options.override)
@@ -35,11 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     n_processes = options.processes or _n_processes(config)
     config = with_shared_batches(config, n_processes)
     tasks, config = _tasks(config, options.tasks)
-    if options.backbones:
-        _compare(config, tasks, options, n_processes)
-    else:
-        _show(config, tasks, options, n_processes)
-    return 0
+    report = _compare if options.backbones else _show
+    report(config, tasks, options, n_processes)
 
 
 def _n_processes(config: "Config") -> int:
@@ -65,20 +74,17 @@ def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
 def _show(
     config: "Config", tasks: list[str], options: argparse.Namespace, n_processes: int
 ) -> None:
-    from rich.table import Table
-
     from mttl.assembly.planning.memory_plan import needs_of
 
     quantize = getattr(config.backbone, "quantize", None)
     plan = needs_of(config, tasks).plan(config.trainer.strategy, n_processes, quantize)
-    table = Table(title=f"GiB of each of {n_processes} processes, {config.data.batch_size} rows")
-    table.add_column("part")
-    table.add_column("training", justify="right")
-    table.add_column("answering", justify="right")
+    title = f"GiB of each of {n_processes} processes, {config.data.batch_size} rows"
+    table = TextTable(title).words("part").numbers("training", "answering")
+    sides = (plan.training, plan.answering)
     for part in dict.fromkeys((*plan.training, *plan.answering)):
-        table.add_row(part, *(_gib(side.get(part, 0)) for side in (plan.training, plan.answering)))
+        table.add(part, then=(_gib(side.get(part, 0)) for side in sides))
     table.add_section()
-    table.add_row("sum", *(_gib(sum(side.values())) for side in (plan.training, plan.answering)))
+    table.add("sum", then=(_gib(sum(side.values())) for side in sides))
     console = make_console()
     console.print(table)
     for gib in options.gpu_memory:
@@ -96,10 +102,9 @@ def _compare(
         f"fsdp2 on {n_processes}": ("fsdp2", n_processes),
     }
     console = make_console()
-    console.print(
-        f"GiB of each of {n_processes} processes, and the smallest of "
-        f"{', '.join(map(str, options.gpu_memory))} GiB that it fits"
-    )
+    sizes = ", ".join(map(str, options.gpu_memory))
+    title = f"GiB of each of {n_processes} processes, and the smallest of {sizes} GiB that it fits"
+    console.print(title)
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")
     for folder in options.backbones:
@@ -125,20 +130,3 @@ def _on(config: "Config", folder: str) -> "Config":
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f}"
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("plan", __doc__)
-    add_config(parser)
-    add = parser.group(WORK).add_argument
-    add(
-        "--processes",
-        type=positive,
-        metavar="N",
-        help="number of processes (those of the section trainer)",
-    )
-    add("--gpu-memory", type=positive, nargs="+", default=[], metavar="GIB", help="does it fit?")
-    add("--tasks", type=positive, metavar="N", help="how many; by default the gym's are read")
-    add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")
-    return parser.parse_args(arguments)

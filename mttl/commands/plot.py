@@ -34,23 +34,46 @@ from itertools import chain
 from pathlib import Path
 
 from mttl.checkpoints.inventory_folder import inventory_folder
-from mttl.commands.name_checks import check_routing
+from mttl.commands.name_checks import check_different, check_routing
 from mttl.commands.options import (
+    POSITIVE,
     READ,
     WORK,
     WRITTEN,
+    CommandParser,
     add_adapted,
     add_source,
-    make_parser,
-    positive,
+    command,
 )
+from mttl.io.errors import ConfigError
 from mttl.io.files import write_table
-from mttl.runtime.command import make_console
+from mttl.runtime.command import make_console, say
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print and draw; return the exit status."""
-    options = parse(arguments)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_source(parser, dest="run")
+    help = "a run of another seed, whose skills are matched"
+    parser.group(READ).add_argument("--compare", metavar="RUN2", help=help)
+    add_adapted(parser)
+    add = parser.group(WORK).add_argument
+    rows = dict(POSITIVE, metavar="ROWS", nargs="?", const=32)
+    help = "compare the gradients of tasks, each of so many training rows (%(const)s)"
+    add("--gradients", **rows, help=help)
+    help = "count which experts tokens choose, on the rows of this split"
+    add("--count", choices=("dev", "test"), help=help)
+    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Print and draw."""
+    if options.adapted and (options.compare or options.gradients):
+        raise ConfigError(
+            "--adapted shows tasks that no other run has, and that the run has no rows of: leave "
+            "--compare and --gradients out"
+        )
+    check_different("--adapted", options.adapted)
     if not options.count:  # else they are made
         check_routing(options.run)
     check_routing(*filter(None, [options.compare]))
@@ -69,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         statistics_table,
     )
 
-    console, status = make_console(), make_console(stderr=True)
+    console = make_console()
     run = Path(options.run)
     if options.count:
         count_choices(run, options.count)
@@ -110,54 +133,19 @@ def main(arguments: list[str] | None = None) -> int:
     n_figures = 0
     for name, figure in figures:
         save_figure(figure, folder / name)
-        status.print(f"drawn: {name}", markup=False)
+        say(f"drawn: {name}", stderr=True)
         n_figures += 1
-    console.print(f"{n_figures} figures are in {folder}, as PNG and SVG", markup=False)
-    return 0
+    say(f"{n_figures} figures are in {folder}, as PNG and SVG")
 
 
 def count_choices(run: Path, split: str) -> None:
     """Count which experts the tokens of a run choose on the rows of a split, and write it there."""
-    from mttl.commands.routing_report.open_rows import open_rows
-    from mttl.io.errors import ConfigError
+    from mttl.commands.routing_report.read_routing import open_run
     from mttl.training.token_report import write_token_routing
 
-    module, data = open_rows(run, "--count")
+    opened = open_run(run, "leave --count out")
+    module, data = opened.module, opened.data
     if not module.model.token_layers():
         raise ConfigError(f"'{run}' routes no tokens, so there is nothing to --count")
     path = run / "plots" / "token_routing.npz"
     write_token_routing(path, module, data.evaluation_dataloader(split))
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("plot", __doc__)
-    add = parser.group(READ).add_argument
-    add_source(parser, dest="run")
-    add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
-    add_adapted(parser)
-    parser.group(WORK).add_argument(
-        "--gradients",
-        type=positive,
-        nargs="?",
-        const=32,
-        metavar="ROWS",
-        help="compare the gradients of tasks, each of so many training rows (%(const)s)",
-    )
-    parser.group(WORK).add_argument(
-        "--count",
-        choices=("dev", "test"),
-        help="count which experts tokens choose, on the rows of this split",
-    )
-    add = parser.group(WRITTEN).add_argument
-    add("--out", metavar="DIR", help="where to write (RUN/plots)")
-    options = parser.parse_args(arguments)
-    if options.adapted and options.compare:
-        parser.error("--adapted shows tasks that no other run has: leave --compare out")
-    if options.gradients and options.adapted:
-        parser.error("--gradients is of the tasks of a run: leave --adapted out")
-    if options.backbone and not options.adapted:
-        parser.error("--backbone is for adapted tasks: name them with --adapted, or leave it out")
-    if len({Path(folder).resolve() for folder in options.adapted}) < len(options.adapted):
-        parser.error("--adapted names a folder twice: name each once")
-    return options

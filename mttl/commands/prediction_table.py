@@ -1,19 +1,21 @@
 """Answer a table of questions with a run and the tasks that were adapted from it."""
 
-import os
+import hashlib
+import json
+import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.markup import escape
 from rich.table import Table
 
+from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.assembly.load_tasks import load_tasks
 from mttl.assembly.model import Built
+from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.inference.choices import check_choices
 from mttl.inference.input_table import (
     ANSWER,
@@ -26,23 +28,36 @@ from mttl.inference.input_table import (
     format_header,
     format_rows,
     guess_kind,
-    parse_answer,
     parse_rows_of,
     references_of,
     text_of,
 )
-from mttl.io.errors import ConfigError, MttlError, TaskError, nearest
-from mttl.io.files import locked, write_text
+from mttl.io import yaml12
+from mttl.io.errors import ConfigError, TaskError, nearest
+from mttl.io.files import write_text
 from mttl.io.reading import read_text
+from mttl.io.record import Record
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 from mttl.plugins import classes as plugins
-from mttl.runtime.command import make_console
-from mttl.runtime.progress_bar import counting
+from mttl.runtime.command import make_console, say
+from mttl.runtime.tables import TextTable
 from mttl.tasks.md5_sums import published_sums
 
 CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed
+
+
+class Answered(Record):
+    """The answers to consecutive questions: the new columns of each row.
+
+    Attributes:
+        job: Number of the first question, from 0.
+        rows: The columns.
+    """
+
+    job: int
+    rows: list[dict[str, Any]]
 
 
 def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
@@ -50,20 +65,18 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
 
     ``options`` are those of `mttl predict`; ``search`` replaces settings of the run's `generate`.
     Questions are read from standard input, and answers written to standard output, unless files
-    are named. A file of answers is continued where an earlier start left it. Without a format, the
-    names of the files decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
+    are named. A file of answers is written at the end; until then, what is answered stands in a
+    hidden folder next to it, and is not answered again. Without a format, the names of the files
+    decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
     """
     metric: str | None = options.metric
-    out, questions = options.out, options.questions
     if metric is not None:
         check_metric(metric, ConfigError, "--metric")
         if plugins.METRICS.is_plugin(metric):
             plugins.find_class(plugins.METRICS, metric, trusted=True)
-    if out is not None and Path(out).is_dir():
-        raise ConfigError(f"--out '{out}' is a folder: name a file")
-    place = questions or "standard input"
-    text = _text_of(questions)
-    kind = options.format or _kind_of_both(questions, out) or guess_kind(text)
+    place = options.questions or "standard input"
+    text = _text_of(options.questions)
+    kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     check_questions(rows, place)
     models, metrics = load_tasks(options.source, options.adapted, options.backbone)
@@ -80,35 +93,49 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
-    size = options.batch_size * CHUNK
-    with ExitStack() as block:
-        done: Rows = []
-        if out is not None:
-            refusal = MttlError(f"another process writes '{out}'; wait for it")
-            path = Path(out)
-            block.enter_context(locked(path.with_name(f".{path.name}.lock"), refusal))
-            done = _finished(path, rows, columns, kind, size)
-            file = block.enter_context(path.open("a", encoding="utf-8", newline=""))
-        else:
-            file = sys.stdout
-            file.write(format_header(columns, kind))
-        status = make_console(stderr=True)
-        count = block.enter_context(counting(status, "answering", len(rows), len(done)))
-        for start in range(len(done), len(rows), size):
-            part = slice(start, start + size)
-            torch.manual_seed(options.seed + start)  # the same draws where a file is continued
-            found = _answer(rows[part], names[part], choices[part], models, options, search)
-            file.write(format_rows(found, columns, kind))
-            file.flush()
-            if out is not None:
-                os.fsync(file.fileno())
-            done += found
-            count.set(len(done))
+    header, size = format_header(columns, kind), options.batch_size * CHUNK
+
+    def answer(start: int) -> Answered:
+        part = slice(start, start + size)
+        torch.manual_seed(options.seed + start)  # the same draws where a file is continued
+        found = _answer(rows[part], names[part], choices[part], models, options, search)
+        if options.out is None:
+            both = [row | own for row, own in zip(rows[part], found, strict=True)]
+            sys.stdout.write((header if start == 0 else "") + format_rows(both, columns, kind))
+            sys.stdout.flush()
+        return Answered(job=start, rows=found)
+
+    hidden = options.out and options.out.with_name(f".{options.out.name}.part")
+    results = ResumableJobs(hidden and hidden / "answers.jsonl", Answered)
+    with results.writing():
+        if hidden:
+            folders = {built.folder for built in models.values()}
+            digests = sorted(inventory_digest(folder) for folder in folders if folder)
+            questions = json.dumps([rows, names, choices]).encode()
+            settings = {
+                **{"questions": hashlib.sha256(questions).hexdigest(), "inventories": digests},
+                **{"search": dict(search), "seed": options.seed},
+                **{"rows": size, "per_token": options.per_token},
+            }
+            keep_settings(
+                hidden / "settings.yaml",
+                yaml12.dump(settings),
+                f"'{hidden}' holds answers of other questions or settings",
+                "Remove it, or name another file with --out",
+            )
+        starts, status = range(0, len(rows), size), make_console(stderr=True)
+        results.run(starts, lambda start, _: answer(start), status, doing="answering")
+        parts = sorted(results.finished.items())
+        found = [row for _, part in parts for row in part.rows]
+        done = [row | own for row, own in zip(rows, found, strict=True)]
+        if options.out is not None:
+            write_text(options.out, header + format_rows(done, columns, kind))
+    if hidden:
+        shutil.rmtree(hidden, ignore_errors=True)
     _report(rows, names, [row[ANSWER] for row in done], metrics, choices)
     if n_empty:
-        make_console(stderr=True).print(
-            f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
-        )
+        empty = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
+        say(empty, stderr=True)
 
 
 def _answer(
@@ -119,31 +146,27 @@ def _answer(
     options: Namespace,
     search: Mapping[str, Any],
 ) -> Rows:
-    """Return the rows with their answers; every model answers its own at once."""
-    found = [dict(row) for row in rows]
+    """Return the new columns of rows; every model answers its own at once."""
+    found: Rows = [{} for _ in rows]
     groups: dict[tuple[int, bool], list[int]] = {}
     for place, name in enumerate(names):
         if not name:
-            found[place] |= {ANSWER: None, UNANSWERED: "the input is empty"}
+            found[place] = {ANSWER: None, UNANSWERED: "the input is empty"}
             continue
         groups.setdefault((id(models[name]), bool(choices[place])), []).append(place)
     for (_, chooses), places in groups.items():
         model = models[names[places[0]]]
-        tasks, texts = (
-            [values[p] for p in places] for values in (names, [text_of(r, "input") for r in rows])
-        )
+        asked = [names[p] for p in places], [text_of(rows[p], "input") for p in places]
+        size = {"batch_size": options.batch_size}
         if chooses:
             given = [choices[p] for p in places]
-            chosen = model.choose(
-                tasks, texts, given, per_token=options.per_token, batch_size=options.batch_size
-            )
+            chosen = model.choose(*asked, given, per_token=options.per_token, **size)
             for place, choice in zip(places, chosen, strict=True):
                 shown = {name: round(value, 6) for name, value in choice.probabilities.items()}
-                found[place] |= {ANSWER: choice.answer, PROBABILITIES: shown}
+                found[place] = {ANSWER: choice.answer, PROBABILITIES: shown}
         else:
-            answers = model.predict(tasks, texts, batch_size=options.batch_size, **search)
-            for place, answer in zip(places, answers, strict=True):
-                found[place][ANSWER] = answer
+            for place, answer in zip(places, model.predict(*asked, **size, **search), strict=True):
+                found[place] = {ANSWER: answer}
     return found
 
 
@@ -186,69 +209,15 @@ def _check_choices(
             checked.add(kind)
 
 
-def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: int) -> Rows:
-    """Return the rows that an earlier start has answered, and remove others from the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = read_text(path, TaskError) if path.is_file() else ""
-    header, place = format_header(columns, kind), str(path)
-    advice = "Name another file with --out, or remove this one"
-    if not (text.startswith(header) or header.startswith(text)):
-        raise TaskError(f"'{path}' does not begin with the header of these answers. {advice}")
-    lines = kind == "jsonl"
-    whole = text[: text.rfind("\n") + 1]
-    done = parse_rows_of(whole, kind, place) if lines else _whole_rows(text, kind, place)
-    unfinished = len(done) < len(rows) or not text.endswith("\n")
-    kept = done[:-1] if unfinished and not lines else done  # a table's last row may be cut
-    if not kept:
-        first, rest = _begun(rows[0], columns, kind), text[len(header) :]
-        if not (first.startswith(rest) or rest.startswith(first)):
-            raise TaskError(f"'{path}' does not begin with the first question. {advice}")
-    for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
-        asked = [name for name in row if name not in (ANSWER, PROBABILITIES, UNANSWERED)]
-        other = any((old.get(name) or "") != (row[name] or "") for name in asked)
-        if other or ANSWER not in old:
-            raise TaskError(
-                f"'{path}', row {number} does not answer row {number} of the questions. {advice}"
-            )
-        old[ANSWER] = parse_answer(old[ANSWER], kind, f"{path}, row {number}")
-    if len(done) > len(rows):
-        raise TaskError(f"'{path}' holds {len(done)} answers to {len(rows)} questions. {advice}")
-    if unfinished:  # parts are answered whole
-        kept = kept[: len(kept) // size * size]
-    write_text(path, header + format_rows(kept, columns, kind))
-    return kept
-
-
-def _whole_rows(text: str, kind: str, place: str) -> Rows:
-    """Return a table's rows; where it is cut within a cell, those before that row."""
-    lines = text.split("\n")
-    for end in range(len(lines), 0, -1):
-        with suppress(TaskError):
-            return parse_rows_of("\n".join(lines[:end]), kind, place)
-    return []
-
-
-def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
-    """Return the beginning of a row's line, up to its answer."""
-    known = list(row if kind == "jsonl" else columns)
-    known = known[: known.index(ANSWER)] if ANSWER in known else known
-    line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
-    return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
-
-
-def _kind_of_both(questions: str | None, out: str | None) -> str | None:
-    kinds = [kind for kind in (_kind_of(questions), _kind_of(out)) if kind is not None]
+def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
+    endings = [Path(name).suffix.removeprefix(".") for name in (questions, out) if name]
+    kinds = [ending for ending in endings if ending in FORMATS]
     if len(set(kinds)) > 1:
         raise ConfigError(
             f"'{questions}' and --out '{out}' differ in format. Give both the same ending, or "
             "name the format of both with --format"
         )
     return kinds[0] if kinds else None
-
-
-def _kind_of(name: str | None) -> str | None:
-    ending = Path(name).suffix.removeprefix(".") if name else ""
-    return ending if ending in FORMATS else None
 
 
 def _text_of(questions: str | None) -> str:
@@ -271,7 +240,7 @@ def _report(
     """Print the score of every task whose right answers are known, and what was taken for what."""
     references = [references_of(row) for row in rows]
     console = make_console(stderr=True)
-    table = Table("task", "metric", "score (%)", "answers", title_justify="left")
+    table = TextTable(digits=1).words("task", "metric", "score (%)", "answers")
     matrices = []
     for task in dict.fromkeys(filter(None, names)):
         places = [p for p, name in enumerate(names) if name == task and references[p]]
@@ -281,24 +250,19 @@ def _report(
             metrics.get(task, "EM"), published=task in published_sums(), options=choices[places[0]]
         )
         right, found = [references[p] for p in places], [answers[p] for p in places]
-        value = score_answers(metric, found, right)
-        table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
+        table.add(task, metric, 100 * score_answers(metric, found, right), len(places))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
         if any(choices) and len(labels) <= MOST_LABELS:
             matrices.append(confusion_table(task, [each[0] for each in right], found))
-    if table.row_count:
-        console.print(table)
-    for matrix in matrices:
-        console.print(matrix)
+    for each in [table] * bool(table.row_count) + matrices:
+        console.print(each)
 
 
 def confusion_table(task: str, right: Sequence[str], found: Sequence[str]) -> Table:
     """Return how often each label was taken for each."""
     labels = sorted({*right, *found})
-    table = Table(title=f"{escape(task)}: rows are right, columns were chosen")
-    for name in ("", *labels):
-        table.add_column(escape(name), justify="right")
+    table = TextTable(f"{task}: rows are right, columns were chosen").numbers("", *labels)
     pairs = list(zip(right, found, strict=True))
     for label in labels:
-        table.add_row(escape(label), *(str(pairs.count((label, other))) for other in labels))
+        table.add(label, then=(pairs.count((label, other)) for other in labels))
     return table

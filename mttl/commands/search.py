@@ -11,22 +11,18 @@ known so far.
 """
 
 import argparse
-import sys
 
 from mttl.commands.adapt import run_jobs
-from mttl.commands.options import add_config, add_run, add_shares, make_parser
+from mttl.commands.options import CommandParser, add_config, add_run, command
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Search, write what was found and print a table; return the exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return run_jobs("search", "search", given, vars(parse(given)))
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("search", __doc__)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
     add_config(parser, required=False)
     add_run(parser, tasks="dev", out="trials (RUN/search-MODE)", required=False)
-    add_shares(parser)
-    return parser.parse_args(arguments)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Search, write what was found and print a table."""
+    run_jobs("search", "search", options)

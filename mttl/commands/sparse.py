@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
-from mttl.commands.options import READ, WORK, WRITTEN, CommandParser, make_parser
+from mttl.commands.options import READ, WORK, WRITTEN, CommandParser, add_model, command, positive
 from mttl.config.enums import SCOPES, STRUCTURES
 from mttl.io.errors import CheckpointError, ConfigError, nearest
 from mttl.io.reading import read_text, require_file
@@ -33,9 +33,55 @@ if TYPE_CHECKING:
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(LotterySettings)}
 
 
-def main(arguments: list[str] | None = None) -> int:
+# Options of the settings of `LotterySettings`.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "density": {"type": float, "help": "fraction of the weights that change (%(default)s)"},
+    "criterion": {"choices": CRITERIA, "help": "by which they are chosen (%(default)s)"},
+    "scope": {"choices": SCOPES, "help": "over all tensors, or in each (%(default)s)"},
+    "structure": {"choices": STRUCTURES, "help": "chosen as a whole (%(default)s)"},
+    "block": {"type": int, "help": "side of a block (%(default)s)"},
+    "form": {"choices": FORMS, "help": "the others stay, or become 0 (%(default)s)"},
+    "rounds": {"type": int, "help": "in which the support narrows (%(default)s)"},
+    "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
+    "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
+    "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
+    "full_steps": {"type": int, "help": "steps of the first phase (%(default)s)"},
+    "sparse_steps": {"type": int, "help": "steps of the second phase (%(default)s)"},
+    "batch_size": {"type": int, "help": "rows per step (%(default)s)"},
+    "lr": {"type": float, "help": "learning rate (%(default)s)"},
+    "sparse_lr": {"type": float, "help": "that of the second phase; --lr by default"},
+    "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
+    "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
+    "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
+    "seed": {"type": int, "help": "seed of all draws (%(default)s)"},
+}
+
+
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_model(parser)
+    read = parser.group(READ)
+    what = read.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", help="learn a task of a gym")
+    what.add_argument("--text", nargs="+", metavar="FILE", help="learn raw text, line by line")
+    add = read.add_argument
+    add("--lm", choices=("masked", "causal"), help="how a model reads, if not an encoder–decoder")
+    add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
+    add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
+    add = parser.group(WORK).add_argument
+    for name, settings in SETTINGS.items():
+        add(f"--{name.replace('_', '-')}", default=DEFAULTS[name], **settings)
+    add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
+    add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
+    add = parser.group(WRITTEN).add_argument
+    add("--out", required=True, help="file of the skill")
+    add("--save-every", type=positive, default=500, help="steps between two states (%(default)s)")
+    add("--resume", action="store_true", help="continue a run that was stopped")
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
     """Load, train in two phases, and write the skill."""
-    options = parse(arguments)
     out = Path(options.out)
     state = out.with_name(f"{out.name}.state")
     if out.exists() and not (options.resume and state.is_file()):
@@ -50,8 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.sparse.lottery_ticket import LotteryTicket
     from mttl.sparse.skill_file import SparseSkill
 
-    about = {key: value for key, value in vars(options).items() if key not in ("out", "resume")}
-    about = {key: value for key, value in about.items() if key != "save_every"}
+    apart = ("out", "resume", "save_every", "arguments")
+    about = {key: value for key, value in vars(options).items() if key not in apart}
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
     model: torch.nn.Module = load_pretrained(options.model, masked=options.lm == "masked")
@@ -76,7 +122,6 @@ def main(arguments: list[str] | None = None) -> int:
         f"{skill.n_entries:,} entries in {len(skill.changes)} tensors, {share:.2f} % of the model; "
         f"{size:,.0f} KiB in {out}"
     )
-    return 0
 
 
 def check_files(options: argparse.Namespace) -> Gym | None:
@@ -128,7 +173,8 @@ def make_objective(
         raise ConfigError(
             f"--model '{options.model}' is a masked language model: learn text with --lm masked"
         )
-    lines = [line for path in options.text for line in read_lines(Path(path))]
+    texts = [read_text(path, ConfigError) for path in options.text]
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     if not is_decoder_only(model):
         if options.lm == "causal":
             raise ConfigError("--lm causal needs a decoder-only model; leave it out")
@@ -139,19 +185,13 @@ def make_objective(
     return kind(tokenizer, lines, options.max_length)
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file that hold text."""
-    text = read_text(path, ConfigError)
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
     """Return the parameters that may change: all but norms and patterns that are frozen."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:
-        norms = {path for path, module in model.named_modules() if is_norm(module)}
-        frozen |= {name for name in names if name.rpartition(".")[0] in norms}
+        kinds = {path: type(module).__name__ for path, module in model.named_modules()}
+        frozen |= {name for name in names if kinds[name.rpartition(".")[0]].endswith("Norm")}
     for pattern in freeze:
         found = {name for name in names if fnmatchcase(name, pattern)}
         if not found:
@@ -169,68 +209,3 @@ def reads_both_ways(model: "nn.Module") -> bool:
     """Return whether a folder holds an encoder, whatever class it was loaded as."""
     architectures: Any = getattr(model.config, "architectures", None) or []
     return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)
-
-
-def is_norm(module: "nn.Module") -> bool:
-    """Return whether a module is a normalisation layer."""
-    return type(module).__name__.endswith("Norm")
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("sparse", __doc__)
-    read = parser.group(READ)
-    add = read.add_argument
-    add("--model", required=True, help="name on the hub, or a folder")
-    add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
-    what = read.add_mutually_exclusive_group(required=True)
-    what.add_argument("--task", help="learn a task of a gym")
-    what.add_argument("--text", nargs="+", metavar="FILE", help="learn raw text, line by line")
-    add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
-    add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
-    add("--prefix", action="store_true", help="put [task] before every input")
-    add("--lm", choices=("masked", "causal"), help="how a model reads, if not an encoder–decoder")
-    add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
-    add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
-    add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
-    add_settings(parser)
-    add = parser.group(WORK).add_argument
-    add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
-    add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
-    add = parser.group(WRITTEN).add_argument
-    add("--out", required=True, help="file of the skill")
-    add("--save-every", type=int, default=500, help="steps between two states (%(default)s)")
-    add("--resume", action="store_true", help="continue a run that was stopped")
-    options = parser.parse_args(arguments)
-    if options.save_every < 1:
-        parser.error(f"--save-every ({options.save_every}) must be at least 1")
-    return options
-
-
-def add_settings(parser: CommandParser) -> None:
-    """Add an option for each setting of `LotterySettings`."""
-    given: dict[str, dict[str, Any]] = {
-        "density": {"type": float, "help": "fraction of the weights that change (%(default)s)"},
-        "criterion": {"choices": CRITERIA, "help": "by which they are chosen (%(default)s)"},
-        "scope": {"choices": SCOPES, "help": "over all tensors, or in each (%(default)s)"},
-        "structure": {"choices": STRUCTURES, "help": "chosen as a whole (%(default)s)"},
-        "block": {"type": int, "help": "side of a block (%(default)s)"},
-        "form": {"choices": FORMS, "help": "the others stay, or become 0 (%(default)s)"},
-        "rounds": {"type": int, "help": "in which the support narrows (%(default)s)"},
-        "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
-        "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
-        "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
-        "full_steps": {"type": int, "help": "steps of the first phase (%(default)s)"},
-        "sparse_steps": {"type": int, "help": "steps of the second phase (%(default)s)"},
-        "batch_size": {"type": int, "help": "rows per step (%(default)s)"},
-        "lr": {"type": float, "help": "learning rate (%(default)s)"},
-        "sparse_lr": {"type": float, "help": "that of the second phase; --lr by default"},
-        "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
-        "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
-        "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
-        "seed": {"type": int, "help": "seed of all draws (%(default)s)"},
-    }
-    for name, settings in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.group(WORK).add_argument(flag, default=DEFAULTS[name], **settings)

@@ -7,12 +7,19 @@ mttl train -c babyai.yaml
 
 import argparse
 
-from mttl.commands.options import WORK, add_config, make_parser
+from mttl.commands.options import WORK, CommandParser, add_config, command
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train, score and save; return the exit status."""
-    options = parse(arguments)
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_config(parser)
+    help = "continue the interrupted run of this name"
+    parser.group(WORK).add_argument("--resume", action="store_true", help=help)
+
+
+@command(declare)
+def main(options: argparse.Namespace) -> None:
+    """Train, score and save."""
     from mttl.commands.name_checks import check_training
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
@@ -20,14 +27,3 @@ def main(arguments: list[str] | None = None) -> int:
     config = load_any_config(options.config, options.override)
     check_training(config, resume=options.resume)
     world_of(config).run("training", config, resume=options.resume)
-    return 0
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = make_parser("train", __doc__)
-    add_config(parser)
-    parser.group(WORK).add_argument(
-        "--resume", action="store_true", help="continue the interrupted run of this name"
-    )
-    return parser.parse_args(arguments)

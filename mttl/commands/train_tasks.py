@@ -1,7 +1,7 @@
 """Train an inventory of skills and a router jointly over many text-to-text tasks."""
 
 import datetime
-from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -13,7 +13,7 @@ from mttl.assembly.build_backbone import (
     places_of,
 )
 from mttl.assembly.factor_table import with_factors
-from mttl.assembly.model import Built, build_model, inventory_settings
+from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_folder import (
     RunFolder,
@@ -37,7 +37,6 @@ from mttl.models.backbone import is_decoder_only
 from mttl.moe.expert_parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
-from mttl.tasks.folder import Gym
 from mttl.tasks.partition import select_tasks
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.loggers.show import close_loggers, open_loggers, show_answers
@@ -54,16 +53,6 @@ from mttl.training.report import (
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
-
-
-def check_rows(
-    gym: Gym, tasks: Sequence[str], splits: Sequence[str], samples: Sequence[int]
-) -> None:
-    """Read the rows that will be scored, so that a malformed file is found before training."""
-    for split in splits:
-        for task in tasks:
-            for sample in samples:
-                gym.rows(task, split, sample)
 
 
 def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
@@ -91,7 +80,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     gym = open_gym(config.data)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
-    check_rows(gym, tasks, config.data.evaluate, config.data.samples)
+    for scored in product(tasks, config.data.evaluate, config.data.samples):
+        gym.rows(*scored)  # a malformed file is found before training
     options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
@@ -106,7 +96,12 @@ def train(config: Config, *, resume: bool = False) -> None:
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)
-    data = build_data(config, gym, built)
+    cache = config.data.cache_dir or str(Path(config.run.dir) / ".cache")
+    data = TextToTextDataModule(
+        *(gym, tasks, built.tokenizer, config.data.model_copy(update={"cache_dir": cache})),
+        decoder_only=is_decoder_only(built.model.backbone),
+        seed=config.run.seed,
+    )
     step = step_to_start_from(folder, text, resume=resume)
     kind = TextToTextModule if config.optim.meta is None else MetaModule
     module = kind(
@@ -124,18 +119,14 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
-    trainer.fit(
-        module,
-        datamodule=data,
-        ckpt_path=folder.last if step else None,
-        weights_only=True,
-    )
+    start = folder.last if step else None
+    trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
 
     # Results: scores, baselines, answers, and the inventory.
     if folder.best.is_file():  # there is none where nothing was validated
-        scored = module.load_weights(folder.best)
+        best = module.load_weights(folder.best)
         if trainer.is_global_zero:
-            console.print(f"Step {scored} did best on the development rows: its weights are kept.")
+            console.print(f"Step {best} did best on the development rows: its weights are kept.")
     results, baselines = [], {}
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
@@ -150,20 +141,13 @@ def train(config: Config, *, resume: bool = False) -> None:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)
     if trainer.is_global_zero or is_sharded(built.model):  # parts are put together by all
+        shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
         save_inventory(
-            folder.skills,
-            built.model,
-            tasks,
+            *(folder.skills, built.model, tasks),
             backbone_name=backbone_name(config.backbone),
             # Random weights come from nowhere else, frozen or not.
             backbone_trained=bool(config.backbone.train) or config.backbone.kind == "random",
-            settings=inventory_settings(
-                config,
-                {task: gym.description(task) for task in tasks}
-                if config.data.descriptions
-                else None,
-                options,
-            ),
+            settings=inventory_settings(config, shown or None, options),
             places=places_of(config.backbone),
         )
         if groups := built.attachment.groups:
@@ -181,16 +165,3 @@ def train(config: Config, *, resume: bool = False) -> None:
         check_still_there(folder)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)
-
-
-def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
-    """Return the batches that the section ``data`` describes."""
-    cache = config.data.cache_dir or str(Path(config.run.dir) / ".cache")
-    return TextToTextDataModule(
-        gym,
-        built.tasks,
-        built.tokenizer,
-        config.data.model_copy(update={"cache_dir": cache}),
-        decoder_only=is_decoder_only(built.model.backbone),
-        seed=config.run.seed,
-    )

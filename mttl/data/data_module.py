@@ -152,12 +152,15 @@ class TextToTextDataModule(pl.LightningDataModule):
         split = self.data.validation
         return [] if split == "none" else self.evaluation_dataloader(split)
 
-    def evaluation_dataloader(self, split: str) -> DataLoader:
+    def evaluation_dataloader(self, split: str, tasks: Sequence[int] | None = None) -> DataLoader:
         """Return every row of `train`, `dev` or `test` once, for scoring; see `EvalCollator`.
 
-        Test files that are copies across samples are read once, with the first sample.
+        Test files that are copies across samples are read once, with the first sample. Tasks are
+        all by default.
         """
         rows = self.prepared(split)
+        if tasks is not None:
+            rows = pick(rows, np.flatnonzero(np.isin(numbers_of(rows, "task_id"), tasks)))
         batches = evaluation_batches(
             lengths_of(rows, "input_ids"),
             batch_size=self.data.eval_batch_size,

@@ -125,12 +125,6 @@ def _cell(value: Any, column: str, kind: str) -> str:
     return value if isinstance(value, str) and not quoted else json.dumps(value, ensure_ascii=False)
 
 
-def parse_answer(cell: Any, kind: str, place: str) -> Any:
-    """Return an answer that `format_rows` has written."""
-    quoted = kind == "tsv" and cell[:1] == '"'
-    return parse_json(cell, place, TaskError) if quoted else cell
-
-
 def format_header(columns: Sequence[str], kind: str) -> str:
     """Return the header of a table; JSONL has none."""
     header = {column: column for column in columns}

@@ -49,17 +49,10 @@ class StopRequested(Exception):
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
-    """Return ``" Did you mean 'a' or 'b'?"`` for the options closest to ``name``, or ``""``.
-
-    Args:
-        name: The unknown name.
-        options: Known names.
-        n: Largest number of suggestions.
-    """
-    close = difflib.get_close_matches(name, [str(option) for option in options], n=n, cutoff=0.5)
-    if not close:
-        return ""
-    return " Did you mean " + " or ".join(f"'{option}'" for option in close) + "?"
+    """Return ``" Did you mean 'a' or 'b'?"`` for the options closest to a name, or ``""``."""
+    close = difflib.get_close_matches(name, map(str, options), n=n, cutoff=0.5)
+    named = " or ".join(f"'{option}'" for option in close)
+    return f" Did you mean {named}?" if close else ""
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
@@ -74,11 +67,7 @@ def grouped(causes: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def require_at_least(least: int, **values: float | None) -> None:
-    """Refuse numbers below a bound; None passes.
-
-    Raises:
-        ValueError: If one is.
-    """
+    """Raise a `ValueError` for numbers below a bound; None passes."""
     must = f"be at least {least}" if least else "not be negative"
     for name, value in values.items():
         if value is not None and not value >= least:
@@ -86,22 +75,14 @@ def require_at_least(least: int, **values: float | None) -> None:
 
 
 def require_positive(**values: float) -> None:
-    """Refuse numbers that are not above 0.
-
-    Raises:
-        ValueError: If one is not.
-    """
+    """Raise a `ValueError` for numbers that are not above 0."""
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name} ({value}) must be positive")
 
 
 def require_one_of(choices: Collection[str], **values: str) -> None:
-    """Refuse words that are not among the choices.
-
-    Raises:
-        ValueError: If one is not.
-    """
+    """Raise a `ValueError` for words that are not among the choices."""
     for name, value in values.items():
         if value not in choices:
             raise ValueError(f"{name} ('{value}') must be one of {', '.join(choices)}")

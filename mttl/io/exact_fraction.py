@@ -4,12 +4,8 @@ from fractions import Fraction
 
 
 def exact_fraction(share: float, n: int) -> Fraction:
-    """Return the exact product of a fraction and a number.
+    """Return the exact product of a finite fraction and a whole number.
 
     A float counts as the shortest decimal that it prints as, which is what the user wrote.
-
-    Args:
-        share: A finite fraction.
-        n: The whole number.
     """
     return Fraction(str(share)) * n

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path next to ``path`` that takes its name once the block has succeeded.
 
     The content is flushed to the disk before the rename, so that after a crash the file is the old
-    one or the new one. After an error nothing is left behind.
-
-    Args:
-        path: The file to write; missing parent folders are made.
-
-    Yields:
-        Where to write.
+    one or the new one. After an error nothing is left behind. Missing parent folders are made.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -53,15 +47,8 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
     Its files are flushed first. After an error nothing is left behind.
 
-    Args:
-        path: The folder to make; missing parent folders are made.
-        replace: Replace an earlier folder.
-
-    Yields:
-        Where to write.
-
     Raises:
-        FileExistsError: If ``path`` exists, unless it is an empty folder or may be replaced.
+        FileExistsError: If ``path`` exists, unless it is an empty folder, or is to be replaced.
     """
     target = Path(path)
     if target.is_file() or (not replace and target.is_dir() and any(target.iterdir())):
@@ -138,27 +125,16 @@ def locked(
         lock.release()
 
 
-def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Call ``write`` with a temporary path and give the result the name ``path``."""
-    with atomic_path(path) as temporary:
-        write(temporary)
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text atomically."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_table(
     path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write a CSV file atomically.
-
-    Args:
-        path: The file.
-        columns: Names of its columns.
-        rows: Values by column; where one is missing, the cell is empty.
-    """
+    """Write a CSV file atomically; where a row lacks a column, its cell is empty."""
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -166,12 +142,7 @@ def write_table(
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """Add a line to a file and flush it to the disk; a line before it that was cut off is dropped.
-
-    Args:
-        path: The file; it is made where it is missing.
-        line: The line, without its end.
-    """
+    """Add a line to a file and flush it to the disk; a line that was cut off is dropped."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     drop_cut_line(path)
     with Path(path).open("ab") as file:
@@ -181,11 +152,7 @@ def append_line(path: str | Path, line: str) -> None:
 
 
 def drop_cut_line(path: str | Path) -> None:
-    """Drop what follows the last line end of a file, as a killed process leaves it.
-
-    Args:
-        path: The file; it need not exist.
-    """
+    """Drop what follows the last line end of a file, if there is one: a killed process."""
     if Path(path).is_file():
         with Path(path).open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,6 +1,7 @@
 """Reading text, JSON and tables: what is wrong with a file is an error that names the file.
 
-For all functions, `error` is the class that they raise, and `place` says where a text is from.
+For all functions, `error` is the class of `MttlError` that they raise for a missing file or wrong
+content, and `place` says where a text is from.
 """
 
 import csv
@@ -21,11 +22,7 @@ _KINDS = {dict: "an object", list: "a list"}
 
 
 def require_file(path: str | Path, error: type[MttlError]) -> int:
-    """Return the size of a file.
-
-    Raises:
-        MttlError: Of the given class, if there is no such file, or it is a folder.
-    """
+    """Return the size of a file; a folder is not one."""
     if not Path(path).exists():
         raise error(f"'{path}' does not exist: check the name, or copy the file there")
     if Path(path).is_dir():
@@ -34,11 +31,7 @@ def require_file(path: str | Path, error: type[MttlError]) -> int:
 
 
 def read_bytes(path: str | Path, error: type[MttlError]) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        MttlError: Of the given class, if it cannot be read.
-    """
+    """Return the content of a file."""
     require_file(path, error)
     try:
         return Path(path).read_bytes()
@@ -47,22 +40,14 @@ def read_bytes(path: str | Path, error: type[MttlError]) -> bytes:
 
 
 def file_sha256(path: Path, error: type[MttlError]) -> str:
-    """Return the SHA-256 of a file of any size.
-
-    Raises:
-        MttlError: Of the given class, if it does not exist.
-    """
+    """Return the SHA-256 of a file of any size."""
     require_file(path, error)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: str | Path, error: type[MttlError]) -> str:
-    """Return the text of a file, without a byte order mark.
-
-    Raises:
-        MttlError: Of the given class, if it cannot be read or is not UTF-8.
-    """
+    """Return the text of a file in UTF-8, without a byte order mark."""
     data = read_bytes(path, error)
     try:
         return data.decode("utf-8-sig")
@@ -74,23 +59,14 @@ def read_text(path: str | Path, error: type[MttlError]) -> str:
 
 
 def read_json(path: str | Path, error: type[MttlError], kind: type | None = None) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        MttlError: As for `read_text` and `parse_json`.
-    """
+    """Return the content of a JSON file; see `parse_json`."""
     return parse_json(read_text(path, error), str(path), error, kind)
 
 
 def parse_json(
     text: str | bytes, place: str, error: type[MttlError], kind: type | None = None
 ) -> Any:
-    """Return the value of JSON text.
-
-    Raises:
-        MttlError: Of the given class, if it is not JSON, a key is repeated, a number is not
-            finite, or the value is not of the type ``kind``.
-    """
+    """Return the value of JSON text, of the type ``kind``, without repeated keys or NaN."""
     try:
         value = json.loads(text, **JSON_RULES)
     except json.JSONDecodeError as cause:
@@ -109,12 +85,7 @@ def parse_json(
 def read_table(
     path: str | Path, error: type[MttlError], columns: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """Return the rows of a CSV file with a header, by column.
-
-    Raises:
-        MttlError: Of the given class, as for `read_text`, or if a row has more or fewer cells than
-            the header, or a column is missing or repeated.
-    """
+    """Return the rows of a CSV file with a header, by column; see `table_rows`."""
     return [row for _, row in table_rows(read_text(path, error), str(path), error, columns)]
 
 
@@ -128,7 +99,7 @@ def table_rows(
     delimiter: str = ",",
     advice: str = "Copy the file again",
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read the rows of a table one by one; blank lines are skipped.
+    """Read the rows of a table one by one; blank lines are skipped, ragged rows are errors.
 
     Args:
         lines: The text, or its lines with their ends.
@@ -141,9 +112,6 @@ def table_rows(
 
     Yields:
         The number of a row's last line, and its cells by column.
-
-    Raises:
-        MttlError: Of the given class, as for `read_table`.
     """
     if isinstance(lines, str):
         lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
@@ -184,11 +152,7 @@ def _csv_cells(
 
 
 def to_number(text: str, place: str, error: type[MttlError]) -> float:
-    """Return the number in a cell of a table, which may be NaN.
-
-    Raises:
-        MttlError: Of the given class, if it is not a number, or infinite.
-    """
+    """Return the number in a cell of a table, which may be NaN but not infinite."""
     try:
         value = float(text)
     except ValueError:
@@ -199,11 +163,7 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
 
 
 def check_name(name: Any, place: str, error: type[MttlError]) -> str:
-    """Return a name that can be used in tables and file names.
-
-    Raises:
-        MttlError: Of the given class, if it is not a text, empty, or not printable.
-    """
+    """Return a name that can be used in tables and file names."""
     try:
         return printable(name)
     except ValueError as cause:

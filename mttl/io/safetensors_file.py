@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mttl.io.files import write_atomic
+from mttl.io.files import atomic_path
 
 _REFUSAL = re.compile(r"\(os error (\d+)\)")
 
@@ -17,23 +17,17 @@ _REFUSAL = re.compile(r"\(os error (\d+)\)")
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors by name.
-
-    Args:
-        path: The file.
-        tensors: Tensors that do not share memory.
-        metadata: Texts of the header.
+    """Write tensors that do not share memory, by name, and texts of the header.
 
     Raises:
         OSError: If the disk refuses; the error of the library names no file.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    given = None if metadata is None else dict(metadata)
     try:
-        write_atomic(path, lambda temporary: save_file(contiguous, temporary, given))
+        with atomic_path(path) as temporary:
+            save_file(contiguous, temporary, None if metadata is None else dict(metadata))
     except SafetensorError as error:
-        refusal = _REFUSAL.search(str(error))
-        if refusal is None:
+        if (refusal := _REFUSAL.search(str(error))) is None:
             raise
         number = int(refusal[1])
         raise OSError(number, os.strerror(number), str(path)) from error

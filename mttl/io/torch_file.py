@@ -11,7 +11,7 @@ from mttl.io.reading import reason, require_file
 
 
 def load_torch(path: str | Path, advice: str) -> Any:
-    """Read a file of `torch.save` on the CPU; no code of the file runs, and damage is an error.
+    """Read a file of `torch.save` on the CPU; no code of the file runs.
 
     Args:
         path: The file.
@@ -29,9 +29,7 @@ def load_torch(path: str | Path, advice: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        text = reason(error)
-        if "Weights only load failed" in text or "weights_only" in text:
+        state = f"is damaged ({reason(error)})"
+        if "Weights only load failed" in state or "weights_only" in state:
             state = "asks for more than tensors and plain data, which could run any program"
-        else:
-            state = f"is damaged ({text})"
         raise CheckpointError(f"'{path}' {state}. {advice}") from error

@@ -61,15 +61,7 @@ def _parsed(text: str) -> Any:
 
 
 def read_yaml(path: str | Path, error: type[MttlError]) -> Any:
-    """Return the tree of a YAML file.
-
-    Args:
-        path: The file, in UTF-8.
-        error: Class of the errors.
-
-    Raises:
-        MttlError: Of the given class, if it cannot be read or `parse` refuses it.
-    """
+    """Return the tree of a YAML file; an error of the given class says what is wrong with it."""
     text = read_text(path, error)
     try:
         return parse(text)

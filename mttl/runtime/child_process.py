@@ -44,11 +44,9 @@ def note_launcher() -> None:
 def follow_launcher(end: Callable[[str], object]) -> None:
     """End this process of a training on one machine when the process that started it is gone.
 
-    A thread checks once a second until `forget_launcher`: Lightning starts processes without
-    `with_parent`, and collectives wait half an hour for a lost process.
-
-    Args:
-        end: Callback with the reason.
+    A thread checks once a second until `forget_launcher`, and calls ``end`` with the reason:
+    Lightning starts processes without `with_parent`, and collectives wait half an hour for a lost
+    process.
     """
     launcher = os.environ.get(LAUNCHER)
     others = [name for name in _OTHER_LAUNCHERS if name in os.environ]
@@ -73,11 +71,7 @@ def forget_launcher() -> None:
 
 
 def end_process(reason: str) -> NoReturn:
-    """End this process with status 1 from any thread.
-
-    Args:
-        reason: Reason of the end, for the message.
-    """
+    """End this process with status 1 from any thread, with the reason in the message."""
     message = f"error: {reason}. This process ends too. Continue the run with --resume\n"
     os.write(2, message.encode())
     os._exit(1)

@@ -81,78 +81,67 @@ def run_command(main: Callable[[], int]) -> int:
         # By default SIGTERM ends a process on the spot, and its workers would live on.
         with handling(_leave, [signal.SIGTERM]):
             return main()
-    except MttlError as error:
-        console.print(f"error: {error}", markup=False)
-        return USER_MISTAKE
     except StopRequested as stop:
         console.print(str(stop), markup=False)
         return INTERRUPTED if stop.number == signal.SIGINT else FAULT
     except KeyboardInterrupt:
         console.print("interrupted")
         return INTERRUPTED
-    except OSError as error:
+    except Exception as error:
+        status, text = _explain(error)
+        console.print(f"error: {text}", markup=False)
+        return status
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    """Return the exit status of an error and its message; the traceback of a fault is in a file."""
+    if isinstance(error, MttlError):
+        return USER_MISTAKE, str(error)
+    if isinstance(error, OSError):
         named = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
         if named and not Path(error.filename).parent.is_dir():
-            console.print(f"error: the folder of '{error.filename}' is gone", markup=False)
-            return USER_MISTAKE
-        if error.errno not in UNWRITABLE:
-            return _fault(console, error)
-        where = f" '{error.filename}'" if error.filename else ""
-        advice = UNWRITABLE[error.errno]
-        console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
-        return USER_MISTAKE
-    except Exception as error:
-        if any(word in str(error) for word in _LOST_PROCESS):
-            console.print(
-                "error: another process of this command ended; its message is above, or in the log "
-                "of its machine. Continue with --resume once the cause is fixed",
-                markup=False,
-            )
-            return FAULT
-        return _fault(console, error)
-
-
-def _fault(console: Console, error: Exception) -> int:
-    """Report a fault in one line, and write the traceback to a file."""
+            return USER_MISTAKE, f"the folder of '{error.filename}' is gone"
+        if error.errno in UNWRITABLE:
+            where = f" '{error.filename}'" if error.filename else ""
+            advice = UNWRITABLE[error.errno]
+            return USER_MISTAKE, f"cannot write{where}: {error.strerror}{advice}"
+    elif any(word in str(error) for word in _LOST_PROCESS):
+        return FAULT, (
+            "another process of this command ended; its message is above, or in the log of its "
+            "machine. Continue with --resume once the cause is fixed"
+        )
     lines = "".join(traceback.format_exception(error))
     try:
         handle, name = tempfile.mkstemp(prefix="mttl-fault-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{' '.join(sys.argv)}\n\n{lines}")
+        kept = f"the traceback is in '{name}'"
     except OSError:
-        console.print(lines, markup=False)
-        name = "above"
-    kept = f"the traceback is in '{name}'"
-    own = raised_in_plugin(error)
-    if own is not None:
-        console.print(f"error: {own}; {kept}", markup=False)
-        return USER_MISTAKE
-    console.print(
-        f"error: {type(error).__name__}: {reason(error)}. This is a fault of the program, or a "
-        f"damaged file that it does not recognise; {kept}",
-        markup=False,
+        say(lines, stderr=True)
+        kept = "the traceback is above"
+    if (own := raised_in_plugin(error)) is not None:
+        return USER_MISTAKE, f"{own}; {kept}"
+    return FAULT, (
+        f"{type(error).__name__}: {reason(error)}. This is a fault of the program, or a damaged "
+        f"file that it does not recognise; {kept}"
     )
-    return FAULT
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return the console of a command; lines in a file may be longer than those of a terminal.
-
-    Args:
-        stderr: Print to standard error.
-    """
+    """Return the console of a command; lines in a file may be longer than those of a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else FILE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=stderr)
 
 
+def say(text: str, *, stderr: bool = False) -> None:
+    """Print a text as it is."""
+    make_console(stderr=stderr).print(text, markup=False)
+
+
 @contextmanager
 def only_warnings(name: str) -> Iterator[None]:
-    """Set a logger to WARNING; context manager or decorator.
-
-    Args:
-        name: Name of the logger; includes the loggers below it.
-    """
+    """Set a logger and those below it to WARNING; context manager or decorator."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.WARNING)

@@ -8,11 +8,7 @@ if TYPE_CHECKING:
 
 
 def device_of(number: int = 1) -> "torch.device":
-    """Return the GPU of one of several parts of a job, or the CPU where there is no GPU.
-
-    Args:
-        number: Number of the part, from 1; parts beyond the number of GPUs share them.
-    """
+    """Return the GPU of one of several parts of a job, from 1; the CPU where there is no GPU."""
     import torch
 
     count = _gpu_count()
@@ -22,8 +18,7 @@ def device_of(number: int = 1) -> "torch.device":
 def gpu_environment(number: int) -> dict[str, str]:
     """Return the environment variable that restricts a process to one GPU; empty without a GPU.
 
-    Args:
-        number: Number of the process, from 1; processes beyond the number of GPUs share them.
+    Processes have numbers from 1; those beyond the number of GPUs share them.
     """
     count = _gpu_count()
     if not count:

@@ -38,13 +38,6 @@ def missing_libraries(*names: str) -> list[str]:
 
 
 def check_libraries(*names: str) -> None:
-    """Check that optional libraries are installed.
-
-    Args:
-        names: Names of their packages.
-
-    Raises:
-        MttlError: If one is missing; the message says how to install it.
-    """
+    """Refuse to go on without optional libraries; the message says how to install them."""
     if missing := " ".join(missing_libraries(*names)):
         raise MttlError(f"{missing} must be installed: pip install {missing}")

@@ -21,14 +21,10 @@ SECONDS_BETWEEN_LOSSES = 0.2
 
 
 def counting_bar(console: Console, *more: ProgressColumn, live: bool = True) -> Progress:
-    """Return a bar with a description, the count and the remaining time.
+    """Return a bar with a description, the count, the remaining time and ``more`` columns.
 
-    It is removed at its end, and hidden if the console is a file.
-
-    Args:
-        console: Console that shows it.
-        *more: Further columns.
-        live: Whether it is shown at all; the work may have a bar of its own.
+    It is removed at its end, and hidden if the console is a file, or unless it is ``live``: the
+    work may have a bar of its own.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -43,15 +39,7 @@ def counting_bar(console: Console, *more: ProgressColumn, live: bool = True) -> 
 
 
 class Count:
-    """The count of a work; in a log file it prints a line with the time left now and then.
-
-    Args:
-        console: Console that shows it.
-        bar: The bar.
-        name: What is done.
-        total: How much there is to do.
-        done: How much was done before.
-    """
+    """The count of a work; in a log file it prints a line with the time left now and then."""
 
     def __init__(self, console: Console, bar: Progress, name: str, total: int, done: int) -> None:
         self.done, self.total, self.name = done, total, name
@@ -75,7 +63,7 @@ class Count:
 
     @property
     def left(self) -> str:
-        """The end of a line that says how long the rest will take."""
+        """The end of a line that says how long the rest takes; empty at the start and the end."""
         remaining, seconds = self.total - self.done, time.monotonic() - self._started
         return time_left(self.done - self._begun_at, remaining, seconds) if remaining else ""
 
@@ -90,11 +78,5 @@ def counting(
 
 
 def time_left(done: float, remaining: float, seconds: float) -> str:
-    """Return the end of a line that says how long it will take; nothing before the first step.
-
-    Args:
-        done: Steps since the start.
-        remaining: Steps to go.
-        seconds: Time since the start, validations included.
-    """
+    """Return the end of a line that says how long the remaining steps take, after those done."""
     return f", about {remaining * seconds / done:.0f} s left" if done else ""

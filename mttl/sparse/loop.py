@@ -12,7 +12,7 @@ from rich.progress import TextColumn
 
 from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.io.errors import ConfigError, StopRequested
-from mttl.io.files import write_atomic
+from mttl.io.files import atomic_path
 from mttl.io.torch_file import load_torch
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
 from mttl.runtime.stop_signals import StopRequest, handling
@@ -88,7 +88,8 @@ def run_steps(
 def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write a state, whole or not at all; only this program reads it."""
     content = {"settings": settings, "state": state}
-    write_atomic(path, lambda temporary: torch.save(content, temporary))
+    with atomic_path(path) as temporary:
+        torch.save(content, temporary)
 
 
 def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:

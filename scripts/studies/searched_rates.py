@@ -6,7 +6,6 @@ They are searched on development tasks, which are neither trained nor unseen.
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 from functools import cached_property
 
 from mttl.commands.comparison.comparison_folder import FOLD_SEED, MethodComparison
@@ -42,7 +41,7 @@ class SearchedRates(MethodComparison):
                 )
             dev = rng.sample(list(following), N_DEV)
             train = tuple(task for task in own.train if task not in dev)
-            made.append(replace(own, train=train, dev=tuple(dev)))
+            made.append(own.model_copy(update={"train": train, "dev": tuple(dev)}))
         return made
 
     def check(self, plans: list[Plan]) -> None:
@@ -63,8 +62,10 @@ class SearchedRates(MethodComparison):
         trains = "adapt.mode=zero_shot" not in variant.settings
         return [*([f"search-{variant.name}"] if trains else []), *super().stages(variant)]
 
-    def command(self, item: Plan, variant: AdaptationVariant, stage: str) -> list[str]:
-        """Return the command of a stage of adaptation."""
+    def command(self, item: Plan, variant: AdaptationVariant | None, stage: str) -> list[str]:
+        """Return the command of a stage of adaptation, or of training without a variant."""
+        if variant is None:
+            return super().command(item, variant, stage)
         if stage.startswith("adapt-"):
             return [*super().command(item, variant, stage), *self.rates(item, variant)]
         run, given, files = (

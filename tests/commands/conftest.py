@@ -1,12 +1,14 @@
-"""Comparisons whose commands run in this process, and runs to draw."""
+"""Comparisons whose commands run in this process, runs to draw, and mistakes of a user."""
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from helpers.routing_runs import write_run  # noqa: F401
 from mttl.__main__ import main
+from mttl.runtime.command import USER_MISTAKE, run_command
 
 
 @pytest.fixture
@@ -23,3 +25,21 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(stages.Processes, "run", run)
     return given
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command, which must end as a mistake of the user does; return the message in a line."""
+
+    def run(command: Callable[[list[str]], int], *words: object) -> str:
+        capsys.readouterr()
+        try:
+            status = run_command(lambda: command([str(word) for word in words]))
+        except SystemExit as ended:  # by the parser of the command line
+            status = ended.code
+        error = capsys.readouterr().err
+        assert status == USER_MISTAKE, error
+        assert "Traceback" not in error
+        return " ".join(error.split())
+
+    return run

@@ -24,7 +24,7 @@ from mttl.runtime.command import run_command
 
 Capture = pytest.CaptureFixture[str]
 SHORT = ("trainer.max_steps=3", "trainer.val_check_interval=3", "data.evaluate=[]")
-OPEN_ROWS = "mttl.commands.routing_report.open_rows"
+READING = "mttl.commands.routing_report.read_routing"
 
 
 def ablate(*arguments: object) -> int:
@@ -155,19 +155,16 @@ def test_weights_are_as_before_outside_of_the_block() -> None:
         assert not alone(ids[:1]).any()
 
 
-def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, capsys) -> None:
-    def refused() -> str:
-        assert ablate(run, "--out", tmp_path) == 2
-        return " ".join(capsys.readouterr().err.split())
-
+def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, refused) -> None:
+    given = (SCRIPT.main, run, "--out", tmp_path)
     built, config = load_run(run), load_any_config([str(run / "config.yaml")])
-    monkeypatch.setattr("mttl.commands.ablate_skills.load_run", lambda *_, **__: built)
+    monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
     for section, message in (
         ({"skills": NoSkills(kind="none")}, "there are no skills that tasks mix"),
         ({"aggregation": Fusion(kind="fusion", source="x")}, "token mixes skills by attention"),
     ):
         other = config.model_copy(update=section)
-        monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, found=other, **__: found)
-        assert message in refused()
-    monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, **__: None)
-    assert "has no config.yaml of a training on text" in refused()
+        monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, found=other, **__: found)
+        assert message in refused(*given)
+    monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, **__: None)
+    assert "has no config.yaml of a training on text" in refused(*given)

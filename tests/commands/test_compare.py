@@ -21,7 +21,6 @@ from helpers.gyms import TASKS, write_config, write_gym
 from mttl.commands import compare as SCRIPT
 from mttl.config.load import load_config
 from mttl.io.files import locked
-from mttl.runtime.command import USER_MISTAKE, run_command
 
 STAGES = importlib.import_module("mttl.commands.comparison.stages")
 TABLES = importlib.import_module("mttl.commands.comparison.tables")
@@ -103,20 +102,19 @@ def test_tasks_of_the_training_need_no_score(config, tmp_path, commands) -> None
     assert len(commands) == 4
 
 
-def test_another_budget_or_configuration_is_refused(config, tmp_path, commands, capsys) -> None:
+def test_another_budget_or_configuration_is_refused(config, tmp_path, commands, refused) -> None:
     given = ("--methods", "polytropon", "--modes", "--seeds", "13")
     assert compare(config, tmp_path / "out", *given) == 0
-    more = (*given, "--adapt-steps", "2")
-    assert run_command(lambda: compare(config, tmp_path / "out", *more)) == USER_MISTAKE
-    assert "adapt_steps (1 before, 2 now)" in " ".join(capsys.readouterr().err.split())
+    again = (SCRIPT.main, "-c", config, "--out", tmp_path / "out", *BUDGET, *given)
+    assert "adapt_steps (1 before, 2 now)" in refused(*again, "--adapt-steps", "2")
     config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
-    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
-    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
+    assert "skills.rank (2 before, 3 now)" in refused(*again)
 
 
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     with pytest.raises(METHODS.MttlError, match="must contain polytropon"):
         compare(config, tmp_path / "out", "--methods", "shared")
+    matrix = ("-k", "data.expert_matrix=router/expert_grid.csv")
     for given, message in (
         (("-k", "adapt.lrr=1"), r"adapt\.lrr"),
         (("-k", "adapt.max_steps=7"), r"adapt\.max_steps is set by .* \(--adapt-steps\)"),
@@ -128,16 +126,7 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
         (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
         (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
-        (
-            (
-                "--methods",
-                "polytropon",
-                "expert",
-                "-k",
-                "data.expert_matrix=router/expert_grid.csv",
-            ),
-            "no row for the task 'reverse'",
-        ),
+        (("--methods", "polytropon", "expert", *matrix), "no row for the task 'reverse'"),
     ):
         with pytest.raises(METHODS.MttlError, match=message):
             compare(config, tmp_path / "out", "--methods", "polytropon", *given)
@@ -148,14 +137,13 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_two_comparisons_do_not_share_a_folder(config, tmp_path, capsys) -> None:
+def test_two_comparisons_do_not_share_a_folder(config, tmp_path, refused) -> None:
+    given = ("-c", config, "--out", tmp_path / "out", *BUDGET, "--methods", "polytropon")
     with locked(tmp_path / "out" / ".lock"):
-        given = ("--methods", "polytropon")
-        assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
-    assert "another comparison is at work" in " ".join(capsys.readouterr().err.split())
+        assert "another comparison is at work" in refused(SCRIPT.main, *given)
 
 
-def test_rows_that_changed_are_refused(config, tmp_path, commands, capsys) -> None:
+def test_rows_that_changed_are_refused(config, tmp_path, commands, refused) -> None:
     """Development rows have changed: a method that is added would be compared on other rows."""
     given = ("--modes", "--seeds", "13", "--methods")
     assert compare(config, tmp_path / "out", *given, "polytropon") == 0
@@ -163,15 +151,12 @@ def test_rows_that_changed_are_refused(config, tmp_path, commands, capsys) -> No
     for path in (tmp_path / "gym" / task).glob("*_dev.tsv"):
         path.write_text("cab\tcab\n")
     known = len(commands)
-    command = (*given, "polytropon", "shared")
-    assert run_command(lambda: compare(config, tmp_path / "out", *command)) == USER_MISTAKE
-    told = " ".join(capsys.readouterr().err.split())
+    again = (SCRIPT.main, "-c", config, *BUDGET)
+    told = refused(*again, "--out", tmp_path / "out", *given, "polytropon", "shared")
     assert "are of other rows, or another metric, than the gym has now: copy" in told
     # Finished runs, whose tasks would be scored by the new rows.
     beside = ("--runs", f"old={tmp_path / 'out' / 'polytropon' / 'seed13'}", *given, "shared")
-    call = (*beside, "--reference", "shared")
-    assert run_command(lambda: compare(config, tmp_path / "new", *call)) == USER_MISTAKE
-    told = " ".join(capsys.readouterr().err.split())
+    told = refused(*again, "--out", tmp_path / "new", *beside, "--reference", "shared")
     assert "the gym as it is now and old have other rows, or another metric, of copy" in told
     assert len(commands) == known
 
@@ -224,23 +209,14 @@ def test_baselines_treat_new_tasks_as_published(config, tmp_path, commands) -> N
         f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
     )
     expert = METHODS.Method(str(fragment), variants=METHODS.METHODS["expert"].variants)
-    given = (
-        "--methods",
-        "polytropon",
-        "private",
-        "expert",
-        "--modes",
-        "nearest_task",
-        "--seeds",
-        "13",
-    )
+    names = ("polytropon", "private", "expert")
+    given = ("--methods", *names, "--modes", "nearest_task", "--seeds", "13")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS.METHODS, "expert", expert)
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
-    methods = ("polytropon", "private", "expert")
-    assert list(lines) == [*methods, *(f"{method}: nearest_task" for method in methods)]
+    assert list(lines) == [*names, *(f"{name}: nearest_task" for name in names)]
 
     def n_trained(run: str, variant: str) -> int:
         path = tmp_path / "out" / run / "seed13" / f"adapt-{variant}" / "results.jsonl"
@@ -437,12 +413,8 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
     def score(task: str, sample: int, value: float) -> object:
         return TABLES.TaskScore("m", "all", 13, "unseen", task, sample, value)
 
-    scores = [
-        score("a", 1, 10.0),
-        score("a", 2, 30.0),
-        score("b", 1, 60.0),
-        score("c", 1, math.nan),
-    ]
+    scores = [score("a", 1, 10.0), score("a", 2, 30.0), score("b", 1, 60.0)]
+    scores.append(score("c", 1, math.nan))
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
     # A seed that has one of the tasks so far has no mean over all tasks.
     begun = TABLES.TaskScore("m", "all", 14, "unseen", "a", 1, 90.0)
@@ -463,10 +435,8 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     figure = figures.comparison_figure(dots, "a")
     seen, unseen = figure.axes
     assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
-    assert [text.get_text() for text in (seen.title, unseen.title)] == [
-        "seen tasks",
-        "unseen tasks",
-    ]
+    titles = [text.get_text() for text in (seen.title, unseen.title)]
+    assert titles == ["seen tasks", "unseen tasks"]
     drawn = [line.get_xdata() for line in unseen.lines]
     assert [list(x) for x in drawn] == [[5.0, 7.0], [6.0], [6.0, 6.0], [2.0], [2.0]]
     assert len(seen.lines) == 3  # nothing of b

@@ -11,7 +11,6 @@ import torch
 
 from mttl.commands import convert as CONVERT
 from mttl.models.backbone import load_pretrained, load_tokenizer
-from mttl.runtime.command import USER_MISTAKE, run_command
 
 
 @pytest.mark.slow
@@ -41,17 +40,11 @@ def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_mistakes_are_told_before_anything_is_loaded(tmp_path: Path, capsys) -> None:
-    nowhere = str(tmp_path / "nowhere.gguf")
-    assert (
-        run_command(lambda: CONVERT.main([nowhere, "--out", str(tmp_path / "out")])) == USER_MISTAKE
-    )
-    assert "does not exist" in capsys.readouterr().err
+def test_mistakes_are_told_before_anything_is_loaded(tmp_path: Path, refused) -> None:
+    given = [tmp_path / "nowhere.gguf", "--out", tmp_path / "out"]
+    assert "does not exist" in refused(CONVERT.main, *given)
     (tmp_path / "out").mkdir()
-    assert (
-        run_command(lambda: CONVERT.main([nowhere, "--out", str(tmp_path / "out")])) == USER_MISTAKE
-    )
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already" in refused(CONVERT.main, *given)
 
 
 def test_the_command_needs_no_module_beside_the_package(tmp_path: Path) -> None:

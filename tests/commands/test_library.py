@@ -16,19 +16,19 @@ from helpers.command import train
 from helpers.compare import relative_error
 from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
+from helpers.peft_adapters import peft, save_lora
 from mttl.analysis.routing_record import read_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
+from mttl.commands import adapt, predict
 from mttl.commands import export as EXPORT
 from mttl.commands import library as LIBRARY
 from mttl.config.load import load_config
+from mttl.io import yaml12
 from mttl.io.errors import ConfigError
 from mttl.library.library_folder import open_library
 from mttl.peft_format.peft_folder import read_peft, write_peft
-from mttl.runtime.command import USER_MISTAKE, run_command
-
-peft = pytest.importorskip("peft")
-
+from mttl.runtime.command import run_command
 
 ROUNDING = 1e-5  # float32 arithmetic in another order
 IDS = {"input_ids": torch.arange(10).view(2, 5) + 5}
@@ -91,29 +91,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for seed, name in enumerate(("past", "plural")):
         rank, targets = KINDS[1 + seed]
-        lora = peft.LoraConfig(r=rank, lora_alpha=5, target_modules=targets, task_type="CAUSAL_LM")
-        model = peft.get_peft_model(type(base).from_pretrained(folder / "base"), lora)
-        for layer in model.modules():
-            if hasattr(layer, "lora_A"):
-                fill(layer.lora_A, seed)
-                fill(layer.lora_B, seed + 5)
-        model.save_pretrained(folder / "adapters" / name)
+        settings = {"r": rank, "lora_alpha": 5, "target_modules": targets}
+        model = save_lora(folder / "base", folder / "adapters" / name, seed, **settings)
         told = "---\nlicense: mit\ndatasets: [words, numbers]\n---\n# Past\n"
         (folder / "adapters" / name / "README.md").write_text(told)
         with torch.no_grad():
-            torch.save(model.eval()(**IDS).logits, folder / f"{name}.pt")
+            torch.save(model(**IDS).logits, folder / f"{name}.pt")
     below = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
-    config = json.loads(json.dumps({"backbone": below}))
-    write_config(folder / "tiny.yaml", gym)
-    text = (folder / "tiny.yaml").read_text()
-    (folder / "tiny.yaml").write_text(_with_backbone(text, config["backbone"]))
+    tree = yaml12.parse(write_config(folder / "tiny.yaml", gym).read_text())
+    (folder / "tiny.yaml").write_text(yaml12.dump(tree | {"backbone": below}))
     return folder
-
-
-def _with_backbone(text: str, backbone: dict[str, str]) -> str:
-    from mttl.io import yaml12
-
-    return yaml12.dump(yaml12.parse(text) | {"backbone": backbone})
 
 
 @pytest.fixture(scope="module")
@@ -205,17 +192,10 @@ def test_a_run_of_members_goes_out_and_comes_back(private: Path, skills: Path, t
 @pytest.mark.parametrize("router", ["average", "expert", "arrow"])
 def test_routers_mix_members(place: Path, skills: Path, router: str, tmp_path: Path) -> None:
     config = f"{place / 'tiny.yaml'}+router/{router}.yaml"
-    given = ["--members", "past", "plural", "task0[0-4]", "--out", tmp_path / "run"]
-    given[3:4] = ["task00", "task01"]
+    given = ["--members", "past", "plural", "task00", "task01", "--out", tmp_path / "run"]
     if router == "expert":
-        rows = [
-            "task,a,b,c,d",
-            "past,1,0,0,0",
-            "plural,1,1,0,0",
-            "task00,0,0,1,0",
-            "task01,0,0,0,1",
-        ]
-        (tmp_path / "matrix.csv").write_text("\n".join(rows) + "\n")
+        rows = "task,a,b,c,d\npast,1,0,0,0\nplural,1,1,0,0\ntask00,0,0,1,0\ntask01,0,0,0,1\n"
+        (tmp_path / "matrix.csv").write_text(rows)
         given += ["-k", f"router.matrix={tmp_path / 'matrix.csv'}"]
     assert library("run", skills, "-c", config, *given) == 0
     built = load_run(tmp_path / "run")
@@ -238,12 +218,8 @@ def test_a_run_of_members_is_predicted_from_and_adapted(place, private, tmp_path
     with (tmp_path / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["task", "input"], ["past", "abc"], ["plural", "b"]])
     files = ["--in", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]
-    from mttl.commands import predict as predict
-
     assert predict.main(["--from", str(private), *files]) == 0
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
-    from mttl.commands import adapt as adapt
-
     given = ["-c", str(place / "tiny.yaml"), "--from", str(private), "--tasks", "copy"]
     steps = ["-k", "adapt.mode=skills_only", "adapt.max_steps=2", "adapt.eval_every=1"]
     assert adapt.main([*given, *steps, "--out", str(tmp_path / "adapted")]) == 0
@@ -289,7 +265,7 @@ def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
     )
 
 
-def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, refused) -> None:
     hub = FakeRepositories.used(monkeypatch, tmp_path / "hub")
     shutil.copytree(place / "adapters" / "past", hub.root / "me" / "past-lora")
     (hub.root / "me" / "past-lora" / "optimizer.pt").write_bytes(b"large")
@@ -298,11 +274,13 @@ def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, ca
     assert hub.asked == [("v1", None)]
     assert open_library(skills).names == ["past-lora"]
     assert not list((hub.root / "snapshots").rglob("optimizer.pt"))
-    assert library("add", skills, "me/absent") == USER_MISTAKE
-    assert "could not be loaded from the model hub" in " ".join(capsys.readouterr().err.split())
+    told = refused(LIBRARY.main, "add", skills, "me/absent")
+    assert "could not be loaded from the model hub" in told
 
 
-def test_bad_members_are_refused_with_one_list(place: Path, skills: Path, tmp_path, capsys) -> None:
+def test_bad_members_are_refused_with_one_list(
+    place: Path, skills: Path, tmp_path, refused
+) -> None:
     good = place / "adapters" / "past"
 
     def copy(name: str) -> Path:
@@ -331,10 +309,8 @@ def test_bad_members_are_refused_with_one_list(place: Path, skills: Path, tmp_pa
     copy("good")
     copy("task00")
     before = files(skills)
-    capsys.readouterr()
     sources = [tmp_path / "bad/*", good, good, tmp_path / "nowhere/*", place / "tiny.yaml"]
-    assert library("add", skills, *sources) == USER_MISTAKE
-    told = " ".join(capsys.readouterr().err.split())
+    told = refused(LIBRARY.main, "add", skills, *sources)
     for problem in (
         "is not a folder of PEFT",
         "empty' has no adapter_model.safetensors",
@@ -358,16 +334,16 @@ def test_bad_members_are_refused_with_one_list(place: Path, skills: Path, tmp_pa
     assert "good'" not in told
     assert files(skills) == before
     # The first command of a library leaves nothing either.
-    assert library("add", tmp_path / "new", tmp_path / "bad") == USER_MISTAKE
+    refused(LIBRARY.main, "add", tmp_path / "new", tmp_path / "bad")
     assert not (tmp_path / "new").exists()
-    assert library("add", tmp_path / "new", tmp_path / "bad" / "nameless") == USER_MISTAKE
-    assert "no adapter names its base model; give it" in " ".join(capsys.readouterr().err.split())
+    told = refused(LIBRARY.main, "add", tmp_path / "new", tmp_path / "bad" / "nameless")
+    assert "no adapter names its base model; give it" in told
     # What the user says goes.
     base = ["--backbone", place / "base"]
     assert library("add", tmp_path / "new", tmp_path / "bad" / "nameless", *base) == 0
 
 
-def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp_path, capsys):
+def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp_path, refused):
     trained = train(place / "random.yaml", "own", "trainer.max_steps=1", "data.evaluate=[]").path
     other = build_backbone(load_config([str(place / "random.yaml")]).backbone)
     fill(other, seed=3)
@@ -380,7 +356,6 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
     assert library("export", twice, "past", "--out", tmp_path / "named") == 0
     assert library("add", twice, tmp_path / "named" / "past", "--name", "second") == 0
     before = sorted(tmp_path.iterdir())
-    capsys.readouterr()
     out = ["--out", tmp_path / "new"]
     members, on = ["--members", "past", "plural"], ["-c", f"{tiny}+router/private.yaml"]
     for given, message in (
@@ -429,6 +404,5 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
             "moe.every and moe.stacks",
         ),
     ):
-        assert library(*given) == USER_MISTAKE, message
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in refused(LIBRARY.main, *given)
     assert sorted(tmp_path.iterdir()) == before

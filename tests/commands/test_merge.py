@@ -20,7 +20,6 @@ from mttl.commands import merge as MERGE
 from mttl.config.load import load_config
 from mttl.io import yaml12
 from mttl.models.backbone import build_random
-from mttl.runtime.command import USER_MISTAKE, run_command
 
 
 @pytest.fixture(scope="module")
@@ -107,23 +106,20 @@ def test_the_recipe_may_say_where(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "there" / "model.safetensors").is_file()
 
 
-def test_mistakes_end_in_a_message_and_no_folder(folder, tmp_path, capsys) -> None:
+def test_mistakes_end_in_a_message_and_no_folder(folder, tmp_path, refused) -> None:
     (tmp_path / "there").mkdir()
     gone = {"model": str(folder / "gone"), "fisher": "gone"}
     for changes, given, message in (
         ({}, [], "has no out; give one there, or --out DIR"),
-        ({}, ["--out", str(tmp_path / "there")], "exists already"),
+        ({}, ["--out", tmp_path / "there"], "exists already"),
         ({"method": {"kind": "elastik"}}, ["--out", "x"], "'elastik' must be one of"),
-        ({"base": gone}, ["--out", str(tmp_path / "x")], "does not exist"),
+        ({"base": gone}, ["--out", tmp_path / "x"], "does not exist"),
     ):
-        path = recipe(folder, **changes)
-        command = [str(path), *given]
-        assert run_command(lambda command=command: MERGE.main(command)) == USER_MISTAKE
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in refused(MERGE.main, recipe(folder, **changes), *given)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_models_that_do_not_fit_are_listed(folder, tmp_path, capsys) -> None:
+def test_models_that_do_not_fit_are_listed(folder, tmp_path, refused) -> None:
     """Other shapes and missing tensors, all in one message; half precision fits."""
     sizes = TINY_T5["config"]
     build_random("t5", {**sizes, "d_ff": sizes["d_ff"] + 8}).save_pretrained(folder / "wide")
@@ -133,9 +129,7 @@ def test_models_that_do_not_fit_are_listed(folder, tmp_path, capsys) -> None:
     models = [{"model": str(folder / name)} for name in ("wide", "half", "deep")]
     base = {"model": str(folder / "base")}
     path = recipe(folder, base=base, models=models, method={"kind": "arithmetic"})
-    command = [str(path), "--out", str(tmp_path / "out")]
-    assert run_command(lambda: MERGE.main(command)) == USER_MISTAKE
-    found = " ".join(capsys.readouterr().err.split())
+    found = refused(MERGE.main, path, "--out", tmp_path / "out")
     for part in ("of another shape: ", "unexpected: encoder.block."):
         assert part in found
     assert str(folder / "half") not in found
@@ -162,7 +156,7 @@ def test_the_kinds_of_information_differ_and_are_written_down(folder: Path) -> N
     assert (metadata["tasks"], metadata["n_rows"]) == ("copy", "16")
 
 
-def test_fisher_mistakes_are_named(folder, tmp_path, capsys) -> None:
+def test_fisher_mistakes_are_named(folder, refused) -> None:
     for model, out, more, message in (
         ("base", "base.safetensors", (), "exists already"),
         ("base", "x.bin", (), "must end in .safetensors"),
@@ -171,11 +165,5 @@ def test_fisher_mistakes_are_named(folder, tmp_path, capsys) -> None:
         ("base", "x.safetensors", ("--tasks", "cop"), "no task 'cop'. Did you mean 'copy'"),
         ("gone", "x.safetensors", (), "cannot be the name of a model"),
     ):
-        command = fisher(folder, model, out, *more)
-        try:
-            status = run_command(lambda command=command: ESTIMATE.main(command))
-        except SystemExit as refused:  # by the command line itself
-            status = refused.code
-        assert status == USER_MISTAKE
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in refused(ESTIMATE.main, *fisher(folder, model, out, *more))
     assert not (folder / "x.safetensors").exists()

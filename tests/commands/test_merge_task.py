@@ -18,7 +18,6 @@ from mttl.adaptation.modes import apply_mode
 from mttl.assembly.model import load_run
 from mttl.commands import merge_task as SCRIPT
 from mttl.inference.model_card import scores_of
-from mttl.runtime.command import USER_MISTAKE, run_command
 
 ROUNDING = 1e-5  # four blocks of float32 arithmetic
 
@@ -81,23 +80,20 @@ def test_the_card_asks_as_the_run(asked: Path, tmp_path: Path) -> None:
     assert f"The task `reverse` of `{asked}`" in card
 
 
-def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, capsys) -> None:
+def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None:
     (tmp_path / "there").mkdir()
     shutil.copytree(run / "skills", tmp_path / "policies")
     meta = json.loads((tmp_path / "policies" / "meta.json").read_text())
     del meta["settings"]["backbone"]
     (tmp_path / "policies" / "meta.json").write_text(json.dumps(meta))
     note_again(tmp_path / "policies")
-    given = [str(run), "--average", "--backbone", "t5-small", "--out", str(tmp_path / "x")]
-    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
-    assert "holds its own backbone: name no other" in " ".join(capsys.readouterr().err.split())
-    for given, message in (
-        ([str(run), "--task", "revers", "--out", "x"], "has no task 'revers'. Did you mean"),
-        ([str(tmp_path / "policies"), "--average", "--out", "x"], "holds policies, which have no"),
-        ([str(tmp_path), "--average", "--out", "x"], "holds no trained inventory"),
-        ([str(run), "--average", "--out", "there"], "exists already; name a new one"),
+    backbone, x, there = ["--backbone", "t5-small"], tmp_path / "x", tmp_path / "there"
+    for given, out, message in (
+        ([run, "--average", *backbone], x, "holds its own backbone: name no other"),
+        ([run, "--task", "revers"], x, "has no task 'revers'. Did you mean"),
+        ([tmp_path / "policies", "--average"], x, "holds policies, which have no"),
+        ([tmp_path, "--average"], x, "holds no trained inventory"),
+        ([run, "--average"], there, "exists already; name a new one"),
     ):
-        words = [str(tmp_path / word) if word in ("x", "there") else word for word in given]
-        assert run_command(lambda words=words: SCRIPT.main(words)) == USER_MISTAKE
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in refused(SCRIPT.main, *given, "--out", out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policies", "there"]

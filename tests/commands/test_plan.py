@@ -73,7 +73,7 @@ def test_shipped_sizes_have_the_published_numbers_of_parameters() -> None:
 
 @pytest.mark.parametrize(("name", "line"), COMMANDS)
 def test_commands_of_the_page_parse(name: str, line: str) -> None:
-    options = {"plan": plan, "train": train}[name].parse(line.split())
+    options = {"plan": plan, "train": train}[name].main.parse(line.split())
     load_any_config(options.config, options.override)
 
 

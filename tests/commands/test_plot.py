@@ -25,14 +25,6 @@ def run(*arguments: object) -> int:
     return run_command(lambda: SCRIPT.main([str(argument) for argument in arguments]))
 
 
-def fails(capsys: Capture, *arguments: object) -> str:
-    assert run(*arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "Traceback" not in error
-    return " ".join(error.split())
-
-
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few pixels: nothing here looks at them."""
@@ -104,7 +96,9 @@ def test_tasks_without_categories_are_drawn_without_agreement(write_run, tmp_pat
     assert not (folder / "plots" / "statistics_over_training.png").exists()
 
 
-def test_known_factors_are_recovered(write_run: Write, tmp_path: Path, capsys: Capture) -> None:
+def test_known_factors_are_recovered(
+    write_run: Write, tmp_path: Path, capsys: Capture, refused
+) -> None:
     """Skills are the languages and operations of the tasks; one factor has a value only."""
     tasks = [f"{a}_{b}" for a in ("de", "fr", "ja") for b in ("date", "list", "unit", "month")]
     values = ["de", "fr", "ja", "date", "list", "unit", "month"]
@@ -131,27 +125,29 @@ def test_known_factors_are_recovered(write_run: Write, tmp_path: Path, capsys: C
     assert "of metric" not in printed
 
     table.write_text(table.read_text().replace("language=fr", "french", 1))
-    error = fails(capsys, folder)
+    error = refused(SCRIPT.main, folder)
     assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
 
 
 # Mistakes.
 
 
-def test_folders_that_are_no_runs_are_answered(folder, write_run, tmp_path, capsys) -> None:
-    assert "routing.npz' does not exist" in fails(capsys, tmp_path)
-    assert "routing.npz' does not exist" in fails(capsys, folder, "--compare", tmp_path)
+def test_folders_that_are_no_runs_are_answered(folder, write_run, tmp_path, refused) -> None:
+    assert "routing.npz' does not exist" in refused(SCRIPT.main, tmp_path)
+    assert "routing.npz' does not exist" in refused(SCRIPT.main, folder, "--compare", tmp_path)
     lone = write_run(tmp_path / "lone", tasks=("past",))
-    assert "has one task only" in fails(capsys, lone)
+    assert "has one task only" in refused(SCRIPT.main, lone)
 
 
-def test_runs_that_cannot_be_compared_are_answered(folder, write_run, tmp_path, capsys) -> None:
+def test_runs_that_cannot_be_compared_are_answered(folder, write_run, tmp_path, refused) -> None:
     skills = write_run(tmp_path / "skills", n_skills=5)
-    assert "have 3 and 5 skills" in fails(capsys, folder, "--compare", skills)
+    assert "have 3 and 5 skills" in refused(SCRIPT.main, folder, "--compare", skills)
     tasks = write_run(tmp_path / "tasks", tasks=("past", "plural", "clock", "other"))
-    assert "differ in tasks: only one has date, other" in fails(capsys, folder, "--compare", tasks)
+    assert "differ in tasks: only one has date, other" in refused(
+        SCRIPT.main, folder, "--compare", tasks
+    )
     groups = write_run(tmp_path / "groups", groups=("model",))
-    message = fails(capsys, folder, "--compare", groups)
+    message = refused(SCRIPT.main, folder, "--compare", groups)
     assert "differ in groups" in message
     assert "Compare runs of different seeds" in message
 
@@ -167,8 +163,5 @@ def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_the_message_of_usage_names_the_options(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        SCRIPT.main([])
-    assert stopped.value.code == 2
-    assert re.search(r"\[--compare RUN2\].*\[--out DIR\]", capsys.readouterr().err, re.DOTALL)
+def test_the_message_of_usage_names_the_options(refused) -> None:
+    assert re.search(r"\[--compare RUN2\].*\[--out DIR\]", refused(SCRIPT.main))

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,14 +15,8 @@ from helpers.new_tasks import train_source
 from mttl.commands import predict
 from mttl.inference.input_table import format_header, format_rows, parse_rows_of
 from mttl.inference.predictor import Predictor
-from mttl.runtime.command import USER_MISTAKE, run_command
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
-
-
-@pytest.fixture(scope="module")
-def recipe() -> ModuleType:
-    return predict
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +48,11 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -> str:
-    assert run_command(lambda: recipe.main(list(given))) == USER_MISTAKE
-    return " ".join(capsys.readouterr().err.split())
-
-
-def test_a_pipe_is_answered(recipe, run, monkeypatch, capsys) -> None:
+def test_a_pipe_is_answered(run, monkeypatch, capsys) -> None:
     text = "id\tinput\toutput\n" + "".join(f"{n}\t{w}\t{w}\n" for n, w in enumerate(WORDS))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     capsys.readouterr()
-    assert recipe.main(["--from", str(run), "--task", "reverse"]) == 0
+    assert predict.main(["--from", str(run), "--task", "reverse"]) == 0
     told = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(told.out), delimiter="\t"))
     assert [row["input"] for row in rows] == WORDS
@@ -72,7 +61,7 @@ def test_a_pipe_is_answered(recipe, run, monkeypatch, capsys) -> None:
     assert "ACC" in told.err  # the metric of the run's own results
 
 
-def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(recipe, run, kept, tmp_path) -> None:
+def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(run, kept, tmp_path) -> None:
     names = ["new", "copy", "reverse", "new", "copy", "new"]
     questions = jsonl(
         tmp_path / "q.jsonl",
@@ -80,24 +69,24 @@ def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(recipe, run, kept,
     )
     out = tmp_path / "a.jsonl"
     given = ["--from", str(run), "--adapted", str(kept), "--in", str(questions)]
-    assert recipe.main([*given, "--out", str(out), "--batch-size", "2"]) == 0
+    assert predict.main([*given, "--out", str(out), "--batch-size", "2"]) == 0
     own, new = mttl.load(run), mttl.load(kept)
     for row, name, word in zip(lines(out), names, WORDS, strict=True):
         (answer,) = (new if name == "new" else own).predict(name, [word])
         assert row == {"task": name, "input": word, "output": [word], "prediction": answer}
     # An adapted task alone needs neither the run nor its name.
     words = jsonl(tmp_path / "words.jsonl", [{"input": word} for word in WORDS])
-    assert recipe.main(["--adapted", str(kept), "--in", str(words), "--out", f"{out}.jsonl"]) == 0
+    assert predict.main(["--adapted", str(kept), "--in", str(words), "--out", f"{out}.jsonl"]) == 0
     found = [row["prediction"] for row in lines(Path(f"{out}.jsonl"))]
     assert found == new.predict("new", WORDS)
 
 
-def test_labels_are_chosen(recipe, run, tmp_path, capsys) -> None:
+def test_labels_are_chosen(run, tmp_path, capsys) -> None:
     rows: list[dict] = [{"input": word, "output": "yes"} for word in WORDS]
     rows[1]["choices"] = ["a", "b", "c"]
     questions, out = jsonl(tmp_path / "q.jsonl", rows), tmp_path / "a.jsonl"
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert recipe.main([*given, "--choices", "yes", "no", "--per-token"]) == 0
+    assert predict.main([*given, "--choices", "yes", "no", "--per-token"]) == 0
     found = lines(out)
     expected = mttl.load(run).choose("copy", WORDS, ["yes", "no"], per_token=True)
     for number, (row, choice) in enumerate(zip(found, expected, strict=True)):
@@ -112,38 +101,38 @@ def test_labels_are_chosen(recipe, run, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_file_is_continued(recipe, run, tmp_path, monkeypatch, kind) -> None:
-    """Eight batches are written at once; what was cut off is answered again, with equal draws."""
+def test_an_interrupted_command_continues(run, tmp_path, monkeypatch, refused, kind) -> None:
+    """Eight batches are answered together; what is missing is answered with equal draws."""
     words = WORDS * 4
-    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    questions, out, whole = (tmp_path / f"{name}.{kind}" for name in ("q", "a", "whole"))
     write_questions(questions, [f"{word}\nx" for word in words] if kind == "csv" else words)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    given += ["--batch-size", "1", "--temperature", "2", "--seed", "3"]
-    assert recipe.main(given) == 0
-    whole = out.read_bytes()
-    out.write_bytes(whole[: len(whole) * 3 // 4])
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--batch-size", "1"]
+    given += ["--temperature", "2", "--seed"]
+    assert predict.main([*given, "3", "--out", str(whole)]) == 0
     asked: list[int] = []
-    predict = Predictor.predict
+    real = Predictor.predict
 
     def counted(self: Predictor, tasks: list, texts: list, **more: object) -> list[str]:
+        if sum(asked) == 16:
+            asked.clear()
+            raise KeyboardInterrupt
         asked.append(len(texts))
-        return predict(self, tasks, texts, **more)
+        return real(self, tasks, texts, **more)
 
     monkeypatch.setattr(Predictor, "predict", counted)
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
+    with pytest.raises(KeyboardInterrupt):
+        predict.main([*given, "3", "--out", str(out)])
+    assert not out.exists()
+    told = refused(predict.main, *given, "4", "--out", str(out))
+    assert "holds answers of other questions or settings: seed (3 before, 4 now)" in told
+    assert predict.main([*given, "3", "--out", str(out)]) == 0
+    assert out.read_bytes() == whole.read_bytes()
     assert asked == [8]
-    out.write_bytes(whole[:-3])  # within the very last answer
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-    asked.clear()
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-    assert asked == []
+    assert not (tmp_path / f".{out.name}.part").exists()
 
 
 @pytest.mark.parametrize("kind", ["tsv", "jsonl"])
-def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind) -> None:
+def test_rows_without_a_question_are_counted(run, tmp_path, capsys, kind) -> None:
     """They have no answer and a reason; blank lines are not rows."""
     mark = {"csv": ",", "tsv": "\t"}.get(kind)
     rows = [("copy", "ab", "ab"), ("", "", "x"), ("copy", " ", ""), ("copy", "b", "b")]
@@ -153,10 +142,9 @@ def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind
     questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
     questions.write_text(text + "\n\n")
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), "--batch-size", "1"]
-    for _ in range(2):  # the second start finds all answers
-        assert recipe.main(given) == 0
-        told = " ".join(capsys.readouterr().err.split())
-        assert "2 of 4 questions have no answer: their inputs are empty" in told
+    assert predict.main(given) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "2 of 4 questions have no answer: their inputs are empty" in told
     found = parse_rows_of(out.read_text(), kind, "out")
     answers = mttl.load(run).predict("copy", ["ab", "b"])
     none = None if mark is None else ""
@@ -165,94 +153,31 @@ def test_rows_without_a_question_are_counted(recipe, run, tmp_path, capsys, kind
     assert [row.get("unanswered") or "" for row in found] == ["", reason, reason, ""]
 
 
-def test_answers_to_other_questions_are_left_alone(recipe, run, tmp_path, capsys) -> None:
-    first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}, {"input": "b"}])
-    out = tmp_path / "a.jsonl"
-    given = ["--from", str(run), "--task", "copy", "--out", str(out), "--in"]
-    assert recipe.main([*given, str(first)]) == 0
-    before = out.read_bytes()
-    jsonl(first, [{"input": "c"}])
-    assert "row 1 does not answer row 1" in fails(recipe, capsys, *given, str(first))
-    jsonl(first, [{"input": "ab"}])
-    assert "holds 2 answers to 1 questions" in fails(recipe, capsys, *given, str(first))
-    jsonl(first, [])
-    assert "there is no question" in fails(recipe, capsys, *given, str(first))
-    assert out.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("csv", "precious notes"),
-        ("csv", "input,prediction\nanother,c"),
-        ("tsv", "to do:\n- water the plants\n"),
-        ("jsonl", '{"input": "another", "predi'),
-    ],
-)
-def test_a_file_of_other_things_is_left_alone(recipe, run, tmp_path, capsys, kind, text) -> None:
-    """Also a short one: a part of the answers that is not whole is cut off."""
-    questions, out = tmp_path / f"q.{kind}", tmp_path / "a"
-    write_questions(questions, WORDS)
-    out.write_text(text)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert "remove this one" in fails(recipe, capsys, *given)
-    assert out.read_text() == text
-
-
-@pytest.mark.parametrize(("kind", "length"), [("csv", 3), ("jsonl", 18)])
-def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
-    recipe, run, tmp_path, kind, length
-) -> None:
-    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
-    write_questions(questions, WORDS)
-    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert recipe.main(given) == 0
-    whole = out.read_bytes()
-    out.write_bytes(whole[:length])
-    assert recipe.main(given) == 0
-    assert out.read_bytes() == whole
-
-
-def test_the_two_files_have_one_format(recipe, run, tmp_path, capsys) -> None:
+def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
     questions = tmp_path / "q.csv"
     questions.write_text("input,choices\na,a|b\n")
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
-    assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
-    assert "is a folder: name a file" in fails(recipe, capsys, *given, str(tmp_path))
+    assert "differ in format" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
+    assert "exists already" in refused(predict.main, *given, str(questions))
     out = tmp_path / "a.csv"
-    assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
+    assert predict.main([*given, str(out), "--per-token"]) == 0  # the row has choices
     assert out.read_text().startswith("input,choices,prediction,probabilities\n")
 
 
-def test_answers_do_not_go_over_the_questions(recipe, run, tmp_path, capsys) -> None:
-    file = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy"}])
-    before = file.read_bytes()
-    given = [
-        "--from",
-        str(run),
-        "--in",
-        str(file),
-        "--out",
-        f"{tmp_path}/../{tmp_path.name}/q.jsonl",
-    ]
-    assert "is the file of the questions: name another one" in fails(recipe, capsys, *given)
-    assert file.read_bytes() == before
-
-
-def test_models_have_to_be_named(recipe, kept, tmp_path, capsys) -> None:
+def test_models_have_to_be_named(kept, tmp_path, refused) -> None:
     questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
-    assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
+    assert "name a run with --from RUN" in refused(predict.main, "--in", str(questions))
     twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
-    assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
+    assert "another one is of the task 'new' too" in refused(predict.main, *twice)
 
 
-def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> None:
+def test_a_damaged_name_of_a_metric_is_told(run, tmp_path, refused) -> None:
     damaged = tmp_path / "run"
     shutil.copytree(run, damaged)
     results = damaged / "results.csv"
     results.write_text(results.read_text().replace(",EM,", ",eM,"))
     questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
-    told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
+    told = refused(predict.main, "--from", str(damaged), "--in", str(questions))
     assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told
 
 
@@ -264,6 +189,7 @@ def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> No
         ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
         ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
+        ({}, [], "there is no column 'input'"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
         (
             {"input": "a"},
@@ -283,9 +209,9 @@ def test_a_damaged_name_of_a_metric_is_told(recipe, run, tmp_path, capsys) -> No
     ],
 )
 def test_mistakes_are_answered_before_anything_is_written(
-    recipe, run, tmp_path, capsys, row, more, message
+    run, tmp_path, refused, row, more, message
 ) -> None:
     questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
-    assert message in fails(recipe, capsys, *given)
+    assert message in refused(predict.main, *given)
     assert not out.exists()

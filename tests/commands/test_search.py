@@ -6,7 +6,6 @@ import math
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from mttl.commands import search
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.io.files import locked
-from mttl.runtime.command import USER_MISTAKE, run_command
+from mttl.runtime.command import run_command
 
 GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
 RANGES = "search.ranges={adapt.lr: {low: 1e-4, high: 1e-2, log: true}}"
@@ -37,11 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for path in (folder / "gym" / task).glob("*_test.tsv"):
             path.unlink()
     return folder
-
-
-@pytest.fixture(scope="module")
-def recipe() -> ModuleType:
-    return search
 
 
 @pytest.fixture
@@ -70,14 +64,9 @@ def trials(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[str]) -> str:
-    assert run_command(lambda: recipe.main(given)) == USER_MISTAKE
-    return " ".join(capsys.readouterr().err.split())
-
-
-def test_a_grid_is_scored_without_test_rows(folder, recipe, tmp_path, capsys) -> None:
+def test_a_grid_is_scored_without_test_rows(folder, tmp_path, capsys) -> None:
     """Real jobs, one sample each: the gym has no test file of these tasks."""
-    assert recipe.main([*arguments(folder, tmp_path, GRID), "--samples", "13"]) == 0
+    assert search.main([*arguments(folder, tmp_path, GRID), "--samples", "13"]) == 0
     found = {(float(row["adapt.lr"]), float(row["adapt.router_lr"])) for row in trials(tmp_path)}
     assert found == {(lr, router_lr) for lr in (1e-3, 1e-2) for router_lr in (0.1, 0.5)}
     lines = [path.read_text() for path in tmp_path.glob("trials/*/results.jsonl")]
@@ -92,7 +81,7 @@ def test_a_grid_is_scored_without_test_rows(folder, recipe, tmp_path, capsys) ->
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
-    *, trained, folder, recipe, tmp_path, capsys, monkeypatch
+    *, trained, folder, tmp_path, capsys, monkeypatch, refused
 ) -> None:
     """Of adaptation, and of training, whose trials are commands of their own."""
 
@@ -110,14 +99,14 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
         given += ["trainer.max_steps=3", "trainer.val_check_interval=3"]
     else:
         given += ["adapt.max_steps=2"]
-    assert f"1 diverged, and have no result: {section}.lr=1e30" in fails(
-        recipe, capsys, [*given, *([] if trained else ["--samples", "13", "--tasks", min(NEW)])]
-    )
+    given += [] if trained else ["--samples", "13", "--tasks", min(NEW)]
+    diverged = f"1 diverged, and have no result: {section}.lr=1e30"
+    assert diverged in refused(search.main, *given)
     assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
 
 
 def test_workers_share_the_jobs_of_every_trial(
-    folder, recipe, tmp_path, started, monkeypatch, capsys
+    folder, tmp_path, started, monkeypatch, refused
 ) -> None:
     """Run here one after another; `start_workers` shows each a GPU of its own."""
     shares: list[int] = []
@@ -127,23 +116,23 @@ def test_workers_share_the_jobs_of_every_trial(
         for number in range(1, n_workers + 1):
             part, before = shard.part(number, n_workers), len(started)
             own = ["--workers", "1", "--shard", f"{part.number}/{part.n_shards}"]
-            assert recipe.main([*command[4:], *own]) == 0
+            assert search.main([*command[4:], *own]) == 0
             shares.append(len(started) - before)
 
     monkeypatch.setattr(search_settings, "start_workers", start_workers)
-    assert recipe.main([*arguments(folder, tmp_path / "two", GRID), "--workers", "2"]) == 0
+    assert search.main([*arguments(folder, tmp_path / "two", GRID), "--workers", "2"]) == 0
     n_jobs = 4 * len(NEW) * 2
     assert shares == [n_jobs / 2, n_jobs / 2]
     assert len(started) == n_jobs  # nothing is left for the one that has started them
-    assert recipe.main(arguments(folder, tmp_path / "one", GRID)) == 0
+    assert search.main(arguments(folder, tmp_path / "one", GRID)) == 0
     for name in ("trials.csv", "best.yaml"):
         assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
     for option in (["--workers", "2"], ["--shard", "1/2"]):
-        said = fails(recipe, capsys, [*arguments(folder, tmp_path / "drawn", RANGES), *option])
+        said = refused(search.main, *arguments(folder, tmp_path / "drawn", RANGES), *option)
         assert "a trial of search.ranges is drawn from the scores of those before" in said
 
 
-def test_what_is_finished_is_not_repeated(folder, recipe, tmp_path, started, monkeypatch) -> None:
+def test_what_is_finished_is_not_repeated(folder, tmp_path, started, monkeypatch) -> None:
     """Interrupted in the second trial; then the grid grows."""
     run_job = Adaptation.run_job
 
@@ -154,82 +143,72 @@ def test_what_is_finished_is_not_repeated(folder, recipe, tmp_path, started, mon
 
     monkeypatch.setattr(Adaptation, "run_job", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        recipe.main(arguments(folder, tmp_path, GRID))
+        search.main(arguments(folder, tmp_path, GRID))
     assert len(trials(tmp_path)) == 1  # what is known so far is written down
     monkeypatch.setattr(Adaptation, "run_job", run_job)
-    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    assert search.main(arguments(folder, tmp_path, GRID)) == 0
     assert len(started) == 16
     grown = GRID.replace("[1e-3,", "[1e-3, 5e-3,")
-    assert recipe.main(arguments(folder, tmp_path, grown)) == 0
+    assert search.main(arguments(folder, tmp_path, grown)) == 0
     assert len(started) == 24
     assert len(trials(tmp_path)) == 6
 
 
-def test_the_best_is_sought_among_all_grids_of_the_folder(
-    folder, recipe, tmp_path, started
-) -> None:
-    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+def test_the_best_is_sought_among_all_grids_of_the_folder(folder, tmp_path, started) -> None:
+    assert search.main(arguments(folder, tmp_path, GRID)) == 0
     worse = "search.grid={adapt.lr: [1e-2, 1e-1]}"
-    assert recipe.main(arguments(folder, tmp_path, worse)) == 0
+    assert search.main(arguments(folder, tmp_path, worse)) == 0
     config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
     assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
     assert (tmp_path / "best.yaml").read_text().startswith("# The best of 6 trials")
     assert [row["adapt.router_lr"] for row in trials(tmp_path)][-2:] == ["", ""]
     # Trials of other jobs are not compared with.
-    assert recipe.main([*arguments(folder, tmp_path, worse, "adapt.seeds=[1]")]) == 0
+    assert search.main([*arguments(folder, tmp_path, worse, "adapt.seeds=[1]")]) == 0
     assert len(trials(tmp_path)) == 2
 
 
-def test_a_start_that_the_run_does_not_know_is_told(folder, recipe, tmp_path, capsys) -> None:
-    given = arguments(folder, tmp_path, "search.grid={adapt.init: [mean, expert_row]}")
-    assert "adapt.init 'expert_row' needs a run of the Expert router" in fails(
-        recipe, capsys, given
-    )
-
-
-def test_trials_of_another_run_are_refused(folder, recipe, tmp_path, capsys, started) -> None:
-    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+def test_trials_of_another_run_are_refused(folder, tmp_path, refused, started) -> None:
+    assert search.main(arguments(folder, tmp_path, GRID)) == 0
     (tmp_path / "inventory.sha256").write_text("of another run")
-    assert "of another inventory" in fails(recipe, capsys, arguments(folder, tmp_path, GRID))
+    assert "of another inventory" in refused(search.main, *arguments(folder, tmp_path, GRID))
 
 
-def test_ranges_go_on_where_they_stopped(folder, recipe, tmp_path, started) -> None:
+def test_ranges_go_on_where_they_stopped(folder, tmp_path, started) -> None:
     pytest.importorskip("optuna")
     with (
         locked(tmp_path / ".lock"),
         pytest.raises(ConfigError, match=r"another process searches in '.*': wait for it"),
     ):
-        recipe.main(arguments(folder, tmp_path, RANGES))
-    assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
+        search.main(arguments(folder, tmp_path, RANGES))
+    assert search.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
     first = trials(tmp_path)
-    assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=3")) == 0
+    assert search.main(arguments(folder, tmp_path, RANGES, "search.trials=3")) == 0
     assert trials(tmp_path)[:2] == first
     assert len(started) == 3 * len(NEW) * 2
     assert (tmp_path / "optuna.journal").is_file()
 
 
-def test_mistakes_are_answered(folder, recipe, tmp_path, capsys, started) -> None:
+def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
     out = tmp_path / "out"
-    message = fails(recipe, capsys, arguments(folder, out))
+    message = refused(search.main, *arguments(folder, out))
     assert "search.grid, search.points and search.ranges are empty" in message
-    message = fails(recipe, capsys, arguments(folder, out, "search.grid={adapt.lr: [1e-3, -1]}"))
+    message = refused(search.main, *arguments(folder, out, "search.grid={adapt.lr: [1e-3, -1]}"))
     assert "trial adapt.lr=-1: adapt.lr: '-1' must be greater than 0" in message
     low = "search.ranges={adapt.warmup: {low: -1, high: 0.5}}"
-    assert "trial adapt.warmup=-1: adapt.warmup" in fails(
-        recipe, capsys, arguments(folder, out, low)
-    )
-    message = fails(recipe, capsys, [*arguments(folder, out, GRID), "--tasks", "test"])
+    message = refused(search.main, *arguments(folder, out, low))
+    assert "trial adapt.warmup=-1: adapt.warmup" in message
+    message = refused(search.main, *arguments(folder, out, GRID), "--tasks", "test")
     assert "--tasks names no task" in message
     assert not started
     assert not out.exists()
-    assert recipe.main(arguments(folder, out, GRID)) == 0
-    message = fails(recipe, capsys, arguments(folder, out, GRID, "adapt.max_steps=2"))
+    assert search.main(arguments(folder, out, GRID)) == 0
+    message = refused(search.main, *arguments(folder, out, GRID, "adapt.max_steps=2"))
     assert "adapt.max_steps (1 before, 2 now)" in message
 
 
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rates_of_training_are_chosen_by_development_rows(
-    *, inside, folder, recipe, tmp_path, monkeypatch
+    *, inside, folder, tmp_path, monkeypatch
 ) -> None:
     """Trials are processes; here they run in this one, but in the slow tests."""
 
@@ -243,7 +222,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
     given = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path), "-k"]
     given += ["search.grid={optim.lr: [1e-2, 1e-3]}", "trainer.max_steps=1"]
     given += ["trainer.val_check_interval=1"]
-    assert recipe.main(given) == 0
+    assert search.main(given) == 0
     found = trials(tmp_path)
     assert [float(row["optim.lr"]) for row in found] == [1e-2, 1e-3]
     names = ("copy", "reverse", "number")
@@ -258,7 +237,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
     files = f"{folder / 'tiny.yaml'}+{tmp_path / 'best.yaml'}"
     assert load_config(files).optim.lr == float(best["optim.lr"])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/results.csv")}
-    assert recipe.main(given) == 0
+    assert search.main(given) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
     # Killed before there was a checkpoint: all that a trial has left is what it was to be.
     killed = tmp_path / "trials" / f"optim.lr={best['optim.lr']}"
@@ -267,16 +246,16 @@ def test_rates_of_training_are_chosen_by_development_rows(
     killed.mkdir()
     (killed / "config.yaml").write_text(config)
     (tmp_path / "trials.csv").unlink()
-    assert recipe.main(given) == 0
+    assert search.main(given) == 0
     assert trials(tmp_path) == found
     # Another grid knows the trials of this one.
     other = [word.replace("[1e-2, 1e-3]", "[1e-4]") for word in given]
-    assert recipe.main(other) == 0
+    assert search.main(other) == 0
     assert [float(row["optim.lr"]) for row in trials(tmp_path)] == [1e-3, 1e-2, 1e-4]
     with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
-        recipe.main([*given, "optim.weight_decay=0.3"])
+        search.main([*given, "optim.weight_decay=0.3"])
     with pytest.raises(ConfigError, match=r"made with other settings: run\.seed \(13 before"):
-        recipe.main([*given, "run.seed=14"])
+        search.main([*given, "run.seed=14"])
 
 
 @pytest.mark.parametrize(
@@ -293,11 +272,9 @@ def test_rates_of_training_are_chosen_by_development_rows(
         (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is not a setting that can be"),
     ],
 )
-def test_mistakes_of_a_search_of_training(
-    *, given, message, folder, recipe, tmp_path, capsys
-) -> None:
+def test_mistakes_of_a_search_of_training(*, given, message, folder, tmp_path, refused) -> None:
     grid = "search.grid={optim.lr: [1e-2, 1e-3]}"
     run = [str(folder / "runs" / "source") if word == "run" else word for word in given]
     start = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path / "out")]
     start += [] if "adapt.lr" in given[-1] and "optim" not in given[-1] else ["-k", grid]
-    assert message in fails(recipe, capsys, [*start, *run])
+    assert message in refused(search.main, *start, *run)

@@ -10,7 +10,7 @@ from unittest import mock
 
 from helpers.command import ROOT, load_recipe
 from helpers.printed import Command
-from mttl.commands.train import parse
+from mttl.commands import train
 from mttl.config.load import load_any_config
 from mttl.runtime.command import run_command
 
@@ -62,7 +62,7 @@ def run_small(command: Command) -> None:
         return
     module = load_recipe(path)
     if path.stem in TRAIN:  # a second reader has no such run
-        options = parse(words)
+        options = train.main.parse(words)
         made = load_any_config(options.config, options.override).run
         shutil.rmtree(Path(made.dir) / made.name, ignore_errors=True)
     told = Path(command.stdin).read_text(encoding="utf-8") if command.stdin else TABLE

@@ -1,5 +1,6 @@
 """Tables of questions are read and written in three formats."""
 
+import json
 import re
 
 import pytest
@@ -11,7 +12,6 @@ from mttl.inference.input_table import (
     format_header,
     format_rows,
     guess_kind,
-    parse_answer,
     parse_rows_of,
     references_of,
     text_of,
@@ -41,7 +41,9 @@ def test_answers_of_any_characters_are_read_as_they_were_written(kind: str, answ
     (row,) = parse_rows_of(format_header(["input", "prediction"], kind) + text, kind, "x")
     assert row["input"] == '"x'
     expected = "" if answer is None and kind != "jsonl" else answer
-    assert parse_answer(row["prediction"], kind, "x") == expected
+    found = row["prediction"]
+    quoted = kind == "tsv" and found.startswith('"')
+    assert (json.loads(found) if quoted else found) == expected
 
 
 def test_references_and_choices() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from mttl.io.files import append_line, locked, new_folder, write_atomic, write_text
+from mttl.io.files import append_line, atomic_path, locked, new_folder, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -24,12 +24,9 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "b.txt"
     write_text(path, "old")
 
-    def fill_the_disk(temporary):
+    with pytest.raises(OSError, match="full"), atomic_path(path) as temporary:  # noqa: PT012
         temporary.write_text("half of the n")
         raise OSError(28, "full")
-
-    with pytest.raises(OSError, match="full"):
-        write_atomic(path, fill_the_disk)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["b.txt"]
 

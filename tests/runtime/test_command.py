@@ -11,7 +11,7 @@ import pytest
 from pytorch_lightning import Callback
 
 from mttl.__main__ import ALL, listing
-from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import (
     FAULT,
     HARMLESS,
@@ -59,68 +59,44 @@ def test_a_logger_is_silenced_for_a_while(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == ["damaged", "later"]
 
 
-@pytest.mark.parametrize("kind", [MttlError, ConfigError, TaskError, CheckpointError])
-def test_a_mistake_is_a_message_on_standard_error(
-    kind: type[MttlError], capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Brackets are not markup, and lines are not broken at the width of a terminal.
-    message = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
-    assert run_command(raising(kind(message))) == USER_MISTAKE
-    assert capsys.readouterr() == ("", f"error: {message}\n")
+# Brackets are not markup, and lines are not broken at the width of a terminal.
+LONG = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
+FILE = "runs/[a]/config.yaml"
+SAVED, ABSENT = Path(__file__), Path("/gone/last.ckpt")
+SAYS = {SAVED: "the state was saved, continue with --resume", ABSENT: "no state had been saved yet"}
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, FAULT)]
+    ("error", "status", "told"),
+    [
+        (ConfigError(LONG), USER_MISTAKE, f"error: {LONG}"),
+        (StopRequested(signal.SIGINT, SAVED), INTERRUPTED, f"stopped by SIGINT; {SAYS[SAVED]}"),
+        (StopRequested(signal.SIGTERM, ABSENT), FAULT, f"stopped by SIGTERM; {SAYS[ABSENT]}"),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+        (OSError(errno.ENOSPC, "no", FILE), USER_MISTAKE, f"error: cannot write '{FILE}': no"),
+        (OSError(errno.EROFS, "no way"), USER_MISTAKE, "error: cannot write: no way"),
+        (
+            FileNotFoundError(errno.ENOENT, "No", str(ABSENT)),
+            *(USER_MISTAKE, f"error: the folder of '{ABSENT}' is gone"),
+        ),
+        (
+            NotADirectoryError(errno.ENOTDIR, "no folder", "a/b"),
+            USER_MISTAKE,
+            "error: cannot write 'a/b': no folder. A file stands where a folder is needed: name "
+            "another folder, or move the file away",
+        ),
+        (
+            RuntimeError("[gloo] Connection closed by peer"),
+            FAULT,
+            "error: another process of this command ended; its message is above, or in the log of "
+            "its machine. Continue with --resume once the cause is fixed",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_stop_tells_whether_the_run_can_be_continued(
-    number: signal.Signals,
-    status: int,
-    saved: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    checkpoint = tmp_path / "last.ckpt"
-    if saved:
-        checkpoint.touch()
-    assert run_command(raising(StopRequested(number, checkpoint))) == status
-    error = capsys.readouterr().err
-    assert error.startswith(f"stopped by {number.name}; ")
-    assert ("continue with --resume" in error) == saved
-    assert ("no state had been saved yet" in error) != saved
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("file", ["runs/[a]/config.yaml", None])
-def test_a_disk_that_takes_nothing(
-    number: int, file: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = OSError(number, "no way", file) if file else OSError(number, "no way")
-    assert run_command(raising(error)) == USER_MISTAKE
-    where = f" '{file}'" if file else ""
-    assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
-
-
-def test_a_folder_that_was_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tmp_path / "gone" / "results.csv")
-    assert run_command(raising(FileNotFoundError(errno.ENOENT, "No", path))) == USER_MISTAKE
-    assert capsys.readouterr().err == f"error: the folder of '{path}' is gone\n"
-
-
-@pytest.mark.parametrize("folder", ["file", "file/inside"])
-def test_a_file_in_the_way_of_a_folder(
-    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-
-    def main() -> int:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        return SUCCESS
-
-    assert run_command(main) == USER_MISTAKE
-    error = capsys.readouterr().err
-    assert f"error: cannot write '{tmp_path / folder}'" in error
-    assert "A file stands where a folder is needed: name another folder" in error
+def test_errors_are_messages_on_standard_error(error, status, told, capsys) -> None:
+    assert run_command(raising(error)) == status
+    assert capsys.readouterr() == ("", f"{told}\n")
 
 
 @pytest.mark.parametrize("fault", [ValueError("a fault"), FileNotFoundError(2, "gone", "x")])

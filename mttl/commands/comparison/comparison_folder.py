@@ -4,8 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -22,8 +21,7 @@ from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError
-from mttl.io.files import locked, write_text
-from mttl.io.reading import read_text
+from mttl.io.files import locked
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import Gym
@@ -50,19 +48,7 @@ Item = TypeVar("Item")
 class MethodComparison:
     """The folder of a comparison, and what all its runs share.
 
-    Args:
-        out: The folder.
-        config: Configuration files.
-        steps: Optimizer steps of every training.
-        adapt_steps: Optimizer steps of every adaptation job.
-        tasks: Unseen tasks; with folds, those of each fold.
-        samples: Few-shot samples of the unseen tasks, joined by commas; all by default.
-        overrides: Settings of all runs.
-        examples: Training rows of every unseen task; all by default.
-        n_folds: Number of folds in which every task is unseen once; None takes the partition.
-        unseen_only: Whether the tasks of a training are not scored.
-        methods: Methods by name.
-        reference: The method that others are compared with.
+    The arguments are the options of `mttl compare`, and the methods by name.
     """
 
     out: Path
@@ -94,10 +80,6 @@ class MethodComparison:
         """Return the cost of a stage so far."""
         return Cost.so_far(self.cost_file(item, stage))
 
-    def partition_file(self, fold: int) -> Path:
-        """Return where the partition of a fold is written."""
-        return self.out / "folds" / f"fold{fold}.json"
-
     def files(self, item: Plan) -> str:
         """Return the configuration files of one training."""
         return join_files(self.config, self.methods[item.name].fragment)
@@ -108,8 +90,8 @@ class MethodComparison:
 
     def shared(self, item: Plan) -> list[str]:
         """Return the settings that training and adaptation share."""
-        fold = [path_setting("data.partition", self.partition_file(item.fold))] if item.fold else []
-        return [*self.overrides, *fold]
+        fold = self.out / "folds" / f"fold{item.fold}.json"
+        return [*self.overrides, *([path_setting("data.partition", fold)] if item.fold else [])]
 
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
@@ -162,11 +144,7 @@ class MethodComparison:
         return load_config(self.config, list(self.overrides))
 
     def check(self, plans: list[Plan]) -> None:
-        """Check that everything can run before the first training begins.
-
-        Raises:
-            MttlError: If a configuration, a task or a sample does not exist or is not allowed.
-        """
+        """Check that everything can run before the first training begins."""
         for name in (text.partition("=")[0].strip() for text in self.overrides):
             if name in OWN_SETTINGS:
                 raise ConfigError(
@@ -203,17 +181,9 @@ class MethodComparison:
 
     def shared_settings(self) -> dict[str, object]:
         """Return what all runs share."""
-        return {
-            "config": self.config,
-            "steps": self.steps,
-            "adapt_steps": self.adapt_steps,
-            "tasks": self.tasks,
-            "samples": self.samples,
-            "overrides": list(self.overrides),
-            "examples": self.examples,
-            "folds": self.n_folds,
-            "unseen_only": self.unseen_only or None,
-        }
+        names = {one.name for one in fields(self)} - {"out", "methods", "reference"}
+        shared: dict[str, object] = {name: getattr(self, name) for name in sorted(names)}
+        return {**shared, "overrides": list(self.overrides)}
 
     def keep_settings(self) -> None:
         """Write what all runs share, or refuse to mix runs of different budgets."""
@@ -239,15 +209,11 @@ class MethodComparison:
                     "Change its file back, or give it another name",
                 )
         for number, partition in enumerate(self.partitions if self.n_folds else (), 1):
-            text = partition.text()
-            path = self.partition_file(number)
-            if path.exists() and read_text(path, ConfigError) != text:
-                raise ConfigError(
-                    f"the tasks of '{self.config}' have changed {began}, and fold {number} would "
-                    f"be of others: '{path}' has those that were trained. Use another folder with "
-                    "--out"
-                )
-            write_text(path, text)
+            keep_settings(
+                self.out / "folds" / f"fold{number}.json",
+                partition.text(),
+                f"the tasks have changed {began}, and fold {number} would be of others",
+            )
 
     def stages(self, variant: AdaptationVariant) -> list[str]:
         """Return the names of the stages of an adaptation variant."""
@@ -260,27 +226,19 @@ class MethodComparison:
 
     def run(self, item: Plan, processes: Processes) -> None:
         """Train and adapt, leaving out what has ended."""
+        for variant in (None, *item.variants):
+            for stage in ("train",) if variant is None else self.stages(variant):
+                if not self.cost(item, stage).ended:
+                    log = self.group(item) / f"seed{item.seed}.log"
+                    command = self.command(item, variant, stage)
+                    processes.run(command, log, self.cost_file(item, stage))
 
-        def execute(stage: str, command: Callable[[], list[str]]) -> None:
-            if not self.cost(item, stage).ended:
-                log = self.group(item) / f"seed{item.seed}.log"
-                processes.run(command(), log, self.cost_file(item, stage))
-
-        execute("train", lambda: self._train(item))
-        for variant in item.variants:
-            for stage in self.stages(variant):
-                execute(
-                    stage, lambda stage=stage, variant=variant: self.command(item, variant, stage)
-                )
-
-    def _train(self, item: Plan) -> list[str]:
-        command = ["-m", "mttl", "train", "-c", self.files(item)]
-        resume = ["--resume"] if self.run_folder(item).is_dir() else []
-        return [*command, *resume, "-k", *self.training(item)]
-
-    def command(self, item: Plan, variant: AdaptationVariant, stage: str) -> list[str]:
-        """Return the command of a stage of adaptation."""
+    def command(self, item: Plan, variant: AdaptationVariant | None, stage: str) -> list[str]:
+        """Return the command of a stage of adaptation, or of training without a variant."""
         run = self.run_folder(item)
+        if variant is None:
+            command = ["-m", "mttl", "train", "-c", self.files(item)]
+            return [*command, *["--resume"] * run.is_dir(), "-k", *self.training(item)]
         command = ["-m", "mttl", "adapt", "-c", self.adapt_files(item), "--from", str(run)]
         command += ["--samples", self.samples] if self.samples else []
         command += ["--tasks", self.tasks, "--out", str(run / stage)]
@@ -294,29 +252,19 @@ class MethodComparison:
 def carry_out(
     comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
 ) -> str:
-    """Run what is missing, and write tables whenever something has ended.
-
-    Returns:
-        The tables of everything.
-    """
-    if not plans:  # everything exists
-        with alone(comparison.out):
-            return write()
-    comparison.check(plans)
-    with alone(comparison.out):
-        comparison.keep_settings()
-        todo = [item for item in plans if not comparison.has_ended(item)]
-        run_all(todo, comparison.run, n_workers=n_workers, ended=write)
-    return write()
-
-
-def alone(out: Path) -> AbstractContextManager[None]:
-    """Keep other comparisons out of a folder."""
+    """Run what is missing, write tables whenever something has ended, and return those of all."""
+    if plans:  # else everything exists
+        comparison.check(plans)
     refusal = ConfigError(
-        f"another comparison is at work in '{out}': wait for it, or choose another folder "
-        "with --out"
+        f"another comparison is at work in '{comparison.out}': wait for it, or choose another "
+        "folder with --out"
     )
-    return locked(out / ".lock", refusal)
+    with locked(comparison.out / ".lock", refusal):
+        if plans:
+            comparison.keep_settings()
+            todo = [item for item in plans if not comparison.has_ended(item)]
+            run_all(todo, comparison.run, n_workers=n_workers, ended=write)
+        return write()
 
 
 def run_all(

@@ -35,7 +35,11 @@ class ExistingRuns:
         return seeds_of(self.folders)
 
     def check(self) -> None:
-        """Check that all are finished runs of one method."""
+        """Check that all are finished runs of one method.
+
+        Raises:
+            MttlError: If they are not.
+        """
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
                 raise MttlError(
@@ -46,19 +50,19 @@ class ExistingRuns:
             if not any(score.seed == seed for score in self.scores):
                 results = RunFolder(folder).require_results()
                 raise MttlError(
-                    f"--runs {self.name}: '{results}' has no test scores of tasks, which are "
-                    "compared here (data.evaluate: [test]; mttl compare RUN shows others, those "
-                    "of BabyAI too). Leave the run out"
+                    f"--runs {self.name}: '{results}' has no test scores of tasks (data.evaluate: "
+                    "[test]; mttl compare RUN shows others, those of BabyAI too). Leave the run out"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
-            found = [adapted_to(folder / f"adapt-{mode}") for folder in self.folders]
-            everything = set[Adapted]().union(*found)
-            for folder, own in zip(self.folders, found, strict=True):
+            places = [folder / f"adapt-{mode}" for folder in self.folders]
+            found = {place: adapted_to(place) for place in places}
+            everything = set[Adapted]().union(*found.values())
+            for place, own in found.items():
                 if own and own != everything:
                     raise MttlError(
-                        f"--runs {self.name}: '{folder / f'adapt-{mode}'}' has results of "
-                        f"{len(own)} of the {len(everything)} tasks and samples that its runs were "
-                        "adapted to; finish it with the same mttl adapt, or leave the run out"
+                        f"--runs {self.name}: '{place}' has results of {len(own)} of the "
+                        f"{len(everything)} tasks and samples that its runs were adapted to; "
+                        "finish it with the same mttl adapt, or leave the run out"
                     )
 
     @cached_property
@@ -114,11 +118,7 @@ def mean_of_known(values: Sequence[float]) -> float:
 
 
 def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
-    """Return the methods that ``NAME=RUN[,RUN...]`` texts define.
-
-    Raises:
-        MttlError: If a text has another form, or its runs do not fit one another.
-    """
+    """Return the methods that ``NAME=RUN[,RUN...]`` texts define; their runs are checked."""
     found: dict[str, ExistingRuns] = {}
     for text in texts:
         name, _, listed = text.partition("=")
@@ -178,11 +178,7 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
-    """Refuse methods that share no seed with the reference, so that nothing could be paired.
-
-    Raises:
-        MttlError: If there is one.
-    """
+    """Refuse methods that share no seed with the reference, so that nothing could be paired."""
     seeds: dict[str, set[int]] = {}
     for name, seed in trainings:
         seeds.setdefault(name, set()).add(seed)
@@ -198,10 +194,7 @@ def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
 def summary(runs: Sequence[Path]) -> str:
     """Return a Markdown table with the scores of runs that differ only in their seeds.
 
-    The baselines are those of the first run.
-
-    Raises:
-        MttlError: If runs differ in more than their seed, or have no results.
+    The baselines are those of the first run. Other runs are an `MttlError`.
     """
     for run in runs[1:]:
         if different := differing_settings(runs[0], run, MAY_DIFFER):

@@ -68,14 +68,9 @@ class Method:
         return [*([f"adapt.router_lr={lr}"] if self.one_speed else []), *self.adapt_settings]
 
 
-def _polytropon(
-    *settings: str, variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
-) -> Method:
-    return Method("router/polytropon.yaml", settings, variants=variants)
-
-
+POLYTROPON = "router/polytropon.yaml"
 METHODS: dict[str, Method] = {
-    "polytropon": _polytropon(variants=(*MODE_VARIANTS, NEAREST_TASK)),
+    "polytropon": Method(POLYTROPON, variants=(*MODE_VARIANTS, NEAREST_TASK)),
     "shared": Method("router/shared.yaml"),
     # As published: a new task has a private skill …
     "private": Method(
@@ -98,10 +93,11 @@ METHODS: dict[str, Method] = {
     "task_moe": Method("router/task_moe.yaml", variants=ROW_VARIANTS),
     "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
-    "one_speed": Method("router/polytropon.yaml", one_speed=True),
-    "multi_head_2": _polytropon("skills.n_heads=2", variants=HEAD_VARIANTS),
-    "multi_head_4": _polytropon("skills.n_heads=4", variants=HEAD_VARIANTS),
-    "multi_head_8": _polytropon("skills.n_heads=8", variants=HEAD_VARIANTS),
+    "one_speed": Method(POLYTROPON, one_speed=True),
+    **{
+        f"multi_head_{n}": Method(POLYTROPON, (f"skills.n_heads={n}",), variants=HEAD_VARIANTS)
+        for n in (2, 4, 8)
+    },
     "token_top2": Method("router/token_top2.yaml"),
     "token_switch": Method("router/token_switch.yaml"),
 }
@@ -111,11 +107,7 @@ VARIANTS = (*MODES, "nearest_task")
 
 
 def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
-    """Return the methods that ``NAME=FRAGMENT`` texts define.
-
-    Raises:
-        MttlError: If a text has another form, its name is taken, or a file does not exist.
-    """
+    """Return the methods that ``NAME=FRAGMENT`` texts define; their files must exist."""
     from mttl.config.load import find_file  # slow to import
 
     found: dict[str, Method] = {}
@@ -130,10 +122,7 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
             raise MttlError(f"--method {name}: there is a method of this name; choose another")
         for file in fragment.split("+"):
             find_file(file, suffix=".yaml")
-        variants = (
-            MODE_VARIANTS[0],
-            *(variant for variant in MODE_VARIANTS[1:] if variant.name in modes),
-        )
+        variants = tuple(one for one in MODE_VARIANTS if one.name in ("all", *modes))
         found[name] = Method(fragment, variants=variants, adapts_by_fragment=True)
     return found
 
@@ -169,13 +158,6 @@ def plan(
     """Return what to run: every seed and fold of every method, with the variants that it has.
 
     The first seed of all methods comes first, so that a comparison that was stopped early compares.
-
-    Args:
-        names: Names of methods.
-        modes: Further adaptation variants the methods that have them.
-        seeds: Seeds of training and adaptation.
-        folds: Numbers of folds; 0 takes the partition as it is.
-        methods: Methods by name.
     """
     variants = {
         name: (own.variants[0], *(variant for variant in own.variants[1:] if variant.name in modes))
@@ -192,18 +174,11 @@ def plan(
 def check_modes(
     modes: Sequence[str], plans: Sequence[Plan], methods: Mapping[str, Method] = METHODS
 ) -> None:
-    """Refuse further adaptation variants that none of the planned methods has.
-
-    Raises:
-        MttlError: If there is one; the message names the methods that have it.
-    """
+    """Refuse further adaptation variants that none of the planned methods has."""
     had = {variant.name for item in plans for variant in item.variants}
-    for mode in modes:
-        if mode not in had:
-            names = [
-                x for x, method in methods.items() if mode in {w.name for w in method.variants}
-            ]
-            raise MttlError(
-                f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
-                f"{', '.join(names)} with --methods"
-            )
+    for mode in (mode for mode in modes if mode not in had):
+        names = [x for x, own in methods.items() if mode in {w.name for w in own.variants}]
+        raise MttlError(
+            f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
+            f"{', '.join(names)} with --methods"
+        )

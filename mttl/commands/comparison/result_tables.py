@@ -1,9 +1,9 @@
 """The scores and costs of what has ended in a comparison, as tables and a figure."""
 
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from mttl.adaptation.results import Results
 from mttl.commands.comparison.comparison_folder import MethodComparison
@@ -63,16 +63,10 @@ def write_tables(
         for column in sorted(planned, key=lambda column: column[1] != "all")
         if column in ended
     ]
-    lines = [
-        _line(
-            method,
-            mode,
-            scores,
-            reference,
-            *_costs(comparison, plans, method, planned[method, mode]),
-        )
-        for method, mode in columns
-    ]
+    lines = []
+    for method, mode in columns:
+        costs = _costs(comparison, plans, method, planned[method, mode])
+        lines.append(_line(method, mode, scores, reference, *costs))
     for runs in existing:
         modes = {score.mode or "all" for score in runs.scores}  # a row for training tasks too
         for mode in sorted(modes, key=lambda mode: (mode != "all", mode)):
@@ -120,11 +114,8 @@ def _line(
     if not compared and method != reference:
         compared = _scores(scores, reference, mode)
     return TableRow(
-        label(method, mode),
-        n_trained_in(runs, mode),
-        len(by_seed(unseen or seen)),
-        mean_score(seen),
-        mean_score(unseen),
+        *(label(method, mode), n_trained_in(runs, mode), len(by_seed(unseen or seen))),
+        *(mean_score(seen), mean_score(unseen)),
         paired_difference(seen, _scores(scores, reference, "")),
         paired_difference(unseen, compared),
         *costs,
@@ -141,26 +132,24 @@ def _costs(
     adapting = [comparison.cost(x, stage) for x in adapted for stage in comparison.stages(variant)]
     return (
         [comparison.run_folder(adapted[0])],
-        _mean(cost.cpu_minutes for cost in training if variant.name == "all"),
+        fmean(c.cpu_minutes for c in training) if training and variant.name == "all" else math.nan,
         sum(cost.cpu_minutes for cost in adapting) / len(adapted),
         max(cost.peak_mib for cost in training + adapting),
     )
 
 
 def n_trained_in(runs: Sequence[Path], mode: str) -> int:
-    """Return how many parameters a training, or an adaptation variant, trains."""
-    if mode == "all":
-        return n_trained(runs[0])
-    places = (run / f"adapt-{mode}" for run in runs)
-    return next(x.n_trained for place in places for x in Results(place).finished.values())
+    """Return how many parameters of skills and router training, or an adaptation variant, trains.
 
-
-def n_trained(run: Path) -> int:
-    """Return the number of parameters of a run's skills and learned router, from file headers."""
+    Those of a training are read from file headers.
+    """
+    if mode != "all":
+        places = (run / f"adapt-{mode}" for run in runs)
+        return next(x.n_trained for place in places for x in Results(place).finished.values())
     from mttl.checkpoints.model_tensors import TOKENS
     from mttl.checkpoints.saved_inventory import count_saved  # they bring PyTorch
 
-    skills = run / "skills"
+    skills = runs[0] / "skills"
     meta = read_json(skills / "meta.json", MttlError, dict)
     kind = meta["settings"]["router"]["kind"]
     # Routers of tokens are learned, whatever routes tasks.
@@ -230,8 +219,3 @@ def _scores(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
 
 def _seen(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
     return _scores(scores, method, "") if mode == "all" else []
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return statistics.fmean(known) if known else math.nan

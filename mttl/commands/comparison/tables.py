@@ -17,12 +17,8 @@ class TaskScore(NamedTuple):
     """One score on test rows.
 
     Attributes:
-        method: Name of the method.
-        mode: How it was adapted; empty for training tasks.
-        seed: Seed of training and adaptation.
+        mode: How the method was adapted; empty for training tasks.
         side: ``"seen"`` or ``"unseen"``.
-        task: Name of the task.
-        sample: Few-shot sample of the task.
         score: Score in %; NaN where the metric is undefined.
         fold: Which tasks were unseen in training; 0 without folds.
         rows: Digest of rows and metric, `mttl.tasks.folder.Gym.digest`; empty where unknown.
@@ -50,17 +46,13 @@ class Mean(NamedTuple):
 class TableRow(NamedTuple):
     """One row of the main table; scores in %, costs as means over seeds.
 
+    Differences to the reference are paired by task, fold, seed and sample; minutes are processor
+    time.
+
     Attributes:
         method: Name; an adaptation mode other than ``all`` follows a colon.
         trained: Number of parameters of skills and router, or of what the mode trains.
-        n_seeds: Number of seeds that have ended.
-        seen: Mean over the training tasks.
-        unseen: Mean over the unseen tasks, after adaptation.
-        seen_difference: Difference to the reference, paired by task, fold, seed and sample.
-        unseen_difference: The same on unseen tasks.
-        training_minutes: Processor time of training and scoring.
-        adaptation_minutes: Processor time of adapting to all unseen tasks.
-        peak_mib: Largest resident memory of either.
+        peak_mib: Largest resident memory of training and adaptation.
     """
 
     method: str
@@ -92,11 +84,7 @@ def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[TaskSco
 def check_rows(
     scores: Iterable[TaskScore], digest: Callable[[str, int], str] | None = None
 ) -> None:
-    """Refuse to compare scores of one sample that are of other rows, or by another metric.
-
-    Raises:
-        MttlError: If two are, or one is of rows that no longer exist.
-    """
+    """Refuse to compare scores of one sample that are of other rows, or by another metric."""
     first: dict[tuple[str, int], TaskScore] = {}
     other: dict[tuple[str, str], set[str]] = {}
     for score in (score for score in scores if score.rows):

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from rich.markup import escape
-from rich.table import Table
 
-from mttl.commands.routing_report.open_rows import open_rows
+from mttl.commands.routing_report.read_routing import open_run
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.errors import CheckpointError
+from mttl.runtime.tables import TextTable
 from mttl.training.loss import global_mean
 
 MOST_PAIRS = 5
@@ -30,7 +30,8 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
     They are computed after training, in evaluation mode, on ``n_rows`` training rows of each task.
     All gradients are in memory at once: 4 bytes per task and parameter of the skills.
     """
-    module, data = open_rows(run, "--gradients", max_rows=n_rows)
+    opened = open_run(run, "leave --gradients out", max_rows=n_rows)
+    module, data = opened.module, opened.data
     inventories = [layer.inventory for layer in module.model.skilled_layers().values()]
     if not inventories:
         raise CheckpointError(
@@ -58,25 +59,22 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
 
 def gradient_table(
     cosines: Float[np.ndarray, "T T"], tasks: Sequence[str], categories: Sequence[str]
-) -> Table:
+) -> TextTable:
     """Return how aligned tasks are, in all, within and between categories, and who conflicts."""
     one, other = np.triu_indices(len(tasks), 1)
     values, names = cosines[one, other], np.array(categories)
     within = names[one] == names[other]
-    table = Table(title="Cosines of the gradients of tasks", title_justify="left")
-    for heading in ("pairs of tasks", "mean", "below 0"):
-        table.add_column(heading, justify="left" if heading == "pairs of tasks" else "right")
+    table = TextTable("Cosines of the gradients of tasks").words("pairs of tasks")
+    table.numbers("mean", "below 0")
     for name, chosen in (
         ("all", np.ones_like(within)),
         ("of one category", within),
         ("of two categories", ~within),
     ):
         if chosen.any():
-            below = f"{(values[chosen] < 0).mean():.0%}"
-            table.add_row(name, f"{values[chosen].mean():.3f}", below)
+            table.add(name, float(values[chosen].mean()), f"{(values[chosen] < 0).mean():.0%}")
     worst = np.argsort(values, kind="stable")[:MOST_PAIRS]
     pairs = [(tasks[int(one[pair])], tasks[int(other[pair])], values[pair]) for pair in worst]
     shown = (f"{first} and {second} {value:.2f}" for first, second, value in pairs)
     table.caption = f"Lowest cosines: {escape(', '.join(shown))}"
-    table.caption_justify = "left"
     return table

@@ -1,8 +1,9 @@
-"""The routing of a run, with the categories and factors of its tasks."""
+"""The routing of a run, with the categories, factors and rows of its tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from mttl.analysis.tokens.token_record import (
     read_token_record,
 )
 from mttl.assembly import saved_settings
+from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_folder import find_inventory
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.capabilities import require_features
@@ -22,12 +24,17 @@ from mttl.config.load import load_any_config
 from mttl.config.plugin_section import LEAVE
 from mttl.config.schema import Config
 from mttl.config.section import Section
-from mttl.data.chosen_tasks import gym_folder
+from mttl.data.chosen_tasks import gym_folder, open_gym
+from mttl.data.data_module import TextToTextDataModule
 from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
+from mttl.models.backbone import is_decoder_only
 from mttl.peft_format.library_run import MEMBERS, MemberList
+from mttl.runtime.gpus import device_of
+from mttl.tasks.folder import Gym
 from mttl.tasks.table import crossfit
 from mttl.training.routing_monitor import as_rows, routing_weights
+from mttl.training.text_to_text import TextToTextModule
 
 
 def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
@@ -44,17 +51,17 @@ def read_view(
 
     If only tokens are routed, it is the share of experts among the tokens of each task.
     """
+    view = None
     if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
         view = token_view(folder, read_token_record(folder))
-        record = view.record
+        if adapted:
+            raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row there")
     else:
         saved = find_inventory(folder) and read_inventory(folder)
         if saved and "backbone" in saved.meta["settings"]:
             built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
             require_features(built, {"plots": "a figure of routing"})
-        view, record = None, read_record(folder)
-    if view is not None and adapted:
-        raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row of their own")
+    record = view.record if view else read_record(folder)
     if len(record.tasks) + len(adapted) < 2:
         raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
     if view is not None:
@@ -80,27 +87,22 @@ def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
 
 
 def with_adapted(
-    record: RoutingRecord,
-    probabilities: np.ndarray,
-    adapted: Sequence[str],
-    backbone: str | None = None,
+    record: RoutingRecord, probabilities: np.ndarray, adapted: Sequence[str], backbone: str | None
 ) -> tuple[RoutingRecord, np.ndarray]:
     """Return the routing of a run and, behind it, of tasks that were adapted from it.
 
     A task whose name is there already is called after its folder, and those above it if need be.
     """
-    from mttl.assembly.model import load_run
-
     tasks, weights, likely = [*record.tasks], [record.weights], [probabilities]
     for folder in adapted:
         built = load_run(folder, run=record.folder, backbone=backbone)
         router = built.model.router
         row = routing_weights(router).astype(np.float64)
         if row.shape[::2] != record.weights.shape[::2]:
+            own, whole = row.shape, record.weights.shape
             raise CheckpointError(
-                f"'{folder}' has a router of {row.shape[0]} groups and {row.shape[2]} skills, and "
-                f"'{record.folder}' {record.weights.shape[0]} and {record.weights.shape[2]}: their "
-                "rows cannot be compared"
+                f"'{folder}' has a router of {own[0]} groups and {own[2]} skills, and "
+                f"'{record.folder}' {whole[0]} and {whole[2]}: their rows cannot be compared"
             )
         (task,) = built.tasks
         parts = Path(folder).resolve().parts
@@ -158,12 +160,52 @@ def read_settings(folder: Path) -> Section | None:
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:
     """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
-    if not isinstance(settings, Config):
-        return {}
-    table = gym_folder(settings.data) / "TASKS.csv"
-    rows = read_table(table, TaskError) if table.exists() else []
+    table = gym_folder(settings.data) / "TASKS.csv" if isinstance(settings, Config) else None
+    rows = read_table(table, TaskError) if table is not None and table.exists() else []
     return {
         row["task"].strip(): row[column].strip()
         for row in rows
         if row.get("task") and row.get(column)
     }
+
+
+class OpenRun(NamedTuple):
+    """A trained run on text in evaluation mode, with the rows of its tasks."""
+
+    config: Config
+    built: Built
+    gym: Gym
+    module: TextToTextModule
+    data: TextToTextDataModule
+
+
+def open_run(
+    run: Path, advice: str, backbone: str | None = None, seed: int = 0, **settings: Any
+) -> OpenRun:
+    """Return a run and its rows.
+
+    Args:
+        run: Folder of the run.
+        advice: What to do without a configuration of a training on text.
+        backbone: Where a pretrained backbone is now.
+        seed: Seed of the rows that are drawn.
+        **settings: Settings of the section ``data`` that replace the run's.
+    """
+    config = read_settings(run)
+    if not isinstance(config, Config):
+        raise CheckpointError(
+            f"'{run}' has no config.yaml of a training on text, so its rows are not known: {advice}"
+        )
+    built, gym = load_run(run, backbone=backbone), open_gym(config.data)
+    module = TextToTextModule(
+        *(built.model, built.tokenizer, {task: gym.metric(task) for task in built.tasks}),
+        generation=config.generation,
+        max_output_length=built.form.max_output_length,
+    )
+    data = TextToTextDataModule(
+        *(gym, list(built.tasks), built.tokenizer),
+        config.data.model_copy(update={"cache_dir": None} | settings),
+        decoder_only=is_decoder_only(built.model.backbone),
+        seed=seed,
+    )
+    return OpenRun(config, built, gym, module.to(device_of()).eval(), data)

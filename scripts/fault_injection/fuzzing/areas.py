@@ -241,7 +241,7 @@ AREAS: dict[str, Area] = {
     ),
     "prediction": Area(
         "run",
-        ("questions.tsv", "answers.tsv", "results.csv", "models/new/results.csv"),
+        ("questions.tsv", "results.csv", "models/new/results.csv"),
         _answers,
         weight=0.3,
     ),

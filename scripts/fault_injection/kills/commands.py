@@ -9,7 +9,6 @@ from kills.material import LEVELS
 
 Arguments = list[str]
 TINY = ("-c", "tiny.yaml", "-k")
-CHUNK = 8  # answers that are written together, as one batch has one question
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,10 @@ def _jobs(command: Command, folder: Path) -> float:
 
 def _answers(command: Command, folder: Path) -> float:
     """Return how many parts of the questions are answered; a part is written at once."""
-    path = folder / command.out
-    lines = path.read_text(errors="replace").count("\n") if path.is_file() else 0
-    return lines // CHUNK
+    if (folder / command.out).exists():
+        return float("inf")
+    path = folder / f".{command.out}.part" / "answers.jsonl"
+    return path.read_text(errors="replace").count("\n") if path.is_file() else 0
 
 
 def _built(command: Command, folder: Path) -> float:
@@ -182,7 +182,7 @@ COMMANDS = (
             *("--batch-size", "1"),
         ],
         "answers.jsonl",
-        _same,
+        _unless_there,
         _answers,
     ),
     Command(

@@ -6,39 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback
-from safetensors.torch import load_file
 
-from helpers.command import load_recipe, start, train
+from helpers.command import start, train
 from helpers.gyms import TINY_T5
+from helpers.interruption import SignalAt, assert_same_run, called_back
 from helpers.tiny_run import check_answers, check_best_is_known, losses
 from mttl.assembly.model import load_run
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.commands import train_tasks
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.files import locked
 from mttl.models.backbone import build_random
 from mttl.training.stopping import StopRequested
 
-
-class SignalAt(Callback):
-    """Sends this process a signal in the middle of a step, or of a validation."""
-
-    def __init__(self, step: int, number: signal.Signals, validating: bool = False) -> None:
-        self.step, self.number, self.validating = step, number, validating
-
-    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
-        if not self.validating and trainer.global_step == self.step:
-            signal.raise_signal(self.number)
-
-    def on_validation_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        if self.validating and trainer.global_step == self.step:
-            self.validating = False
-            signal.raise_signal(self.number)
+BUILDER = "mttl.commands.train_tasks.build_trainer"
 
 
 @pytest.fixture
@@ -46,41 +30,13 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
     """Return a function that runs the command until a signal arrives."""
 
     def run(name: str, callback: Callback, *overrides: str) -> StopRequested:
-        recipe, build = load_recipe(), train_tasks.build_trainer
-
-        def with_callback(*args: Any, **kwargs: Any) -> Trainer:
-            trainer = build(*args, **kwargs)
-            trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
-            return trainer
-
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        with monkeypatch.context() as once:
-            once.setattr(train_tasks, "build_trainer", with_callback)
-            with pytest.raises(StopRequested) as caught:
-                recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
+        with called_back(callback, monkeypatch, BUILDER), pytest.raises(StopRequested) as caught:
+            train(config, name, *overrides)
         assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
         return caught.value
 
     return run
-
-
-def check_same_run(resumed: RunFolder, whole: RunFolder) -> None:
-    """Nothing distinguishes a resumed run: bit-identical, as its noise continues too."""
-    assert resumed.metrics.read_text() == whole.metrics.read_text()
-    assert resumed.results.read_text() == whole.results.read_text()
-    for name in ("skills", "router", "backbone"):
-        first = load_file(resumed.skills / f"{name}.safetensors")
-        second = load_file(whole.skills / f"{name}.safetensors")
-        assert first.keys() == second.keys()
-        for key, value in first.items():
-            assert torch.equal(value, second[key]), key
-    ours, theirs = (np.load(run.plots / "routing_history.npz") for run in (resumed, whole))
-    assert ours["steps"].tolist() == theirs["steps"].tolist()
-    np.testing.assert_array_equal(ours["weights"], theirs["weights"])
-    first, second = (torch.load(run.last, weights_only=False) for run in (resumed, whole))
-    assert first["global_step"] == second["global_step"]
-    for key, value in first["state_dict"].items():
-        assert torch.equal(value, second["state_dict"][key]), key
 
 
 @pytest.mark.parametrize(
@@ -97,9 +53,8 @@ def check_same_run(resumed: RunFolder, whole: RunFolder) -> None:
     ],
 )
 def test_a_run_continues_as_if_it_had_never_stopped(
-    config, whole, interrupt, step,
-    validating,
-) -> None:  # fmt: skip
+    config, whole, interrupt, step, validating
+) -> None:
     name = f"stopped-{step}-{validating}"
     stop = interrupt(name, SignalAt(step, signal.SIGINT, validating))
     assert str(stop) == "stopped by SIGINT; the state was saved, continue with --resume"
@@ -110,7 +65,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     assert saved["global_step"] == (step if validating else step + 1)
     if validating:
         check_best_is_known(saved, run)
-    check_same_run(train(config, name, resume=True), whole)
+    assert_same_run(train(config, name, resume=True), whole)
 
 
 def test_a_second_signal_stops_at_once(interrupt, whole) -> None:
@@ -134,7 +89,7 @@ def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
     stop = interrupt("answering", WhileAnswering())
     assert stop.number == signal.SIGTERM
     assert "the state was saved" in str(stop)
-    check_same_run(train(config, "answering", resume=True), whole)
+    assert_same_run(train(config, "answering", resume=True), whole)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
@@ -146,16 +101,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
                 for value in module.parameters():
                     value.data.fill_(float("nan"))
 
-    recipe, build = load_recipe(), train_tasks.build_trainer
-
-    def diverging(*args: Any, **kwargs: Any) -> Trainer:
-        trainer = build(*args, **kwargs)
-        trainer.callbacks.insert(0, Diverge())  # type: ignore[attr-defined]
-        return trainer
-
-    monkeypatch.setattr(train_tasks, "build_trainer", diverging)
-    with pytest.raises(TrainingError, match=r"the loss is nan at step 7: the weights are useless"):
-        recipe.main(["-c", str(config), "-k", "run.name=nan"])
+    useless = r"the loss is nan at step 7: the weights are useless"
+    with called_back(Diverge(), monkeypatch, BUILDER), pytest.raises(TrainingError, match=useless):
+        train(config, "nan")
     run = RunFolder(whole.path.parent / "nan")
     assert torch.load(run.last, weights_only=False)["global_step"] == 4
     assert not run.skills.exists()
@@ -178,7 +126,7 @@ def test_a_moved_run_is_resumed_with_its_best_weights(config, interrupt, whole) 
     (whole.path.parent / "there" / "config.yaml").write_text(
         text.replace("name: here", "name: there")
     )
-    check_same_run(train(config, "there", resume=True), whole)
+    assert_same_run(train(config, "there", resume=True), whole)
 
 
 def test_a_finished_run_can_be_resumed_with_more_steps(config: Path, whole: RunFolder) -> None:

@@ -1,21 +1,17 @@
 """The training command where tokens choose experts: stopping and resuming, and its figures."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import Trainer
-from safetensors.torch import load_file
 from torch import Tensor
 
-from helpers.command import load_recipe, train
+from helpers.command import train
 from helpers.gyms import write_config, write_gym
-from helpers.interruption import SignalAt
+from helpers.interruption import assert_same_run, interrupted
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.commands import explore, plot, train_tasks
-from mttl.training.stopping import StopRequested
+from mttl.commands import explore, plot
 
 # The fragments of `configs/router` at the size of the tiny model. Records come every third step, so
 # that a stop falls between two of them.
@@ -51,21 +47,6 @@ def wholes(config: Path) -> dict[str, RunFolder]:
     }
 
 
-def stop_at(step: int, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    command, build = load_recipe(), train_tasks.build_trainer
-
-    def with_signal(*args: Any, **kwargs: Any) -> Trainer:
-        trainer = build(*args, **kwargs)
-        trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
-        return trainer
-
-    told = "the state was saved, continue with --resume"
-    with monkeypatch.context() as once:
-        once.setattr(train_tasks, "build_trainer", with_signal)
-        with pytest.raises(StopRequested, match=told):
-            command.main(given)
-
-
 def biases(run: RunFolder) -> dict[str, Tensor]:
     state = torch.load(run.last, weights_only=False)["state_dict"]
     return {name: value for name, value in state.items() if name.endswith("router.bias.value")}
@@ -79,25 +60,10 @@ def biases(run: RunFolder) -> dict[str, Tensor]:
 def test_a_run_continues_as_if_it_had_never_stopped(
     config, wholes, monkeypatch, kind, step
 ) -> None:
-    name = f"stopped-{kind}-{step}"
-    both = ("-c", recipe(config, kind))
-    stop_at(step, [*both, "-k", f"run.name={name}", *settings(kind)], monkeypatch)
-    resumed = train(recipe(config, kind), name, *settings(kind), resume=True)
-    whole = wholes[kind]
-    assert resumed.metrics.read_text() == whole.metrics.read_text()
-    assert resumed.results.read_text() == whole.results.read_text()
-    for part in ("skills", "router", "backbone"):
-        ours, theirs = (load_file(run.skills / f"{part}.safetensors") for run in (resumed, whole))
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    for file in ("token_history.npz", "token_routing.npz"):
-        first, second = (np.load(run.plots / file) for run in (resumed, whole))
-        assert set(first) == set(second)
-        for key in first:
-            np.testing.assert_array_equal(first[key], second[key], err_msg=f"{file}: {key}")
-    first, second = (torch.load(run.last, weights_only=False) for run in (resumed, whole))
-    for key, value in first["state_dict"].items():
-        assert torch.equal(value, second["state_dict"][key]), key
+    name, files = f"stopped-{kind}-{step}", recipe(config, kind)
+    with interrupted(step, monkeypatch, "mttl.commands.train_tasks.build_trainer"):
+        train(files, name, *settings(kind))
+    assert_same_run(train(files, name, *settings(kind), resume=True), wholes[kind])
 
 
 def test_what_was_compared_holds_biases_and_statistics(wholes: dict[str, RunFolder]) -> None:
