@@ -224,7 +224,7 @@ class Adaptation:
         mode = "rank" if config.adapt.option_weights else config.generation.mode
         check_options(gym, [(job.task, job.sample) for job in jobs], mode)
         adaptation = cls(built, inventory, gym, jobs, config)
-        adaptation.config, adaptation.rows  # noqa: B018 -- checks them
+        _ = adaptation.config, adaptation.rows  # mistakes in them
         return adaptation
 
     def changed(self, config: Config) -> "Adaptation":

@@ -119,7 +119,8 @@ class Predictor:
         """Choose answers at some places among the options of their tasks, and search the others."""
         rest = [place for place in range(len(names)) if place not in set(ranked)]
         chosen = self.choose(
-            *([values[place] for place in ranked] for values in (names, texts)),
+            [names[place] for place in ranked],
+            [texts[place] for place in ranked],
             [self.form.task_options[names[place]] for place in ranked],
             per_token=self.per_token,
             batch_size=batch_size,

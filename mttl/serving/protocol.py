@@ -145,7 +145,7 @@ class ChatRequest(_Request):
 
 
 SomePart = TypeVar("SomePart", bound=Part)
-Kind = TypeVar("Kind", CompletionRequest, ChatRequest)
+Kind = TypeVar("Kind", bound=_Request)
 
 
 def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
