@@ -15,8 +15,8 @@ from helpers.nodes import train_on_two
 from helpers.quantised import require, save_backbone
 from mttl.adaptation.modes import apply_mode
 from mttl.aggregation.packed_weights import packed_layers, parts
+from mttl.assembly.load_tasks import share_weights
 from mttl.assembly.model import load_run
-from mttl.assembly.share_weights import share_weights
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError

@@ -23,8 +23,7 @@ from mttl.adaptation.modes import row_starts
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.settings import job_config, with_settings
-from mttl.assembly.expert_matrix import read_expert_matrix
-from mttl.assembly.factor_table import factor_rows
+from mttl.assembly.build_router import factor_rows, read_expert_matrix
 from mttl.assembly.model import Built, load_run
 from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings
 from mttl.checkpoints.inventory_files import inventory_digest

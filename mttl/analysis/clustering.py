@@ -1,7 +1,11 @@
-"""A tree of tasks from their similarity."""
+"""A tree of tasks from their similarity, and how well its clusters agree with categories."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from mttl.analysis.permutation_test import PermutationTest, permutation_test
 
 
 def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"]:
@@ -44,3 +48,56 @@ def task_clusters(tree: Float[np.ndarray, "T-1 4"], n_clusters: int) -> Int[np.n
     from scipy.cluster.hierarchy import fcluster
 
     return fcluster(tree, n_clusters, criterion="maxclust")
+
+
+def category_agreement(
+    similarity: Float[np.ndarray, "T T"],
+    categories: Sequence[str],
+    *,
+    n_permutations: int = 1000,
+    seed: int = 0,
+) -> PermutationTest:
+    """Return the adjusted mutual information of task clusters and categories, beside chance.
+
+    The tree of tasks is cut into as many clusters as there are categories. 1 is the same partition,
+    0 what chance gives on average; the baseline permutes the categories among the tasks.
+
+    References:
+        Vinh, Epps and Bailey, *Information Theoretic Measures for Clusterings Comparison*, JMLR
+        2010. The mean of the two entropies normalises it.
+    """
+    labels = np.unique(list(categories), return_inverse=True)[1]
+    clusters = task_clusters(task_tree(similarity), int(labels.max()) + 1) - 1
+    generator = np.random.default_rng(seed)
+    permuted = [generator.permutation(labels) for _ in range(n_permutations)]
+    scores = adjusted_mutual_information(np.stack([labels, *permuted]), clusters)
+    return permutation_test(scores[0], scores[1:])
+
+
+def adjusted_mutual_information(
+    labels: Int[np.ndarray, "N T"], clusters: Int[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    r"""Return the score of each row: :math:`(I - E[I]) / ((H_1 + H_2) / 2 - E[I])`.
+
+    Rows are permutations of each other, so that all but the joint entropy are the same for all:
+    a thousand rows cost little more than one.
+    """
+    from sklearn.metrics.cluster import expected_mutual_information
+
+    n_clusters = int(clusters.max()) + 1
+    joint = np.array([_entropy(row * n_clusters + clusters) for row in labels])
+    apart = _entropy(labels[0]) + _entropy(clusters)
+    cells = np.bincount(labels[0] * n_clusters + clusters, minlength=n_clusters)
+    cells = np.append(cells, np.zeros(-len(cells) % n_clusters, dtype=cells.dtype))
+    table = cells.reshape(-1, n_clusters)
+    table = table[:, table.any(0)]
+    expected = expected_mutual_information(table, labels.shape[1])
+    most = apart / 2 - expected
+    # With a category per task every partition is as good as any other.
+    return (apart - joint - expected) / most if most > 1e-9 else np.zeros(len(labels))
+
+
+def _entropy(labels: Int[np.ndarray, "T"]) -> float:
+    shares = np.bincount(labels) / len(labels)
+    shares = shares[shares > 0]
+    return float(-(shares * np.log(shares)).sum())

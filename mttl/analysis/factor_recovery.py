@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mttl.analysis.cluster_agreement import adjusted_mutual_information
+from mttl.analysis.clustering import adjusted_mutual_information
 from mttl.analysis.permutation_test import PermutationTest, permutation_test
 from mttl.analysis.similarity import task_similarity
 

@@ -1,43 +1,38 @@
 """From the section `backbone` to a language model and its tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from mttl.config.backbone_schema import Backbone
+from mttl.config.backbone_schema import Backbone, Pretrained, RandomBackbone
 from mttl.config.load import resolve_folder
-from mttl.io.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import (
     BYTE_TOKENIZER,
     build_random,
+    choose_trained,
     load_pretrained,
     load_tokenizer,
+    new_architecture,
     read_architecture,
     scale_initial_weights,
 )
-from mttl.models.quantised import check_quantisation
-
-
-def backbone_name(backbone: Backbone) -> str:
-    """Return what to call a backbone."""
-    return backbone.name if backbone.kind == "pretrained" else f"random {backbone.model_type}"
 
 
 def place_of(name: str) -> str:
     """Return the path of a folder, as given or as it is shipped; else the name of the hub."""
     folder = resolve_folder(name)
-    return str(folder) if folder.is_dir() else name
+    return str(folder) if folder.is_dir() and name != BYTE_TOKENIZER else name
 
 
 def places_of(backbone: Backbone) -> dict[str, str]:
     """Return where the folders lie that the section names, by setting."""
     names = {"name": getattr(backbone, "name", None), "tokenizer": backbone.tokenizer}
-    given = {key: place_of(name) for key, name in names.items() if name and name != BYTE_TOKENIZER}
+    given = {key: place_of(name) for key, name in names.items() if name}
     return {key: str(Path(place).resolve()) for key, place in given.items() if Path(place).is_dir()}
 
 
@@ -58,23 +53,13 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
     return backbone.model_copy(update=moved)
 
 
-def check_backbone(backbone: Backbone) -> None:
-    """Refuse, before anything is loaded, a backbone that cannot be had here.
-
-    Raises:
-        ConfigError: If it is to be quantised, and a library is missing.
-    """
-    if backbone.kind == "pretrained" and backbone.quantize is not None:
-        check_quantisation(backbone.quantize)
-
-
 def check_packable(backbone: Backbone, packed_length: int) -> None:
-    """Refuse, before anything is loaded, a backbone whose rows cannot share a sequence.
+    """Refuse, before weights are loaded, a backbone whose rows cannot share a sequence.
 
     Raises:
-        ConfigError: If it has an encoder.
+        ConfigError: If it has an encoder, or what describes a pretrained one cannot be had.
     """
-    if has_encoder(backbone):
+    if architecture(backbone)[1].is_encoder_decoder:
         raise ConfigError(
             f"data.packed_length ({packed_length}) is for decoder-only backbones; this one reads "
             "inputs in an encoder, whose rows cannot share a sequence. Leave it out; "
@@ -82,42 +67,39 @@ def check_packable(backbone: Backbone, packed_length: int) -> None:
         )
 
 
-def has_encoder(backbone: Backbone) -> bool:
-    """Tell whether a backbone reads inputs in an encoder; no weights are read.
+def architecture(backbone: Backbone) -> tuple[Any, PretrainedConfig]:
+    """Return the class of a language model, and its configuration; no weights are read.
 
     Raises:
-        ConfigError: If what describes a pretrained one cannot be had.
+        ConfigError: If there is none.
     """
-    if backbone.kind == "random":
-        if backbone.model_type not in CONFIG_MAPPING:  # reported where it is built
-            return False
-        return bool(CONFIG_MAPPING[backbone.model_type]().is_encoder_decoder)
-    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
-    return bool(read_architecture(place_of(backbone.name), **where)[1].is_encoder_decoder)
+    if isinstance(backbone, RandomBackbone):
+        return new_architecture(backbone.model_type, backbone.config)
+    return read_architecture(place_of(backbone.name), **_version(backbone))
+
+
+def _version(backbone: Pretrained) -> dict[str, str | None]:
+    return {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
 
 
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the configuration names."""
-    if backbone.kind == "random":
-        return load_tokenizer(backbone.tokenizer)
     if backbone.tokenizer is not None:
         return load_tokenizer(place_of(backbone.tokenizer))
-    name = place_of(backbone.name)
-    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
-    return load_tokenizer(name, key="backbone.name", **where)
+    assert isinstance(backbone, Pretrained)
+    return load_tokenizer(place_of(backbone.name), key="backbone.name", **_version(backbone))
 
 
 def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedModel:
     """Load or build the backbone; frozen unless it is trained too."""
-    if backbone.kind == "random":
+    if isinstance(backbone, RandomBackbone):
         with torch.device("meta") if empty else nullcontext():
-            model = build_random(backbone.model_type, dict(backbone.config))
+            model = build_random(backbone.model_type, backbone.config)
         scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
             place_of(backbone.name),
-            revision=backbone.revision,
-            gguf_file=backbone.gguf_file,
+            **_version(backbone),
             dtype=backbone.dtype,
             quantize=backbone.quantize,
             train=bool(backbone.train),
@@ -127,49 +109,17 @@ def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedMode
     return model
 
 
-def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
-    """Let gradients reach the parameters of a backbone that are trained.
-
-    Args:
-        model: The backbone.
-        train: All, none, or patterns with ``*`` and ``?`` that match the end of a name.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter; the message names near ones.
-    """
-    if isinstance(train, bool):
-        model.requires_grad_(train)
-        return
-    model.requires_grad_(False)
-    named = dict(model.named_parameters())
-    for pattern in train:
-        found = [name for name in named if fnmatchcase(f".{name}", f"*.{pattern}")]
-        if not found:
-            raise ConfigError(
-                f"backbone.train: '{pattern}' matches no parameter of the backbone."
-                f"{nearest(pattern, named)} Patterns match the ends of names, such as "
-                f"'{next(iter(named))}'"
-            )
-        for name in found:
-            named[name].requires_grad_(True)
-
-
 def check_vocabulary(
     backbone: Backbone, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> None:
     """Refuse a backbone that has fewer embeddings than its tokenizer has tokens."""
     size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
     n_tokens = len(tokenizer)
-    if size >= n_tokens:
-        return
-    if backbone.kind == "random":
+    if size < n_tokens:
         raise ConfigError(
-            f"backbone.config.vocab_size ({size}) must be at least {n_tokens}, the number of "
-            f"tokens of the tokenizer '{backbone.tokenizer}'"
+            f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} tokens, "
+            f"and the backbone '{backbone.title}' embeddings for {size}; it must have at most as "
+            "many. Name the tokenizer that it was trained with, or give the backbone more "
+            "embeddings: a new one by backbone.config.vocab_size, another by "
+            "resize_token_embeddings of transformers"
         )
-    raise ConfigError(
-        f"backbone.tokenizer ('{backbone.tokenizer or backbone.name}') has {n_tokens} tokens, and "
-        f"the backbone '{backbone.name}' embeddings for {size}; it must have at most as many. Name "
-        "the tokenizer that the backbone was trained with, or give the backbone more embeddings "
-        "(resize_token_embeddings of transformers) and save both in one folder"
-    )

@@ -1,36 +1,24 @@
 """From skills that were trained apart to a model of ours, and to the folder of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mttl.assembly.build_backbone import (
-    backbone_name,
-    build_backbone,
-    build_tokenizer,
-    check_vocabulary,
-    places_of,
-)
-from mttl.assembly.model import assemble
+from mttl.assembly.build_backbone import places_of
+from mttl.assembly.model import Built, build
 from mttl.assembly.saved_settings import ModelSettings
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.config.backbone_schema import Pretrained
 from mttl.config.plugin_section import PartSection, make_section
 from mttl.config.schema import Config
 from mttl.config.skills_schema import AnySkills
-from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder, write_text
-from mttl.models.backbone import is_decoder_only
 from mttl.plugins.classes import SKILLS
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.skills.attach import Attachment
 from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import linear_features
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.training.report import write_routing
@@ -39,30 +27,13 @@ from mttl.training.report import write_routing
 CERTAIN = 20.0
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Skills on their backbone.
-
-    Attributes:
-        model: Backbone, skills and router.
-        attachment: Which layers have skills.
-        token_layers: Which layers route tokens among them, if any do.
-        tasks: Names of the tasks in the order of their ids.
-    """
-
-    model: SkilledModel
-    attachment: Attachment
-    token_layers: Attachment | None
-    tasks: tuple[str, ...]
-
-
 def build_imported(
     settings: Config | ModelSettings,
     layers: Mapping[str, tuple[Tensor, Tensor]],
     tasks: Sequence[str],
     *,
     logits: Mapping[str, Tensor] | None = None,
-) -> Imported:
+) -> Built:
     """Put imported low-rank skills on a backbone.
 
     Args:
@@ -77,12 +48,8 @@ def build_imported(
         ConfigError: If the backbone cannot be loaded, or a section does not fit it.
         CheckpointError: If layers do not fit it; they are listed.
     """
-    backbone = settings.backbone
-    tokenizer = build_tokenizer(backbone)  # a run needs one, so it is better missed now
-    network = build_backbone(backbone)
-    check_vocabulary(backbone, tokenizer, network)
-    check_layers(network, layers)
-    model, attachment, token_layers = assemble(network, settings, tasks)
+    built = build(settings, tasks, check=lambda network: check_layers(network, layers))
+    model = built.model
     skilled = {path: (layer, layer.inventory) for path, layer in model.skilled_layers().items()}
     with torch.no_grad():
         for path, (layer, inventory) in skilled.items():
@@ -93,7 +60,8 @@ def build_imported(
         for path, layer in model.token_layers().items():
             _fill(layer.experts, *layers[path])
             layer.read_members()
-    return Imported(model.eval(), attachment, token_layers, tuple(tasks))
+    model.eval()
+    return built
 
 
 def imported_skills(
@@ -127,28 +95,20 @@ def _fill(inventory: Inventory, down: Tensor, up: Tensor) -> None:
 
 def save_imported(
     out: Path,
-    imported: Imported,
-    backbone: Pretrained,
+    imported: Built,
     settings: Mapping[str, Any],
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the folder of a run.
-
-    Raises:
-        ConfigError: If the model cannot be asked in that form.
-    """
-    decoder_only = is_decoder_only(imported.model.backbone)
-    form = PromptForm.model_validate(settings["data"])
-    form.encoder(build_tokenizer(backbone), decoder_only=decoder_only)
+    """Write the folder of a run."""
     with new_folder(out) as temporary:
         save_inventory(
             temporary / "skills",
             imported.model,
             imported.tasks,
-            backbone_name=backbone_name(backbone),
+            backbone_name=imported.backbone.title,
             backbone_trained=False,
             settings=settings,
-            places=places_of(backbone),
+            places=places_of(imported.backbone),
         )
         if groups := imported.attachment.groups:
             path = temporary / "plots" / "routing.npz"

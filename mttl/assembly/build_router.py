@@ -1,24 +1,24 @@
 """From the section `router` to a task router."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from mttl.assembly.expert_matrix import read_expert_matrix
-from mttl.assembly.factor_table import factor_rows
+from mttl.config.load import resolve_path
 from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import Router
-from mttl.io.errors import ConfigError
+from mttl.config.schema import Config
+from mttl.io.errors import ConfigError, nearest
+from mttl.io.reading import read_table, to_number
 from mttl.plugins.classes import PluginError, describe_error
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.task_router import SIZES, TaskRouter
+from mttl.tasks.folder import Gym
 
-# Arguments that are read for the tasks and the number of skills: see `ReadFrom`.
-READERS: dict[str, Callable[[Any, Sequence[str], int], torch.Tensor]] = {
-    "matrix": read_expert_matrix,
-    "factors": lambda table, tasks, n_skills: factor_rows(table, tasks),
-}
+Table = Mapping[str, Sequence[str]]
 
 
 def router_class(router: Router) -> type[TaskRouter]:
@@ -60,32 +60,21 @@ def build_router(
             custom router has weights of another shape.
     """
     sizes = dict(zip(SIZES, (n_groups, len(tasks), n_heads, n_skills), strict=True))
-    if isinstance(router, PluginSection):
-        features = {} if n_features is None else {"n_features": n_features}
-        made = _with_room(router.make(**sizes, **features), router.kind, n_features)
-        return _checked(made, router.kind, tuple(sizes.values()))
+    custom = isinstance(router, PluginSection)
     if trained and router_class(router) is FixedRouter:
         # The matrix is among what is loaded; the file it came from need not exist any more.
         return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
-    read = {
-        name: READERS[name](getattr(router, name), tasks, n_skills)
-        for name in READERS
-        if name in router.own_settings
-    }
+    names = [] if custom else [name for name in READERS if name in router.own_settings]
+    read = {name: READERS[name](getattr(router, name), tasks, n_skills) for name in names}
     made = router.make(**sizes, **read, n_features=n_features or 1)
-    return _with_room(made, router.kind, n_features)
-
-
-def _with_room(made: TaskRouter, name: str, n_features: int | None) -> TaskRouter:
-    """Make room for what a router sees of tasks: it is filled in before training, or loaded."""
     if made.seen and n_features is None:
         raise ConfigError(
-            f"router.kind '{name}' sees {' and '.join(made.seen)}, which only text has"
+            f"router.kind '{router.kind}' sees {' and '.join(made.seen)}, which only text has"
         )
-    for seen in made.seen:
+    for seen in made.seen:  # to be filled in before training, or loaded
         if seen != "prompts":
             made.show(seen, torch.zeros(made.n_tasks, n_features or 0))
-    return made
+    return _checked(made, router.kind, tuple(sizes.values())) if custom else made
 
 
 def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
@@ -101,3 +90,94 @@ def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
             "tasks, heads, skills"
         )
     return made
+
+
+def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[Tensor, "T K"]:
+    """Read the weights of the Expert baseline.
+
+    Args:
+        name: A CSV file: a header ``task`` and the skills' names, then a row per task; looked up as
+            given, then under the shipped configurations.
+        tasks: The tasks whose rows to return, in this order; the file may hold more.
+        n_skills: Skills K of the inventory.
+
+    Raises:
+        ConfigError: If the file is missing or malformed, has columns for another number of skills,
+            or a task has no row or no skill.
+    """
+    path = resolve_path(name, "router.matrix")
+    rows: dict[str, list[float]] = {}
+    n_columns = 0
+    for row in read_table(path, ConfigError, ("task",)):
+        task = row.pop("task")
+        if task in rows:
+            raise ConfigError(f"'{path}' has two rows of '{task}'")
+        place, n_columns = f"'{path}': a weight of '{task}'", len(row)
+        rows[task] = [to_number(cell, place, ConfigError) for cell in row.values()]
+    for task in tasks:
+        if task not in rows:
+            raise ConfigError(
+                f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Name the matrix "
+                "of your gym in data.expert_matrix; router/expert_*.csv are those that are shipped"
+            )
+        if not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
+            raise ConfigError(
+                f"'{path}': the weights of '{task}' must be at least 0, and one of them above"
+            )
+    if n_columns != n_skills:
+        raise ConfigError(
+            f"'{name}' has columns for {n_columns} skills, but skills.n_skills is "
+            f"{n_skills}; they must be equal, as skills.n_skills: per_column makes them"
+        )
+    return torch.tensor([rows[task] for task in tasks])
+
+
+def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
+    """Return a configuration that names the factors of its tasks, where it routes by them.
+
+    Raises:
+        TaskError: If TASKS.csv says nothing of a task.
+    """
+    router = config.router
+    if getattr(router, "factors", True):
+        return config
+    table = {task: gym.factors(task) for task in tasks}
+    return config.model_copy(update={"router": router.model_copy(update={"factors": table})})
+
+
+def factor_rows(
+    table: Table, tasks: Sequence[str], known: Table | None = None
+) -> Float[Tensor, "T F"]:
+    """Return which tasks have which factors, as 1 or 0.
+
+    Args:
+        table: The factors of these tasks, and maybe of others.
+        tasks: Whose rows to return.
+        known: The table that says which factors there are, in their order; by default the same.
+
+    Raises:
+        ConfigError: If a task is not in the table, or has a factor that is not known.
+    """
+    names = list(dict.fromkeys(name for own in (known or table).values() for name in own))
+    rows = torch.zeros(len(tasks), len(names))
+    for row, task in zip(rows, tasks, strict=True):
+        if task not in table:
+            raise ConfigError(
+                f"router.factors says nothing of the task '{task}'.{nearest(task, table)} Name its "
+                "factors there, or those of all tasks in the column 'factors' of TASKS.csv"
+            )
+        for name in table[task]:
+            if name not in names:
+                raise ConfigError(
+                    f"the task '{task}' has the factor '{name}', which no task of training "
+                    f"has.{nearest(name, names)} Learn it, with adapt.init 'mean' or 'fresh'"
+                )
+            row[names.index(name)] = 1
+    return rows
+
+
+# Arguments that are read for the tasks and the number of skills: see `ReadFrom`.
+READERS: dict[str, Callable[[Any, Sequence[str], int], torch.Tensor]] = {
+    "matrix": read_expert_matrix,
+    "factors": lambda table, tasks, n_skills: factor_rows(table, tasks),
+}

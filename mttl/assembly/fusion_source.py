@@ -1,7 +1,6 @@
 """The second stage of training: attention over skills of an earlier run, or more steps of them."""
 
 import logging
-from typing import Any
 
 from mttl.assembly.build_router import count_skills
 from mttl.assembly.saved_settings import ModelSettings, read_settings
@@ -36,22 +35,21 @@ def load_source(model: SkilledModel, config: Config) -> None:
     if source is None:
         return
     saved = read_inventory(source)
-    settings = saved.meta["settings"]
-    if settings.get("aggregation", {}).get("kind") == "fusion":
-        raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
     built_from = read_settings(saved, ModelSettings)
-    theirs = {
-        "backbone": _without(settings.get("backbone", {}), FREE),
-        "skills": built_from.skills.model_dump(mode="json"),
-    }
+    if isinstance(built_from.aggregation, Fusion):
+        raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
+    theirs, ours = (
+        {
+            "backbone": one.backbone.model_dump(mode="json", exclude=FREE),
+            "skills": one.skills.model_dump(mode="json"),
+        }
+        for one in (built_from, config)
+    )
     if "n_skills" in theirs["skills"]:
         theirs["skills"]["n_skills"] = count_skills(
             theirs["skills"]["n_skills"], built_from.router, len(saved.tasks)
         )
-    ours = {
-        "backbone": _without(config.backbone.model_dump(mode="json"), FREE),
-        "skills": config.skills.model_dump(mode="json") | {"n_skills": model.router.n_skills},
-    }
+        ours["skills"]["n_skills"] = model.router.n_skills
     if fusion is not None:  # its skills stay as they are, and know one form of inputs
         theirs["data"] = {"prefix": built_from.data.prefix}
         ours["data"] = {"prefix": config.data.prefix}
@@ -74,10 +72,6 @@ def load_source(model: SkilledModel, config: Config) -> None:
             "-k data.prefix=%s to show them what they know",
             *(name, source, built_from.data.prefix, config.data.prefix, built_from.data.prefix),
         )
-    if config.skills.kind == "sparse":
+    if hasattr(config.skills, "support"):
         place_supports(model.skilled_layers(), saved_supports(saved.skills))
     load_skills(model, saved)
-
-
-def _without(settings: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in names}

@@ -1,8 +1,8 @@
 """From a validated configuration to objects."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,19 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
 from mttl.assembly.attachment_probe import AttachmentProbe
-from mttl.assembly.build_backbone import (
-    build_backbone,
-    build_tokenizer,
-    check_backbone,
-    check_vocabulary,
-)
+from mttl.assembly.build_backbone import build_backbone, build_tokenizer, check_vocabulary
 from mttl.assembly.build_moe import build_experts
 from mttl.assembly.build_router import build_router, count_skills
 from mttl.assembly.fusion_source import load_source
-from mttl.assembly.saved_run import SavedRun
+from mttl.assembly.saved_run import Built
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoints.model_hub import download
 from mttl.checkpoints.saved_inventory import load_into, read_inventory
-from mttl.config.moe_schema import MEMBERS
-from mttl.config.plugin_section import PluginSection
+from mttl.config.backbone_schema import RandomBackbone
+from mttl.config.capabilities import missing_features
+from mttl.config.plugin_section import PartSection, PluginSection
 from mttl.config.schema import Config
-from mttl.config.skills_schema import Aggregation, Skills, kinds_of
+from mttl.config.skills_schema import Aggregation, Fusion, kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
@@ -38,29 +34,12 @@ from mttl.skills.attach import Attachment, Placement, attach_kinds
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import Inventory
-from mttl.skills.kinds import KINDS
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.training.precision import answering_precision
 
 _log = logging.getLogger(__name__)
-
-# Settings of every section `skills` that are not arguments of its kind.
-COMMON = {"kind", "targets", "n_skills", "support", "gate", "identical_init"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built(SavedRun):
-    """A model ready to train, or to answer.
-
-    Attributes:
-        attachment: Which layers have skills, and all routed groups.
-        token_layers: Which layers route tokens, if any do.
-    """
-
-    attachment: Attachment
-    token_layers: Attachment | None = None
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
@@ -72,10 +51,11 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
         ConfigError: If a part cannot be built, or learns nothing; the message names the section.
         CheckpointError: If the skills of an earlier run cannot be loaded, or do not fit.
     """
-    _refuse_members(config)
+    if problems := missing_features(config, {"trains": "training"}):
+        raise ConfigError("\n".join(problems))
     # Where the model is sharded, the first process gives the others what they hold of it.
     empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
-    built = _build(config, tasks, empty=empty)
+    built = build(config, tasks, empty=empty)
     if not empty:
         load_source(built.model, config)
     built.model.train()
@@ -105,17 +85,17 @@ def load_run(
         raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
     settings = read_found_settings(saved)
     if backbone is not None:
-        if settings.backbone.kind == "random":
+        if isinstance(settings.backbone, RandomBackbone):
             raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
         settings = settings.model_copy(update={"backbone": where})
-    built = _build(settings, saved.tasks, trained=True)
-    if settings.skills.kind == "sparse":  # supports may differ in size from those drawn
+    built = build(settings, saved.tasks, trained=True)
+    if hasattr(settings.skills, "support"):  # supports may differ in size from those drawn
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
-    found = {"folder": saved.folder, "meta": saved.meta, "backbone": settings.backbone}
-    return replace(built, **found, precision=answering_precision(settings.precision, built.model))
+    precision = answering_precision(settings.precision, built.model)
+    return replace(built, folder=saved.folder, meta=saved.meta, precision=precision)
 
 
 def from_pretrained(
@@ -161,31 +141,20 @@ def inventory_settings(
     return own | {"data": form | {name: texts for name, texts in by_task.items() if texts}}
 
 
-def _refuse_members(config: Config) -> None:
-    """Refuse to train with a router of a library's members."""
-    found, other = f"router.kind '{config.router.kind}'", "smear"
-    if config.moe is not None and config.moe.router.kind in MEMBERS:
-        found, other = f"moe.router.kind '{config.moe.router.kind}'", "top_k"
-    elif config.router.kind != "retrieval":
-        return
-    raise ConfigError(
-        f"{found} routes among members of a library, which exist already. Make a run of one with "
-        f"`mttl library run`, or train skills with another router, such as {other}"
-    )
-
-
-def _build(
+def build(
     settings: Config | ModelSettings,
     tasks: Sequence[str],
     *,
     trained: bool = False,
     empty: bool = False,
+    check: Callable[[PreTrainedModel], None] = lambda network: None,
 ) -> Built:
+    """Build a model with all that it takes to answer; ``check`` sees the backbone first."""
     backbone = settings.backbone
-    check_backbone(backbone)
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone, empty=empty)
     check_vocabulary(backbone, tokenizer, network)
+    check(network)
     form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
     own = network.generation_config
     if form.template == "chat":
@@ -207,6 +176,7 @@ def _build(
         form=form,
         search=search_settings(settings.generation, form.max_output_length, own),
         per_token=settings.generation.per_token,
+        backbone=backbone,
         attachment=attachment,
         token_layers=token_layers,
     )
@@ -229,38 +199,34 @@ def assemble(
     """
     skills, router, moe = settings.skills, settings.router, settings.moe
     slot = RoutingSlot()
-    attachment, n_heads, n_skills = Attachment((), ()), 1, 1
-    if skills.kind != "none":
-        n_heads = skills.n_heads
-        n_skills = count_skills(skills.n_skills, router, len(tasks))
-        aggregation = settings.aggregation
-        attachment = _attach(
-            network,
-            *(skills, aggregation, slot, n_skills, router.granularity),
-            fresh=not trained,
-        )
-    token_layers = None
+    attachment, token_layers = Attachment((), ()), None
+    kinds = kinds_of(skills)
+    n_heads, n_skills = (skills.n_heads, skills.n_skills) if kinds else (1, 1)
+    if not kinds and moe is not None and moe.task_prior != "none":
+        n_skills = moe.n_experts
+    n_skills = count_skills(n_skills, router, len(tasks))
+    if kinds:
+        make = partial(_make_inventory, settings.aggregation, n_heads, n_skills)
+        attachment = _attach(network, kinds, make, slot, router.granularity, fresh=not trained)
     if moe is not None:
-        if skills.kind == "none" and moe.task_prior != "none":
-            n_skills = moe.n_experts
         token_layers = build_experts(
             network, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
         )
         attachment = replace(attachment, groups=token_layers.groups)
     try:
-        n_groups = len(attachment.groups)
         embeddings: Any = network.get_input_embeddings()
         task_router = build_router(
-            *(router, n_groups, tasks, n_heads, n_skills),
+            *(router, len(attachment.groups), tasks, n_heads, n_skills),
             trained=trained,
             n_features=int(embeddings.weight.shape[1]),
         )
         model = SkilledModel(network, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
-    if skills.kind == "sparse" and skills.support != "random" and not trained:
+    support = getattr(skills, "support", "random")
+    if support != "random" and not trained:
         try:
-            skill = SparseSkill.load(skills.support)
+            skill = SparseSkill.load(support)
             if skill.masks:
                 raise ValueError(
                     "it is of a pruned network (form masked), which changes every entry and has no "
@@ -268,25 +234,23 @@ def assemble(
                 )
             place_supports(model.skilled_layers(), skill.support)
         except ValueError as error:
-            raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error
+            raise ConfigError(f"skills.support ('{support}'): {error}") from error
     return model, attachment, token_layers
 
 
 def _attach(
     model: PreTrainedModel,
-    skills: Skills,
-    aggregation: Aggregation,
+    kinds: Sequence[PartSection],
+    make: Callable[..., Inventory],
     slot: RoutingSlot,
-    n_skills: int,
     granularity: str,
     *,
     fresh: bool,
 ) -> Attachment:
-    placements, sections = [], list(kinds_of(skills))
     probe = AttachmentProbe(model) if fresh else None
-    for one in sections:
-        make = partial(_make_inventory, one, aggregation, n_skills)
-        placements.append(Placement(make, one.targets, one.part_class.attachment_point))
+    placements = [
+        Placement(partial(make, one), one.targets, one.part_class.attachment_point) for one in kinds
+    ]
     try:
         found = attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
     except ValueError as error:
@@ -294,32 +258,27 @@ def _attach(
     if any(placement.attachment_point == "attention" for placement in placements):
         read_prefixes(model)
     if probe is not None:
-        kinds = ", ".join(one.kind for one in sections)
-        promised = not any(isinstance(one, PluginSection) for one in sections)
-        probe.check(slot, kinds, promised)
+        promised = not any(isinstance(one, PluginSection) for one in kinds)
+        probe.check(slot, ", ".join(one.kind for one in kinds), promised)
     return found
 
 
 def _make_inventory(
-    skills: Any,
     aggregation: Aggregation,
+    n_heads: int,
     n_skills: int,
+    skills: PartSection,
     in_features: int,
     out_features: int,
     *more: int,
 ) -> Inventory:
-    n_heads, gate, identical = skills.n_heads, skills.gate, skills.identical_init
-    if isinstance(skills, PluginSection):
-        sizes = {"in_features": in_features, "out_features": out_features}
-        made = skills.make(**sizes, n_skills=n_skills, n_heads=n_heads)
-        made.require_use("task")
-    else:
-        settings = skills.model_dump(exclude=COMMON)
-        made = KINDS[skills.kind](in_features, out_features, n_skills, *more, **settings)
-        if aggregation.kind == "fusion":
-            attention = aggregation.model_dump(exclude={"kind", "source"})
-            return AttendedInventory(made, **attention)
-    found = GatedInventory(made) if gate else made
-    if identical:
+    sizes = {"in_features": in_features, "out_features": out_features, "n_skills": n_skills}
+    own = zip(getattr(skills.part_class, "internal", ()), more, strict=False)
+    made = skills.make(**sizes, n_heads=n_heads, **dict(own))
+    made.require_use("task")
+    if isinstance(aggregation, Fusion):
+        return AttendedInventory(made, **aggregation.model_dump(exclude={"kind", "source"}))
+    found = GatedInventory(made) if skills.gate else made
+    if skills.identical_init:
         found.make_identical()
     return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from mttl.assembly.build_backbone import backbone_name, place_of
+from mttl.assembly.build_backbone import place_of
 from mttl.assembly.saved_settings import ModelSettings
 from mttl.checkpoints.model_hub import make_repository, upload
 from mttl.checkpoints.saved_inventory import save_inventory
@@ -29,31 +29,32 @@ from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.io.yaml12 import dump, read_yaml
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
+from mttl.skills.attach import Attachment
 from mttl.skills.inputs.prefix import PrefixInventory
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedRun(Predictor):
-    """A model that was loaded from a run, and can be given away.
+class Built(Predictor):
+    """A model ready to train, or to answer; one that was loaded from a run can be given away.
 
     Attributes:
+        backbone: Its section of the configuration; of a run, where the backbone was found.
+        attachment: Which layers have skills, and all routed groups.
+        token_layers: Which layers route tokens, if any do.
         folder: The folder ``skills/`` that it was loaded from.
         meta: The facts about it, as its ``meta.json`` says.
-        backbone: Where its backbone was found.
     """
 
+    backbone: Backbone
+    attachment: Attachment
+    token_layers: Attachment | None = None
     folder: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    backbone: Backbone | None = None
 
     @property
     def base(self) -> str:
-        """Its backbone: a folder, a name on the hub, or what it is.
-
-        Raises:
-            CheckpointError: If the model was not loaded from a run.
-        """
-        return place_of(backbone_name(self._loaded()[1]))
+        """Its backbone: a folder, a name on the hub, or what it is."""
+        return place_of(self.backbone.title)
 
     def require(self, **features: str) -> None:
         """Refuse the run if one of its parts lacks a feature, given with who asks for it.
@@ -78,9 +79,9 @@ class SavedRun(Predictor):
                 damaged.
             FileExistsError: If there is something at ``folder`` already.
         """
-        (source, backbone), base, places = self._loaded(), self.base, {}
+        source, backbone, base, places = self._loaded(), self.backbone, self.base, {}
         with new_folder(folder) as new:
-            if backbone.kind == "pretrained" and Path(base).is_dir():
+            if Path(base).is_dir():
                 places["name"] = "backbone"
                 (new / "backbone").mkdir()
                 for file in sorted(path for path in Path(base).iterdir() if path.is_file()):
@@ -98,7 +99,7 @@ class SavedRun(Predictor):
                 new / "skills",
                 self.model,
                 self.tasks,
-                backbone_name=backbone_name(backbone),
+                backbone_name=backbone.title,
                 backbone_trained=self.meta["backbone"]["trained"],
                 settings=self.meta["settings"] | section,
                 places=places,
@@ -147,16 +148,13 @@ class SavedRun(Predictor):
         token: str | None = None,
         message: str = "Upload a run of mttl",
     ) -> str:
-        """Write what `save_pretrained` writes into a repository of the model hub.
+        """Write what `save_pretrained` writes to the model hub; return the address of the commit.
 
         Args:
             name: ``"OWNER/NAME"``, or ``"NAME"`` for your own account; made if it does not exist.
             private: Whether a new one is.
             token: That may write; by default that of `hf auth login`.
             message: Of the commit.
-
-        Returns:
-            The address of the commit.
 
         Raises:
             CheckpointError: If the model was not loaded from a run.
@@ -169,12 +167,12 @@ class SavedRun(Predictor):
             self.save_pretrained(folder, name=repository)
             return upload(folder, repository, token=token, message=message)
 
-    def _loaded(self) -> tuple[Path, Backbone]:
-        if self.folder is None or self.backbone is None:
+    def _loaded(self) -> Path:
+        if self.folder is None:
             raise CheckpointError(
                 "only a run that was loaded can be saved: train it (mttl train), then mttl.load it"
             )
-        return self.folder, self.backbone
+        return self.folder
 
 
 def _without_bottleneck(skills: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from mttl.assembly.model import Built
 from mttl.checkpoints.checkpoint_file import CheckpointFile
@@ -20,6 +21,7 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
+from mttl.config.skills_schema import Mixture
 from mttl.io.errors import ConfigError
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
@@ -166,12 +168,7 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
 def _lightning_trainer(**settings: Any) -> Trainer:
     try:
         return Trainer(**settings, enable_model_summary=False)
-    except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
-        raise ConfigError(f"section trainer: {error}") from error
-    except Exception as error:
-        # Lightning's MisconfigurationException derives from Exception alone.
-        if type(error).__name__ != "MisconfigurationException":
-            raise
+    except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
         raise ConfigError(f"section trainer: {error}") from error
 
 
@@ -184,7 +181,7 @@ def _annealing(router: Router) -> list[Callback]:
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [TrainingProgress()]
-    if built.attachment.groups and config.aggregation.kind == "mixture":  # else no router learns
+    if built.attachment.groups and isinstance(config.aggregation, Mixture):  # else none learns
         callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.moe is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from jaxtyping import Int64
 
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
@@ -28,13 +27,6 @@ class DemonstrationLoader:
 
     Passes are functions of the seed and their number. Processes share one plan: each takes its
     batches of it in turn.
-
-    Args:
-        levels: The demonstrations of T levels.
-        batch_size: Demonstrations of every level in a batch, N.
-        seed: Of the order; the same in all processes.
-        rank: This process.
-        n_ranks: Number of processes.
 
     Attributes:
         before_batch: As in `mttl.data.loader.ResumableLoader`.
@@ -129,12 +121,6 @@ class DemonstrationDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> DemonstrationLoader:
         """Return the loader."""
         return self.loader
-
-    def transfer_batch_to_device(
-        self, batch: DemonstrationBatch, device: torch.device, dataloader_idx: int
-    ) -> DemonstrationBatch:
-        """Return the batch on the device."""
-        return batch.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on exactly."""

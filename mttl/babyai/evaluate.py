@@ -34,15 +34,15 @@ def play_levels(
     seed: int,
     choose: Choice,
 ) -> Episodes:
-    """Play the first episodes of every level.
+    """Play the first episodes of every level; task t of the model plays level t.
 
     Args:
-        model: Its task t plays level t.
+        model: Put into evaluation mode meanwhile.
         levels: Names of T levels.
         status: Where progress is shown; nowhere by default.
         n_episodes: Episodes of every level, E.
         seed: Of the episodes, and of sampled actions.
-        choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
+        choose: Take the most likely action, or draw one.
     """
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)

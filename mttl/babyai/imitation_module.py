@@ -18,13 +18,6 @@ class ImitationModule(PolicyModule):
     A policy follows each demonstration from beginning to end with its own memory; gradients flow
     back a number of steps. All levels have the same weight, however long their demonstrations are.
     The critic learns nothing.
-
-    Args:
-        model: Common parameters, skills and router; task t is level t.
-        levels: Names of the levels in id order.
-        optim: Optimizer, learning rates and schedule.
-        recurrence: Steps that gradients flow back through the memory.
-        entropy_coef: Weight of the entropy; see `mttl.babyai.rl.imitation.imitation_loss`.
     """
 
     def __init__(

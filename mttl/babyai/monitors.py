@@ -16,6 +16,8 @@ from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.learning_curve import ROUNDING
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
+ROLLOUTS = 10  # over which a success rate is averaged
+
 
 class LineMonitor(Callback):
     """Prints a line after an epoch if the last one was long ago, and after the last epoch."""
@@ -54,31 +56,19 @@ def accuracy_line(n_passes: int, means: dict[str, torch.Tensor], levels: tuple[s
 
 
 class EpisodeMonitor(LineMonitor):
-    """Logs counts and success rates after each rollout, and prints a line from time to time.
+    """Logs counts and success rates after each rollout, and ends the training if asked to.
 
-    Args:
-        log: Counts the episodes of this process.
-        success_rate: A level is solved when this part of its last episodes succeeded.
-        stop_when_solved: Whether to end the training when all levels have been solved.
-        console: Where to print.
-        n_rows: Solved means that the mean over so many rollouts reached the rate: one lucky
-            rollout proves nothing.
+    A level is solved when the mean over `ROLLOUTS` reached the rate: one lucky rollout proves
+    nothing.
     """
 
     def __init__(
-        self,
-        log: EpisodeLog,
-        *,
-        success_rate: float,
-        stop_when_solved: bool,
-        console: Console,
-        n_rows: int = 10,
+        self, log: EpisodeLog, *, success_rate: float, stop_when_solved: bool, console: Console
     ) -> None:
         super().__init__(console)
         self.counts = log
         self.success_rate = success_rate
         self.stop_when_solved = stop_when_solved
-        self.n_rows = n_rows
         self._rates: list[list[float]] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -90,9 +80,9 @@ class EpisodeMonitor(LineMonitor):
                 trainer.global_step,
             )
         rates = [row[f"success/{level}"] for level in self.counts.levels]
-        self._rates = [*self._rates, rates][-self.n_rows :]
+        self._rates = [*self._rates, rates][-ROLLOUTS:]
         lately = np.array(self._rates).mean(0)
-        solved = len(self._rates) == self.n_rows and all(lately >= self.success_rate - ROUNDING)
+        solved = len(self._rates) == ROLLOUTS and all(lately >= self.success_rate - ROUNDING)
         if self.stop_when_solved and solved:
             trainer.should_stop = True
         printed = self.print_if_due(trainer, lambda: success_line(row, self.counts.levels))

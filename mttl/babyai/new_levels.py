@@ -24,6 +24,7 @@ from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
 from mttl.babyai.level_results import CHOICES, LevelJob, LevelResult, level_table
+from mttl.babyai.monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of, played_episodes
 from mttl.checkpoints.checkpoint_file import check_weights
@@ -42,7 +43,6 @@ FOR_TEXT = {
     **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},
     **{"backbone": None, "save": False},
 }
-ROLLOUTS = 10  # over which a success rate is averaged
 
 
 def adapt_run(
@@ -137,14 +137,8 @@ def adapt_policies(
     could stay, so it needs a new model (see `mttl.babyai.build_policy.fresh_policies`), of which
     everything is trained.
 
-    Args:
-        model: Trained; changed in place, before the optimizer is made.
-        mode: What to train.
-        init: ``"mean"`` starts new rows at the mean of the trained ones, ``"fresh"`` as an
-            untrained router starts.
-
-    Returns:
-        The same model.
+    The model is changed in place and returned. With ``init`` ``"mean"`` new rows start at the mean
+    of the trained ones, with ``"fresh"`` as an untrained router starts.
 
     Raises:
         ConfigError: If the mode trains a router that has nothing to train.

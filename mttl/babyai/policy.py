@@ -33,21 +33,11 @@ class Policy(nn.Module):
 
     Everything before the memory runs on all frames at once; only the memory goes step by step.
 
-    Args:
-        n_tokens: Size of the vocabulary of missions; token 0 is padding.
-        n_channels: Channels of the tile embeddings and convolutions.
-        memory_size: Size of the LSTM cell's state.
-        instruction_size: Size of the GRU's state.
-        word_size: Size of the word embeddings.
-        hidden_size: Hidden units of actor and critic.
-        n_actions: Actions A.
-        n_film: FiLM blocks.
-        norm: What follows a convolution: ``"group"`` normalises each frame by itself, ``"batch"``
-            over all frames of a call (in evaluation too: it keeps no running averages), ``"none"``
-            not at all.
-        init: ``"kaiming"`` draws linear and convolutional weights from the uniform distribution of
-            He et al. (arXiv:1502.01852) as PyTorch does; ``"babyai"`` gives linear layers rows of
-            norm 1 in random directions, and biases of 0.
+    What follows a convolution is ``norm``: ``"group"`` normalises each frame by itself, ``"batch"``
+    over all frames of a call (in evaluation too: it keeps no running averages), ``"none"`` not at
+    all. With ``init`` ``"kaiming"`` linear and convolutional weights are drawn from the uniform
+    distribution of He et al. (arXiv:1502.01852) as PyTorch does; ``"babyai"`` gives linear layers
+    rows of norm 1 in random directions, and biases of 0. Token 0 is padding.
 
     References:
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (there

@@ -181,9 +181,7 @@ class RolloutLoader:
         order = self.generator.get_state() if self._sequences is None else self._order
         state = {"player": self.collector.state_dict(), "next": self._next, "order": order}
         if self._sequences is not None:
-            state["sequences"] = {
-                name: value.cpu() for name, value in vars(self._sequences).items()
-            }
+            state["sequences"] = vars(self._sequences.to("cpu"))
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -193,8 +191,7 @@ class RolloutLoader:
         self._order, self._next, self._sequences = state["order"], state["next"], None
         if "sequences" in state:
             device = self.collector.model.device
-            tensors = {name: value.to(device) for name, value in state["sequences"].items()}
-            self._sequences = EpisodeSequences(**tensors)
+            self._sequences = EpisodeSequences(**state["sequences"]).to(device)
 
 
 class RolloutDataModule(pl.LightningDataModule):
@@ -230,9 +227,3 @@ class RolloutDataModule(pl.LightningDataModule):
             self.loader.load_state(states[rank()])
         else:
             self.loader.collector.log.load_state_dict(states[0]["player"]["log"])
-
-    def transfer_batch_to_device(
-        self, batch: EpisodeSequences, device: torch.device, dataloader_idx: int
-    ) -> EpisodeSequences:
-        """Return the batch: rollouts are made where the policy is."""
-        return batch

@@ -90,9 +90,9 @@ def quantisation_loss(built: "Built") -> str:
     from mttl.merging.dequantise import quantisation_error
 
     backbone = built.backbone
-    if not packed_layers(built.model.backbone) or backbone is None:
+    if not packed_layers(built.model.backbone):
         return ""
-    if backbone.kind == "random" or backbone.quantize is None:
+    if backbone.quantize is None:
         return "The base is stored quantised, and was dequantised; its error is not known."
     original = build_backbone(backbone.model_copy(update={"quantize": None}))
     error = quantisation_error(built.model.backbone, original)

@@ -62,7 +62,7 @@ def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
     """Return names of tasks, and the configuration with what is known of them."""
     if n_tasks is not None:
         return [f"task {number}" for number in range(n_tasks)], config
-    from mttl.assembly.factor_table import with_factors
+    from mttl.assembly.build_router import with_factors
     from mttl.data.chosen_tasks import open_gym, partition_of
     from mttl.tasks.partition import select_tasks
 

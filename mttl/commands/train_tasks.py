@@ -7,12 +7,11 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from mttl.assembly.build_backbone import (
-    backbone_name,
     build_tokenizer,
     check_packable,
     places_of,
 )
-from mttl.assembly.factor_table import with_factors
+from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_folder import (
@@ -144,7 +143,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
         save_inventory(
             *(folder.skills, built.model, tasks),
-            backbone_name=backbone_name(config.backbone),
+            backbone_name=config.backbone.title,
             # Random weights come from nowhere else, frozen or not.
             backbone_trained=bool(config.backbone.train) or config.backbone.kind == "random",
             settings=inventory_settings(config, shown or None, options),

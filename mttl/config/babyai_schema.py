@@ -1,14 +1,15 @@
 """Every setting of a policy for BabyAI; the sections that both worlds share are in `schema`."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from mttl.config.capabilities import missing_features
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
 from mttl.config.schema import Run, Trainer
-from mttl.config.section import AdaptMode, Fraction, NonNegative, Section, Seed, Seeds
+from mttl.config.section import AdaptMode, Fraction, NonNegative, Section, Seed, Seeds, once
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 
@@ -31,6 +32,10 @@ class PolicyNetwork(Section):
 class Ppo(Section):
     """Proximal policy optimisation; the defaults are BabyAI's."""
 
+    refuses: ClassVar = {
+        "n_steps % recurrence": "n_steps ({n_steps}) must be a multiple of recurrence "
+        "({recurrence})"
+    }
     n_steps: PositiveInt = 40
     """Steps of every environment between two updates."""
     recurrence: PositiveInt = 20
@@ -51,14 +56,6 @@ class Ppo(Section):
     """Weight of the entropy."""
     reward_scale: PositiveFloat = 20.0
     """Factor on the rewards."""
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.n_steps % self.recurrence:
-            raise ValueError(
-                f"n_steps ({self.n_steps}) must be a multiple of recurrence ({self.recurrence})"
-            )
-        return self
 
 
 class Imitation(Section):
@@ -84,7 +81,18 @@ class Evaluation(Section):
 class Rl(Section):
     """Levels, environments and how a policy learns in them."""
 
-    levels: Annotated[list[str], Field(min_length=1)]
+    refuses: ClassVar = {
+        "n_sequences % ppo.n_minibatches": "ppo.n_minibatches ({ppo.n_minibatches}) must "
+        "divide the {self.n_sequences} sequences of a level's rollout (n_slots × ppo.n_steps / "
+        "ppo.recurrence)",
+        "backend = envpool and n_workers": "n_workers must be 0 with backend 'envpool', which has "
+        "threads",
+        "n_workers > n_slots": "n_workers ({n_workers}) must not exceed n_slots ({n_slots}): every "
+        "process steps slots of all levels",
+        "demonstrations and stop_when_solved": "stop_when_solved must be false with "
+        "demonstrations: no episodes are played in training",
+    }
+    levels: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
     """Levels to train on; each is a task."""
     backend: Literal["minigrid", "envpool"] = "minigrid"
     """Whose environments; envpool is faster and needs the extra of that name."""
@@ -111,34 +119,10 @@ class Rl(Section):
     evaluation: Evaluation = Evaluation()
     """What is scored after training."""
 
-    @field_validator("levels")
-    @classmethod
-    def _once(cls, levels: list[str]) -> list[str]:
-        if len(set(levels)) < len(levels):
-            raise ValueError(f"{levels} must name each only once")
-        return levels
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        n_sequences = self.n_slots * self.ppo.n_steps // self.ppo.recurrence
-        if n_sequences % self.ppo.n_minibatches:
-            raise ValueError(
-                f"ppo.n_minibatches ({self.ppo.n_minibatches}) must divide the {n_sequences} "
-                "sequences of a level's rollout (n_slots × ppo.n_steps / ppo.recurrence)"
-            )
-        if self.backend == "envpool" and self.n_workers:
-            raise ValueError("n_workers must be 0 with backend 'envpool', which has threads")
-        if self.n_workers > self.n_slots:
-            raise ValueError(
-                f"n_workers ({self.n_workers}) must not exceed n_slots ({self.n_slots}): every "
-                "process steps slots of all levels"
-            )
-        if self.demonstrations is not None and self.stop_when_solved:
-            raise ValueError(
-                "stop_when_solved must be false with demonstrations: no episodes are played in "
-                "training"
-            )
-        return self
+    @property
+    def n_sequences(self) -> int:
+        """Sequences of a level's rollout."""
+        return self.n_slots * self.ppo.n_steps // self.ppo.recurrence
 
 
 class _AnyPolicySkills(Section):
@@ -198,6 +182,34 @@ class PolicyAdapt(Section):
 class BabyAIConfig(Section):
     """All sections of a run with a policy."""
 
+    refuses: ClassVar = {
+        "router.kind = shared and skills.n_skills != 1": "skills.n_skills ({skills.n_skills}) must "
+        "be 1 for the shared router",
+        **dict.fromkeys(
+            (
+                "router.kind = private and skills.n_skills != per_task",
+                "router.kind != private|shared and skills.n_skills = per_task",
+            ),
+            "skills.n_skills ({skills.n_skills}) must be 'per_task' with the private router, and "
+            "only there",
+        ),
+        "optim.meta": "optim.meta learns from rows of tasks, which only text has; remove it",
+        "router.granularity = stack|block": "router.granularity ({router.granularity}) must be "
+        "model or layer: a policy has no stacks of blocks",
+        "optim.label_smoothing": "optim.label_smoothing must be 0: a policy has no labels",
+        "trainer.max_epochs = None|-1": "trainer.max_epochs must say how many rollouts to learn "
+        "from, or how often to go through the demonstrations",
+        "trainer.strategy = fsdp2": "trainer.strategy (fsdp2) shards the blocks of language "
+        "models, and a policy has none: use ddp",
+        **{
+            clause: f"{clause.split()[0]} is for text-to-text tasks: leave it out"
+            for clause in (
+                *("run.start", "trainer.val_check_interval", "trainer.limit_val_batches"),
+                *("trainer.early_stopping", "trainer.check_val_every_n_epoch > 1"),
+                "trainer.accumulate_grad_batches > 1",
+            )
+        },
+    }
     run: Run = Run()
     """Name, folder, seed."""
     rl: Rl
@@ -213,59 +225,7 @@ class BabyAIConfig(Section):
     trainer: Trainer
     """The training loop; an epoch is a rollout, or a pass over the demonstrations."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_tokens(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("moe") is not None:
-            raise ValueError(
-                "a section moe does not work with a policy (section rl): tokens choose experts, "
-                "and a policy reads none. Leave out files router/token_*.yaml and experts/"
-            )
-        return given
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        kind, n_skills = self.router.kind, self.skills.n_skills
-        problems: list[str] = []
-        if kind == "shared" and n_skills != 1:
-            problems.append(f"skills.n_skills ({n_skills}) must be 1 for the shared router")
-        if (kind == "private") != (n_skills == "per_task") and kind != "shared":
-            problems.append(
-                f"skills.n_skills ({n_skills}) must be 'per_task' with the private router, and "
-                "only there"
-            )
-        problems += missing_features(self, {"policies": "a policy (section rl)"})
-        if self.run.start is not None:
-            problems.append("run.start is for text-to-text tasks: leave it out")
-        if self.optim.meta is not None:
-            problems.append("optim.meta learns from rows of tasks, which only text has; remove it")
-        if self.router.granularity in ("stack", "block"):
-            problems.append(
-                f"router.granularity ({self.router.granularity}) must be model or layer: a policy "
-                "has no stacks of blocks"
-            )
-        if self.optim.label_smoothing:
-            problems.append("optim.label_smoothing must be 0: a policy has no labels")
-        if self.trainer.max_epochs in (None, -1):
-            problems.append(
-                "trainer.max_epochs must say how many rollouts to learn from, or how often to go "
-                "through the demonstrations"
-            )
-        if self.trainer.strategy == "fsdp2":
-            problems.append(
-                "trainer.strategy (fsdp2) shards the blocks of language models, and a policy has "
-                "none: use ddp"
-            )
-        unused: dict[str, Any] = {
-            "val_check_interval": None,
-            "check_val_every_n_epoch": 1,
-            "limit_val_batches": None,
-            "early_stopping": None,
-            "accumulate_grad_batches": 1,
-        }
-        for name, default in unused.items():
-            if getattr(self.trainer, name) != default:
-                problems.append(f"trainer.{name} is for text-to-text tasks: leave it out")
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together, a sentence each."""
+        yield from super().problems()
+        yield from missing_features(self, {"policies": "a policy (section rl)"})

@@ -1,8 +1,8 @@
 """The section `backbone`: the language model."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
 from mttl.config.section import Section
 
@@ -34,6 +34,12 @@ class Pretrained(_AnyBackbone):
             "torchao cannot split its weights; use nf4 or strategy ddp, or remove it",
         )
     }
+    refuses: ClassVar = {
+        "quantize and train": "quantize ('{quantize}') is for a frozen backbone: weights in few "
+        "bits cannot be trained. Set train: false, or remove quantize",
+        "quantize and gguf_file": "quantize ('{quantize}') cannot be with gguf_file, which is read "
+        "in floating point; name a folder with safetensors, or remove quantize",
+    }
     name: str
     """Name on the hub, or a folder."""
     revision: str | None = None
@@ -51,19 +57,10 @@ class Pretrained(_AnyBackbone):
     """Keep the weights of its linear layers in fewer bits, frozen: `nf4` by bitsandbytes, `int8`
     and `int4` (on processors) by torchao. Embeddings and the head stay as they are."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.quantize is not None and self.train:
-            raise ValueError(
-                f"quantize ('{self.quantize}') is for a frozen backbone: weights in few bits "
-                "cannot be trained. Set train: false, or remove quantize"
-            )
-        if self.quantize is not None and self.gguf_file is not None:
-            raise ValueError(
-                f"quantize ('{self.quantize}') cannot be with gguf_file, which is read in floating "
-                "point; name a folder with safetensors, or remove quantize"
-            )
-        return self
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return self.name
 
 
 class RandomBackbone(_AnyBackbone):
@@ -81,6 +78,12 @@ class RandomBackbone(_AnyBackbone):
     train: bool | Annotated[list[str], Field(min_length=1)] = True
     """Train it jointly with the skills; or those of its parameters whose names end as a pattern
     says."""
+    quantize: ClassVar[None] = None
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return f"random {self.model_type}"
 
 
 Backbone = Annotated[Pretrained | RandomBackbone, Field(discriminator="kind")]

@@ -12,7 +12,11 @@ A section of settings names the features that it lacks, each with the reason and
 | ``shards`` | ``trainer.strategy: fsdp2`` |
 | ``scales_losses`` | ``trainer.precision: 16-mixed`` |
 | ``routes_tokens`` | a section ``moe`` |
-| ``weighs_experts``, ``shares_experts`` | ``moe.task_prior``, ``moe.parallel`` |
+| ``weighs_experts``, ``gives_zeros``, ``shares_experts`` | ``moe.task_prior``, ``moe.parallel`` |
+| ``balances``, ``estimates_load``, ``takes_bias`` | ``moe.balance`` |
+| ``drops_tokens``, ``drops_evaluated_tokens`` | ``moe.capacity_factor``, ``eval_capacity_factor`` |
+| ``has_factors`` | routers among members of a library |
+| ``trains`` | training |
 | ``starts`` | ``run.start`` |
 | ``has_heads`` | ``skills.n_heads`` above 1 |
 | ``takes_signed_weights`` | routers whose weights may be negative |
@@ -26,8 +30,9 @@ A section of settings names the features that it lacks, each with the reason and
 
 from collections.abc import Iterator, Mapping
 
-from mttl.config.section import Section
+from mttl.config.section import Section, holds
 from mttl.io.errors import CheckpointError
+from mttl.plugins.describe import notes_of
 
 
 def missing_features(config: Section, asked: Mapping[str, str] | None = None) -> list[str]:
@@ -69,20 +74,16 @@ def _parts(section: Section, path: str = "") -> Iterator[tuple[str, Section]]:
 
 
 def _asked_by(path: str, part: Section) -> Iterator[tuple[str, str]]:
-    for kind in type(part).__mro__:
-        for feature, condition in vars(kind).get("asks", {}).items():
-            if holds(part, condition):
-                yield feature, _name(path, part, condition)
+    for feature, condition in notes_of(type(part), "asks").items():
+        if holds(part, condition):
+            yield feature, _name(path, part, condition)
 
 
 def _lacking(path: str, part: Section, feature: str) -> Iterator[str]:
-    for kind in type(part).__mro__:
-        lack = vars(kind).get("lacks", {}).get(feature)
-        if lack is not None:
-            condition, reason = ("", lack) if isinstance(lack, str) else lack
-            if reason and holds(part, condition):
-                yield f"{_name(path, part, condition)}: {reason}"
-            return
+    lack = notes_of(type(part), "lacks").get(feature, "")
+    condition, reason = ("", lack) if isinstance(lack, str) else lack
+    if reason and holds(part, condition):
+        yield f"{_name(path, part, condition)}: {reason}"
 
 
 def _name(path: str, part: Section, condition: str) -> str:
@@ -91,26 +92,3 @@ def _name(path: str, part: Section, condition: str) -> str:
     if setting in ("", "kind") or isinstance(value, Section):
         return f"section {path}" if isinstance(value, Section) else f"{path}.kind '{value}'"
     return f"{path}.{setting} ({value})"
-
-
-def holds(part: Section, condition: str) -> bool:
-    """Return whether settings are as a condition says.
-
-    It is the name of a setting that is on; ``"a = value"``, ``"a != value"`` or ``"a > number"``;
-    or several with ``and``, or ``"not a"``. No condition always holds.
-    """
-    for clause in filter(None, condition.split(" and ")):
-        name, *test = clause.removeprefix("not ").split()
-        value = getattr(part, name, None)
-        match test:
-            case ["=", other]:
-                found = str(value) == other
-            case ["!=", other]:
-                found = str(value) != other
-            case [">", other]:
-                found = value > float(other)
-            case _:
-                found = value not in (None, False, 0, "none")
-        if found == clause.startswith("not "):
-            return False
-    return True

@@ -1,6 +1,6 @@
 """Validation errors in words: file, key, value, what is allowed, and the nearest match."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -24,8 +24,9 @@ def format_errors(
     """Return one line per mistake."""
     lines: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
-        key, value, models = _locate(mistake["loc"], tree, root)
-        lines.setdefault(key, []).append(_line(mistake, key, value, models, root))
+        keys, value = _locate(mistake["loc"], tree, root)
+        line = _line(mistake, keys, value, tree, root)
+        lines.setdefault(".".join(keys), []).append(line)
     found = []
     for key, messages in lines.items():
         for line in _alternatives(list(dict.fromkeys(messages))).splitlines():
@@ -43,107 +44,86 @@ def _alternatives(messages: list[str]) -> str:
 
 def _locate(
     location: tuple[int | str, ...], tree: Mapping[str, Any], root: type[BaseModel]
-) -> tuple[str, Any, list[type[BaseModel]]]:
-    """Follow a location through the tree; parts that name a member of a union are not keys."""
+) -> tuple[list[str], Any]:
+    """Return keys of the tree and the value there; what names a member of a union is no key."""
     keys: list[str] = []
     value: Any = tree
-    models: list[type[BaseModel]] = [root]
-    own: PluginKinds | None = None
     for part in location:
-        if (
-            own is not None
-            and isinstance(value, Mapping)
-            and own.family.is_plugin(value.get("kind"))
-        ):
-            models = [own.model_of(value["kind"])]
-        inside = isinstance(value, Mapping) and part in value
-        field = any(part in model.model_fields for model in models)
-        tag = isinstance(value, Mapping) and part == value.get("kind") and len(models) > 1
-        if isinstance(value, Mapping) and (inside or field) and not tag:
-            if field:  # otherwise a name that users choose, or one that is unknown
-                fields = [m.model_fields[str(part)] for m in models if part in m.model_fields]
-                models = [inner for each in fields for inner in models_in(each.annotation)]
-                own = plugin_kinds_in(fields[0].annotation, fields[0].metadata)
-            value = value.get(part)
-            keys.append(str(part))
-        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
-            keys.append(str(part))
-        elif tag:
-            models = [model for model in models if kind_of(model) == part]
-        elif location[-1] == part and not isinstance(value, Mapping | list):
+        elif isinstance(value, Mapping) and (part in value or part in _fields(keys, tree, root)):
+            value = value.get(part)
+        else:
             continue
-        elif location[-1] == part and isinstance(value, Mapping):
-            keys.append(str(part))
-            value = None
-    return ".".join(keys), value, models
+        keys.append(str(part))
+    return keys, value
 
 
 def _line(
-    mistake: Any, key: str, value: Any, models: list[type[BaseModel]], root: type[BaseModel]
+    mistake: Any, keys: list[str], value: Any, tree: Mapping[str, Any], root: type[BaseModel]
 ) -> str:
-    kind, context = mistake["type"], mistake.get("ctx", {})
+    kind, context, key = mistake["type"], mistake.get("ctx", {}), ".".join(keys)
     if kind == "extra_forbidden":
-        parent, _, name = key.rpartition(".")
-        known = [field for model in models for field in model.model_fields] or _known(parent, root)
-        hint = (
-            _other_kinds(name, parent, root)
-            or nearest(name, known)
-            or f" It has: {', '.join(known)}."
-        )
-        place = f"section '{parent}'" if parent else "the configuration"
+        *parents, name = keys
+        known = _fields(parents, tree, root)
+        hint = nearest(name, known) or f" It has: {', '.join(known)}."
+        if kinds := [k for k, m in _kinds(parents, tree, root).items() if name in m.model_fields]:
+            hint = f" It belongs to kind {', '.join(kinds)}."
+        place = f"section '{'.'.join(parents)}'" if parents else "the configuration"
         return f"{key}: {place} has no '{name}'.{hint}"
     if kind == "missing":
         return f"{key}: is required and missing"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        allowed = [name for model in models if (name := kind_of(model))]
+        allowed = [*_kinds(keys, tree, root)]
         if kind == "union_tag_not_found":
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
         given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
-        listed = ", ".join(allowed)
-        own = " A custom class is module:Class." if _takes_plugins(key, root) else ""
-        return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}{own}"
+        own = " A custom class is module:Class." if _models(keys, tree, root)[1] else ""
+        listed = f"{', '.join(allowed)}.{nearest(given, allowed)}{own}"
+        return f"{key}.kind: '{given}' must be one of {listed}"
     if kind == "value_error":
-        text = str(context["error"])
-        return f"{key}: {text}" if key else text
+        lines = str(context["error"]).splitlines()
+        return "\n".join(f"{key}: {line}" if key else line for line in lines)
     if kind == "string_pattern_mismatch":
         form = FORMS.get(key, context["pattern"])
         return f"{key}: {_shown(value)} must {form}"
     return f"{key}: {_shown(value)} {requirement({**mistake, 'input': value})}"
 
 
-def _takes_plugins(section: str, root: type[BaseModel]) -> bool:
-    parent, _, name = section.rpartition(".")
-    models = _section_models(parent, root)
-    fields = [model.model_fields[name] for model in models if name in model.model_fields]
-    return any(plugin_kinds_in(field.annotation, field.metadata) for field in fields)
-
-
-def _other_kinds(name: str, section: str, root: type[BaseModel]) -> str:
-    kinds = [
-        kind
-        for model in _section_models(section, root)
-        if name in model.model_fields and (kind := kind_of(model))
-    ]
-    return f" It belongs to kind {', '.join(kinds)}." if kinds else ""
-
-
-def _known(section: str, root: type[BaseModel]) -> list[str]:
-    """Return the settings of a section, of all its kinds."""
-    models = _section_models(section, root)
-    return list(dict.fromkeys(name for model in models for name in model.model_fields))
-
-
-def _section_models(section: str, root: type[BaseModel]) -> list[type[BaseModel]]:
+def _models(
+    keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]
+) -> tuple[list[type[BaseModel]], PluginKinds | None]:
+    """Return the sections that may stand at a place, and the annotation about custom classes."""
     models: list[type[BaseModel]] = [root]
-    for part in filter(None, section.split(".")):
-        models = [
-            inner
-            for model in models
-            if part in model.model_fields
-            for inner in models_in(model.model_fields[part].annotation)
-        ]
-    return models
+    own = None
+    value: Any = tree
+    for key in keys:
+        value = value[int(key)] if isinstance(value, list) else value.get(key)
+        if fields := [model.model_fields[key] for model in models if key in model.model_fields]:
+            models = [inner for field in fields for inner in models_in(field.annotation)]
+            own = plugin_kinds_in(fields[0].annotation, fields[0].metadata)
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        if own is not None and own.family.is_plugin(kind):
+            models = [own.model_of(kind)]
+    return models, own
+
+
+def _kinds(
+    keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]
+) -> dict[str, type[BaseModel]]:
+    """Return the sections that may stand at a place by kind."""
+    return {kind: model for model in _models(keys, tree, root)[0] if (kind := kind_of(model))}
+
+
+def _fields(keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]) -> list[str]:
+    """Return the settings of a section, of its kind if that is known."""
+    value: Any = tree
+    for key in keys:
+        value = value[int(key)] if isinstance(value, list) else value.get(key)
+    kinds = _kinds(keys, tree, root)
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    models = [kinds[str(kind)]] if str(kind) in kinds else _models(keys, tree, root)[0]
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
 def _source(key: str, sources: Sources) -> str:

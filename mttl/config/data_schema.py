@@ -1,7 +1,7 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
 import datetime
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -9,7 +9,6 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from mttl.config.plugin_section import plugin_name
@@ -63,6 +62,38 @@ TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) i
 class Data(Section):
     """The tasks, and how their rows become batches."""
 
+    asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
+    refuses: ClassVar = {
+        "not dir and not tasks": "dir must name the folder of a gym; it may be left out only with "
+        "tasks, a YAML file of custom tasks",
+        **{
+            f"{name} and template != chat": f"{name} is a part of chats: set template: chat, or "
+            "leave it out"
+            for name in ("system", "date")
+        },
+        "validation = dev and split = train+dev": "validation 'dev' would score rows that split "
+        "'train+dev' trains on; set validation: none or split: train",
+        "evaluate = dev and split = train+dev": "evaluate 'dev' would score rows that split "
+        "'train+dev' trains on; set evaluate: [test] or split: train",
+        "length_window and sampler.kind = homogeneous": "length_window must be 0 with the "
+        "homogeneous sampler",
+        "token_budget and sampler.kind = homogeneous": "token_budget ({token_budget}) is not for "
+        "the homogeneous sampler, whose batches are counted in rows; leave it out, or take another "
+        "sampler",
+        "token_budget < packed_length": "token_budget ({token_budget}) must be at least "
+        "packed_length ({packed_length}), the tokens of one sequence",
+        **{
+            f"{name} < longest_row": f"{name} ({{{name}}}) must be at least {{self.longest_row}}, "
+            "the tokens of the longest row (max_input_length + max_output_length); raise it, or "
+            "lower these"
+            for name in ("token_budget", "packed_length")
+        },
+        **{
+            f"{name} and global_batch_size": f"{name} ({{{name}}}) cannot be with "
+            "global_batch_size ({global_batch_size}), which counts rows; remove one of them"
+            for name in ("token_budget", "packed_length")
+        },
+    }
     dir: str | None = None
     """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`. With `tasks` it may
     be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
@@ -134,55 +165,10 @@ class Data(Section):
     """The same for validation and scoring alone; training reads all."""
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that collate; 0 collates in the training process."""
-    asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
     cache_dir: str | None = None
     """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.dir is None and self.tasks is None:
-            raise ValueError(
-                "dir must name the folder of a gym; it may be left out only with tasks, a YAML "
-                "file of custom tasks"
-            )
-        for name in ("system", "date"):
-            if getattr(self, name) is not None and self.template != "chat":
-                raise ValueError(f"{name} is a part of chats: set template: chat, or leave it out")
-        if self.validation == "dev" and self.split == "train+dev":
-            raise ValueError(
-                "validation 'dev' would score rows that split 'train+dev' trains on; set "
-                "validation: none or split: train"
-            )
-        if "dev" in self.evaluate and self.split == "train+dev":
-            raise ValueError(
-                "evaluate 'dev' would score rows that split 'train+dev' trains on; set "
-                "evaluate: [test] or split: train"
-            )
-        if self.length_window and self.sampler.kind == "homogeneous":
-            raise ValueError("length_window must be 0 with the homogeneous sampler")
-        self._check_tokens()
-        return self
-
-    def _check_tokens(self) -> None:
-        longest = self.max_input_length + self.max_output_length
-        for name, most in (
-            ("token_budget", self.token_budget),
-            ("packed_length", self.packed_length),
-        ):
-            if most is not None and most < longest:
-                raise ValueError(
-                    f"{name} ({most}) must be at least {longest}, the tokens of the longest row "
-                    "(max_input_length + max_output_length); raise it, or lower these"
-                )
-        if self.token_budget is None:
-            return
-        if self.packed_length is not None and self.token_budget < self.packed_length:
-            raise ValueError(
-                f"token_budget ({self.token_budget}) must be at least packed_length "
-                f"({self.packed_length}), the tokens of one sequence"
-            )
-        if self.sampler.kind == "homogeneous":
-            raise ValueError(
-                f"token_budget ({self.token_budget}) is not for the homogeneous sampler, whose "
-                "batches are counted in rows; leave it out, or take another sampler"
-            )
+    @property
+    def longest_row(self) -> int:
+        """Most tokens of a row."""
+        return self.max_input_length + self.max_output_length

@@ -3,10 +3,9 @@
 import csv
 import io
 import os
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,8 +19,7 @@ from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_text
 from mttl.io.shipped_files import shipped_folder
-from mttl.plugins.classes import ROUTERS
-from mttl.plugins.describe import described
+from mttl.plugins.describe import notes_of
 
 COMMAND_LINE = "-k"
 CONFIGS = "configs"  # in the working directory, and among what is shipped
@@ -79,27 +77,24 @@ def load_any_config(
     """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     listed = [name for name in listed if name] if run is not None else listed
-    joined = _join(listed) if listed else None
-    if run is not None and (joined is None or not _is_whole(joined.tree)):
+    tree, sources, paths = _join(listed) if listed else ({}, {}, [])
+    if run is not None and not _is_whole(tree):
         path = Path(run) / "config.yaml"
         if not path.is_file():
             raise ConfigError(f"'{run}' has no config.yaml: name a configuration with -c")
-        joined = _join([str(path), *listed])
-    joined = joined or _join(listed)
-    _refuse_overruled(joined)
-    tree, sources = joined.tree, joined.sources
+        tree, sources, paths = _join([str(path), *listed])
+    elif not listed:
+        find_file("")
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
-    if not as_written:
-        tree = _with_prefix(tree)
     run = tree.get("run", {})
     if isinstance(run, dict):
-        tree = {**tree, "run": {"name": "-".join(path.stem for path in joined.paths), **run}}
+        tree = {**tree, "run": {"name": "-".join(path.stem for path in paths), **run}}
     world = next((world for world in WORLDS if world.section in tree), WORLDS[-1])
     schema = world.schema
     try:
-        return schema.model_validate(tree, context=plugins)
+        config = schema.model_validate(tree, context=plugins)
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
         sections = schema.model_fields.items()
@@ -107,6 +102,9 @@ def load_any_config(
         if len(absent) > 1:
             found += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
+    if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:
+        config = _with_prefix(config)
+    return config
 
 
 def _is_whole(tree: Tree) -> bool:
@@ -117,13 +115,6 @@ def _is_whole(tree: Tree) -> bool:
         )
         for world in WORLDS
     )
-
-
-def join_files(names: str, last: str) -> str:
-    """Return files joined with one more, without those that it overrides completely."""
-    listed = [*names.split("+"), last]
-    overruled = _join(listed).overruled
-    return "+".join(name for place, name in enumerate(listed) if place not in overruled)
 
 
 def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
@@ -198,76 +189,37 @@ def _read(path: Path) -> Tree:
     return tree
 
 
-class _Joined(NamedTuple):
-    """Files merged left to right."""
-
-    tree: Tree
-    sources: Sources
-    paths: list[Path]
-    overruled: list[int]  # places of files, but the first, of which nothing is left
-
-
-def _join(names: Sequence[str]) -> _Joined:
+def _join(names: Sequence[str]) -> tuple[Tree, Sources, list[Path]]:
+    """Return files merged left to right, where each value comes from, and the files' paths."""
     tree: Tree = {}
     sources: Sources = {}
     paths = [find_file(name, suffix=".yaml") for name in names]
-    trees = [_read(path) for path in paths]
-    for path, own in zip(paths, trees, strict=True):
-        tree = merge(tree, own, str(path), sources)
-    heard = set(sources.values())
-    said = [place for place, own in enumerate(trees) if own]
-    overruled = [place for place in said[1:] if str(paths[place]) not in heard]
-    return _Joined(tree, sources, paths, overruled)
+    for path in paths:
+        tree = merge(tree, _read(path), str(path), sources)
+    return tree, sources, paths
 
 
-def _refuse_overruled(joined: _Joined) -> None:
-    """Refuse a file whose settings are all overridden by later files."""
-    heard = set(joined.sources.values())
-    for place in joined.overruled:
-        after = map(str, joined.paths[place + 1 :])
-        later = ", ".join(f"'{path}'" for path in after if path in heard)
-        raise ConfigError(
-            f"'{joined.paths[place]}' has no effect: all that it sets is set again by what is "
-            f"named after it ({later}). Leave one of them out, or name it last"
-        )
-
-
-def _with_prefix(tree: Tree) -> Tree:
+def _with_prefix(config: Config) -> Config:
     """Replace `data.prefix: auto` by what it means below the router."""
-    match tree:
-        case {"data": {"prefix": "auto"}, "router": {"kind": "expert", "matrix": str(matrix)}}:
-            blind = _has_equal_rows(matrix)
-        case {
-            "data": {"prefix": "auto"},
-            "router": {"kind": "metadata", "factors": {**factors}},
-        } if factors:
-            blind = _repeats(tuple(sorted(map(str, _listed(own)))) for own in factors.values())
-        case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
-            found = described(ROUTERS.name).get(str(kind))
-            blind = found is not None and "tells_tasks_apart" in found.notes["lacks"]
-        case _:
-            return tree
-    return merge(tree, nested("data.prefix", "name" if blind else "none"), "", {})
+    router, rows = config.router, []
+    if isinstance(getattr(router, "factors", None), Mapping):
+        rows = [tuple(sorted(own)) for own in router.factors.values()]
+    elif router.kind == "expert":
+        rows = _shares(router.matrix)
+    blind = "tells_tasks_apart" in notes_of(type(router), "lacks") or len({*rows}) < len(rows)
+    data = config.data.model_copy(update={"prefix": "name" if blind else "none"})
+    return config.model_copy(update={"data": data})
 
 
-def _has_equal_rows(matrix: str) -> bool:
-    """Tell whether an expert's matrix gives two tasks the same skills, in the same shares."""
+def _shares(matrix: str) -> list[tuple[float, ...]]:
+    """Return the shares of skills that an expert's matrix gives tasks; none if it is malformed."""
     try:
         lines = csv.reader(io.StringIO(read_text(find_file(matrix), ConfigError), newline=""))
         rows = [[float(weight) for weight in cells] for _, *cells in list(lines)[1:]]
         # Shares of the same weights may differ by rounding.
-        return _repeats(tuple(round(weight / sum(row), 9) for weight in row) for row in rows)
+        return [tuple(round(weight / sum(row), 9) for weight in row) for row in rows]
     except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
-        return False  # reported when the matrix is read
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return a list as it is, and any other value, which validation refuses, in a list."""
-    return value if isinstance(value, list) else [value]
-
-
-def _repeats(rows: Iterable[Hashable]) -> bool:
-    return max(Counter(rows).values(), default=0) > 1
+        return []  # reported when the matrix is read
 
 
 def _of_the_gym(tree: Tree) -> Tree:

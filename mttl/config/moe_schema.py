@@ -1,11 +1,17 @@
 """The section ``moe``: experts that tokens choose."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from mttl.config.plugin_section import PartSection, PluginKinds, PluginSection, part_model, parts_of
+from mttl.config.plugin_section import (
+    PartSection,
+    PluginKinds,
+    part_model,
+    part_models,
+    parts_of,
+)
 from mttl.config.section import NonNegative, Section, once
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
 
@@ -21,39 +27,31 @@ else:
 class UpcycledExperts(Section):
     """Copies of the backbone's feed-forward blocks, whose place they take (sparse upcycling)."""
 
+    lacks: ClassVar = {"has_factors": "it has none; set its kind to lora"}
+    attachment_point: ClassVar = "block"
     kind: Literal["feed_forward"]
 
 
-LoRAExperts: Any = part_model(replace(SKILLS, name="experts"), "lora", Section)
-
-
-class IA3Experts(Section):
-    """Rescale the output of linear layers."""
-
-    kind: Literal["ia3"]
-
-
-class AdapterExperts(Section):
-    """Bottleneck adapters beside feed-forward blocks."""
-
-    kind: Literal["adapter"]
-    hidden_features: PositiveInt = 64
-    """Width of the bottleneck."""
-
-
-TokenExperts = Annotated[
-    UpcycledExperts | LoRAExperts | IA3Experts | AdapterExperts,
-    Field(discriminator="kind"),
-    PluginKinds(SKILLS),
-]
-# Routers among members of a library, which exist already.
-MEMBERS = ("arrow", "spectral", "phatgoose")
-BLOCK_EXPERTS = ("feed_forward", "adapter")
+EXPERTS = replace(SKILLS, name="experts")
+LoRAExperts: Any = part_model(EXPERTS, "lora", Section)
+if TYPE_CHECKING:
+    TokenExperts: TypeAlias = PartSection
+else:
+    TokenExperts = Annotated[
+        Union[UpcycledExperts, *part_models(EXPERTS, Section)],
+        Field(discriminator="kind"),
+        PluginKinds(SKILLS),
+    ]
 
 
 class Balancing(Section):
     """What keeps experts in use: coefficients of losses per layer, all off by default."""
 
+    asks: ClassVar = {"estimates_load": "load", "takes_bias": "bias", "balances": "given"}
+    refuses: ClassVar = {
+        "global_statistics and not over_loads": "global_statistics needs a loss over the loads of "
+        "experts"
+    }
     switch: NonNegative = 0.0
     """Share of tokens times mean probability, times E (Switch Transformer); 1e-2 is usual."""
     gshard: NonNegative = 0.0
@@ -71,6 +69,20 @@ class Balancing(Section):
     global_statistics: bool = False
     """Take the statistics over all processes rather than each one's own."""
 
+    @property
+    def given(self) -> list[str]:
+        """The losses that are on, but for that of the estimated load."""
+        return [
+            name
+            for name in ("switch", "gshard", "importance", "z", "entropy")
+            if getattr(self, name)
+        ]
+
+    @property
+    def over_loads(self) -> bool:
+        """Whether a loss is over the loads of experts."""
+        return bool(self.load or {*self.given} - {"z"})
+
 
 class MoE(Section):
     """Layers whose tokens choose experts."""
@@ -79,6 +91,9 @@ class MoE(Section):
         "routes_tokens": "router",
         "weighs_experts": "task_prior",
         "shares_experts": "parallel",
+        "gives_zeros": "task_prior = mask",
+        "drops_tokens": "capacity_factor",
+        "drops_evaluated_tokens": "eval_capacity_factor",
     }
     lacks: ClassVar = {
         "packs": "token routers find padding and the task of a token by row, and a packed row has "
@@ -95,6 +110,14 @@ class MoE(Section):
             "tokens choose its experts, and no weights of a task stand for them; answer with the "
             "run itself (mttl predict, mttl serve)",
         ),
+    }
+    refuses: ClassVar = {
+        "shared_expert and experts.kind = ia3": "shared_expert is not for ia3, which rescales an "
+        "output: drop it",
+        "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
+        "({n_experts})",
+        "parallel and experts.shared_down": "parallel shares out experts, and with "
+        "experts.shared_down they have a tensor in common: set one of them to false",
     }
 
     router: TokenRouting
@@ -122,15 +145,6 @@ class MoE(Section):
     parallel: bool = False
     """Share the experts of every layer out among the processes of training; files are the same."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        problems = [*self._router_problems(), *self._balance_problems()]
-        if self.shared_expert and self.experts.kind == "ia3":
-            problems.append("shared_expert is not for ia3, which rescales an output: drop it")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
     def problem_of(self, n_processes: int) -> str | None:
         """Return why so many processes cannot share the experts out, or None."""
         if n_processes == 1:
@@ -144,49 +158,3 @@ class MoE(Section):
                 f"({n_processes}) with moe.parallel"
             )
         return None
-
-    def _router_problems(self) -> list[str]:
-        router, problems = self.router, []
-        known = not isinstance(router, PluginSection) and router.kind not in MEMBERS
-        top_k = getattr(router, "top_k", 1) if known else 1
-        if top_k > self.n_experts:
-            problems.append(f"router.top_k ({top_k}) must not exceed n_experts ({self.n_experts})")
-        if known and getattr(router, "normalise", False) and top_k == 1:
-            problems.append(
-                "router.normalise with top_k 1 makes every gate 1, and nothing is learned: set "
-                "normalise: false, or kind: switch"
-            )
-        if router.kind in MEMBERS and self.experts.kind != "lora":
-            problems.append(
-                f"router '{router.kind}' reads the factors of its experts: set experts.kind: lora, "
-                f"not '{self.experts.kind}'"
-            )
-        if self.parallel and getattr(self.experts, "shared_down", False):
-            problems.append(
-                "parallel shares out experts, and with experts.shared_down they have a tensor in "
-                "common: set one of them to false"
-            )
-        full = router.kind in ("expert_choice", "base")
-        if full and (self.capacity_factor or (router.kind != "base" and self.eval_capacity_factor)):
-            problems.append(f"router '{router.kind}' fills every expert evenly: no capacity_factor")
-        return problems
-
-    def _balance_problems(self) -> list[str]:
-        kind, balance, problems = self.router.kind, self.balance, []
-        given = [name for name, value in balance if value and name != "global_statistics"]
-        if balance.load and kind != "noisy_top_k":
-            problems.append(f"balance.load needs the router noisy_top_k, not '{kind}'")
-        if balance.bias and kind not in ("top_k", "switch"):
-            problems.append(f"balance.bias needs the router top_k or switch, not '{kind}'")
-        if kind in ("expert_choice", "base", "hash", *MEMBERS):
-            reason = "learns nothing" if kind == "hash" else "fills every expert evenly"
-            if kind in MEMBERS:
-                reason = "takes members of a library as they are"
-            problems += [
-                f"balance.{name} is not for the router '{kind}', which {reason}: set it to 0"
-                for name in given
-                if name not in ("load", "bias")
-            ]
-        if balance.global_statistics and not set(given) - {"bias", "z"}:
-            problems.append("balance.global_statistics needs a loss over the loads of experts")
-        return problems

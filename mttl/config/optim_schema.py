@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from mttl.config.section import Fraction, NonNegative, Section
 
@@ -17,6 +17,11 @@ class Meta(Section):
     inner_lr: PositiveFloat = 1e-2
     """Rate of these steps, which are plain gradient descent."""
 
+    @property
+    def n_parts(self) -> int:
+        """Parts that a batch is cut into."""
+        return 2 if self.kind == "maml" else self.inner_steps
+
     lacks: ClassVar = {
         "packs": "it cuts batches by rows; leave data.packed_length out",
         "counts_rows": "its losses are those of one task, not of a step; set data.batch_size, and "
@@ -29,6 +34,10 @@ class Meta(Section):
 
 
 class _AnyOptim(Section):
+    refuses: ClassVar = {
+        "warmup > 1 and warmup % 1": "warmup ({warmup}) must be below 1 (a fraction) or a whole "
+        "number of steps"
+    }
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills: the slow one."""
     router_lr: PositiveFloat | None = None
@@ -49,13 +58,6 @@ class _AnyOptim(Section):
     """Of the training loss."""
     meta: Meta | None = None
     """Meta-learning; `trainer.accumulate_grad_batches` says how many tasks a step has."""
-
-    @field_validator("warmup")
-    @classmethod
-    def _whole_steps(cls, warmup: float) -> float:
-        if warmup >= 1 and not warmup.is_integer():
-            raise ValueError(f"{warmup} must be below 1 (a fraction) or a whole number of steps")
-        return warmup
 
 
 class _AdamLike(_AnyOptim):

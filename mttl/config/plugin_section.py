@@ -3,29 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args
 
 from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    TypeAdapter,
     ValidationInfo,
     create_model,
-    model_validator,
 )
 from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, core_schema
 
-from mttl.config.capabilities import holds
 from mttl.config.section import Section, kind_of, models_in
-from mttl.plugins.classes import Family, PluginError, find_class, make, parameters
-from mttl.plugins.describe import (
-    REQUIRED,
-    Description,
-    describe,
-    described,
-    from_data,
-)
+from mttl.plugins.classes import Family, PluginError, find_class, make
+from mttl.plugins.describe import NOTES, describe, described
 from mttl.plugins.parts import PARTS, import_part
 
 # Contexts of a validation.
@@ -37,13 +30,11 @@ class PartSection(Section):
     """Settings of a part, derived from the signature of its class.
 
     Attributes:
-        place: The class of a built-in part, as ``module:Class``.
+        place: The class, of a built-in part as ``module:Class``.
         own_settings: Names of the settings that are arguments of the class.
-        refuses: Conditions that are refused, each with a sentence; ``{name}`` in it is a value.
     """
 
-    place: ClassVar[str] = ""
-    refuses: ClassVar[Mapping[str, str]] = {}
+    place: ClassVar[Any] = ""
     own_settings: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:
@@ -54,7 +45,7 @@ class PartSection(Section):
     @property
     def part_class(self) -> type[Any]:
         """The class, imported."""
-        return import_part(self.place)
+        return import_part(self.place) if isinstance(self.place, str) else self.place
 
     def make(self, **given: Any) -> Any:
         """Build an object of the class.
@@ -62,17 +53,8 @@ class PartSection(Section):
         Args:
             **given: Arguments of the program; those that the class does not declare are left out.
         """
-        own = self.part_class
-        declared = parameters(own)
-        settings = {name: _made(getattr(self, name)) for name in self.own_settings}
-        return own(**settings | {k: v for k, v in given.items() if k in declared or k in settings})
-
-    @model_validator(mode="after")
-    def _not_refused(self) -> Self:
-        for condition, sentence in self.refuses.items():
-            if holds(self, condition):
-                raise ValueError(sentence.format_map(dict(self)))
-        return self
+        names = [name for name in self.own_settings if name not in given]
+        return make(self.part_class, given, {name: _made(getattr(self, name)) for name in names})
 
 
 def _made(value: Any) -> Any:
@@ -86,21 +68,9 @@ class PluginSection(PartSection):
     """Settings of a custom class, which is named as `module:Class`."""
 
     model_config = ConfigDict(protected_namespaces=())
-    plugin_class: ClassVar[type[Any]]
 
     kind: str
     """The class."""
-
-    @property
-    def part_class(self) -> type[Any]:
-        """The class."""
-        return self.plugin_class
-
-    def make(self, **given: Any) -> Any:
-        """Build an object of the class, as for `PartSection`; its errors name its place."""
-        own = self.plugin_class
-        settings = {name: getattr(self, name) for name in self.own_settings if name not in given}
-        return make(own, given, settings)
 
 
 class _Unread(PluginSection):
@@ -122,7 +92,7 @@ class PluginKinds:
         Raises:
             PluginError: If there is none, or an argument can be no setting.
         """
-        return _model(find_class(self.family, kind, trusted=trusted), kind, self.family, self.base)
+        return _custom(find_class(self.family, kind, trusted=trusted), kind, self.family, self.base)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -187,7 +157,7 @@ def part_model(family: Family, kind: str, base: type[Section]) -> type[PartSecti
         kind: Its name.
         base: Settings that all kinds of the family have.
     """
-    return _section(described(family.name)[kind], kind, base, place=PARTS[family.name][kind])
+    return _section(described(family.name)[kind], kind, base, PARTS[family.name][kind])
 
 
 def part_models(family: Family, base: type[Section]) -> tuple[type[PartSection], ...]:
@@ -210,24 +180,28 @@ def make_section(family: Family, base: type[Section], kind: str, **settings: Any
 
 
 def _section(
-    found: Description, kind: str | None, base: type[Section], **attributes: Any
-) -> type[PartSection]:
+    found: Mapping[str, Any],
+    kind: str | None,
+    base: type[Section],
+    place: Any,
+    root: Any = PartSection,
+) -> type[Any]:
     fields: dict[str, Any] = {} if kind is None else {"kind": (Literal[kind], ...)}
-    for name, one in found.settings.items():
-        annotation = _decode(one.type) if isinstance(one.type, dict) else one.type
-        default = one.default
-        if default is not REQUIRED and isinstance(default, dict) and isinstance(annotation, type):
+    for name, one in found["settings"].items():
+        annotation = _decode(one["type"]) if isinstance(one["type"], dict) else one["type"]
+        default = one.get("default", ...)
+        if isinstance(default, dict) and hasattr(annotation, "model_validate"):
             default = annotation.model_validate(default)
-        fields[name] = (annotation, Field(default, description=one.sentence or None))
-    for name, value in found.notes["section_defaults"].items():
+        fields[name] = (annotation, Field(default, description=one["sentence"] or None))
+    for name, value in found.get("section_defaults", {}).items():
         common = base.model_fields[name]
         annotation = Annotated[common.annotation, *common.metadata]  # type: ignore[valid-type]
         fields[name] = (annotation, Field(value, description=common.description))
-    bases = (PartSection,) if issubclass(PartSection, base) else (PartSection, base)
-    made: Any = create_model(found.name, __base__=bases, __doc__=found.sentence, **fields)
-    for name, value in {**found.notes, **attributes}.items():
-        setattr(made, name, value)
-    made.own_settings = tuple(found.settings)
+    bases = (root,) if base is Section else (root, base)
+    made: Any = create_model(found["name"], __base__=bases, __doc__=found["sentence"], **fields)
+    for name in NOTES:
+        setattr(made, name, found.get(name, {}))
+    made.place, made.own_settings = place, tuple(found["settings"])
     return made
 
 
@@ -239,43 +213,32 @@ def _decode(data: Mapping[str, Any]) -> Any:
         case {"any": choices}:
             return Union[tuple(map(_decode, choices))]  # noqa: UP007 - of a tuple
         case {"section": place}:
-            return _section(from_data(data), None, Section, place=place)
+            return _section(data, None, Section, place)
         case {"list": inside}:
             found: Any = list[_decode(inside)]  # type: ignore[misc]
         case {"mapping": inside}:
             return dict[str, _decode(inside)]  # type: ignore[misc]
         case {"type": name}:
             found = {"int": int, "float": float, "bool": bool, "str": str, "none": None}[name]
-    bounds = {name: data[name] for name in BOUNDS if name in data}
+    bounds = {name: limit for name, limit in data.items() if name not in ("type", "list")}
     return Annotated[found, Field(**bounds)] if bounds else found
 
 
-BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length")
-
-
 @cache
-def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[PluginSection]:
+def _custom(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[PluginSection]:
     try:
         found = describe(cls, family.given)
     except (NameError, TypeError) as error:
         raise PluginError(f"'{kind}': the types of its arguments: {error}") from error
-    fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
-    for name, item in found.settings.items():
-        if name in base.model_fields or name == "kind" or hasattr(PluginSection, name):
+    for name, item in found["settings"].items():
+        if name == "kind" or name in base.model_fields or hasattr(PluginSection, name):
             raise PluginError(f"'{kind}': its argument '{name}' needs another name")
-        fields[name] = (item.type, Field(item.default, description=item.sentence or None))
         try:
-            create_model("Setting", __base__=PluginSection, **{name: fields[name]})
+            TypeAdapter(item["type"])
         except PydanticUserError as error:
-            shown = getattr(item.type, "__name__", item.type)
+            shown = getattr(item["type"], "__name__", item["type"])
             raise PluginError(
                 f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
                 "can hold; take numbers, texts, true or false, lists or mappings"
             ) from error
-    bases = (PluginSection,) if base is Section else (PluginSection, base)
-    made: Any = create_model(cls.__name__, __base__=bases, **fields)
-    made.plugin_class = cls
-    made.own_settings = tuple(found.settings)
-    for name, value in found.notes.items():
-        setattr(made, name, value)
-    return made
+    return _section(found, kind, base, cls, PluginSection)

@@ -1,8 +1,9 @@
 """Every setting there is, with its type, its default and its bounds."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from mttl.config.backbone_schema import Backbone
 from mttl.config.capabilities import missing_features
@@ -12,8 +13,6 @@ from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PluginKinds, PluginSection
 from mttl.config.router_schema import Router
 from mttl.config.section import (
-    AS_TRAINED,
-    FREE,
     AdaptMode,
     NonNegative,
     RowInit,
@@ -26,6 +25,7 @@ from mttl.config.section import (
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.io.errors import nearest
 from mttl.plugins.classes import CALLBACKS, LOSSES
+from mttl.plugins.describe import notes_of
 
 
 class Run(Section):
@@ -56,6 +56,13 @@ class Generation(Section):
             "generate, or use ddp",
         ),
     )
+    refuses: ClassVar = {
+        "length_penalty != 1.0 and num_beams = 1": "length_penalty needs num_beams above 1",
+        "mode = rank and num_beams > 1": "num_beams ({num_beams}) searches answers, and mode "
+        "'rank' takes them from the options of the task; remove it, or use mode both",
+        "mode = generate and not per_token": "per_token (false) is for answers that are ranked; "
+        "set mode: rank",
+    }
     num_beams: PositiveInt = 1
     """1 is greedy."""
     length_penalty: float = 1.0
@@ -70,23 +77,39 @@ class Generation(Section):
     per_token: bool = True
     """Rank by means over the tokens of an option rather than by sums."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.length_penalty != 1.0 and self.num_beams == 1:
-            raise ValueError("length_penalty needs num_beams above 1")
-        if self.mode == "rank" and self.num_beams > 1:
-            raise ValueError(
-                f"num_beams ({self.num_beams}) searches answers, and mode 'rank' takes them from "
-                "the options of the task; remove it, or use mode both"
-            )
-        if self.mode == "generate" and not self.per_token:
-            raise ValueError("per_token (false) is for answers that are ranked; set mode: rank")
-        return self
+
+_WITHOUT_STEPS = ("mode = zero_shot", "gradient_free", "examples = 0")
 
 
 class Adapt(Section):
     """Few-shot adaptation to new tasks."""
 
+    refuses: ClassVar = {
+        "init = private_skill and mode = zero_shot|router_only|average": "init 'private_skill' "
+        "gives a new task a fresh skill, which mode '{mode}' does not train; use 'skills_only' or "
+        "'full', or another init, as 'mean'",
+        "mode = average and init = fresh|expert_row|learned": "mode 'average' has equal weights of "
+        "all skills and takes no init '{init}'; leave it out",
+        "mode = average|from_scratch and init = nearest_task|factors|coefficients|"
+        "best_coefficients": "mode '{mode}' takes no row over, so init '{init}' sets none; use "
+        "'zero_shot', 'router_only', 'skills_only', 'all' or 'full', or init 'mean'",
+        "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' begins as the "
+        "trained task that explains the new task's rows best, and examples is 0; use 'mean' or "
+        "'coefficients', or some examples",
+        **dict.fromkeys(
+            ("gradient_free and mode != router_only", "gradient_free and init != coefficients"),
+            "gradient_free looks for coefficients alone: set mode: router_only and init: "
+            "coefficients, not '{mode}' and '{init}'",
+        ),
+        **dict.fromkeys(
+            ("option_weights and " + still for still in _WITHOUT_STEPS),
+            "unlikelihood and length_normalised are losses of gradient descent, and mode "
+            "'zero_shot', gradient_free and examples 0 make no such steps; set them to 0",
+        ),
+        "up_lr_ratio != 1.0 and mode = zero_shot|router_only": "up_lr_ratio ({up_lr_ratio:g}) is "
+        "for skills that are trained, which mode '{mode}' does not; leave it out, or use 'all' or "
+        "'skills_only'",
+    }
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit | Literal["auto", "best_of_two"] = "auto"
@@ -130,45 +153,6 @@ class Adapt(Section):
     """Training rows of every job, drawn by its seed, and as many development rows, or all where
     there are fewer; all by default. 0 trains nothing and scores the start."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        mode, init, steps = self.mode, self.init, self.examples != 0
-        no_row = mode in ("average", "from_scratch")
-        like = "coefficients" if init in FREE else "mean"
-        told = f"mode '{mode}' takes no row over" if steps else "examples is 0"
-        still = mode == "zero_shot" or self.gradient_free or not steps
-        problems = {
-            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
-            "train; use 'skills_only' or 'full', or another init, as 'mean'": init
-            == "private_skill"
-            and mode in ("zero_shot", "router_only", "average"),
-            "mode 'average' gives a new task equal weights of all skills, so init 'fresh' changes "
-            "nothing; leave it out": init == "fresh" and mode == "average",
-            f"init '{init}' begins as the trained task that explains the new task's rows best, and "
-            f"{told}; use '{like}', or another mode and some examples": init in AS_TRAINED
-            and (no_row or not steps),
-            f"mode '{mode}' takes no row of coefficients; use 'router_only', which learns them "
-            "alone, 'zero_shot', 'skills_only', 'all' or 'full'": init in FREE and no_row,
-            "gradient_free looks for coefficients alone: set mode: router_only and init: "
-            f"coefficients, not '{mode}' and '{init}'": self.gradient_free
-            and (mode, init) != ("router_only", "coefficients"),
-            "unlikelihood and length_normalised are losses of gradient descent, and mode "
-            "'zero_shot', gradient_free and examples 0 make no such steps; set them to 0": still
-            and bool(self.option_weights),
-            f"up_lr_ratio ({self.up_lr_ratio:g}) is for skills that are trained, which mode "
-            f"'{mode}' does not; leave it out, or use 'all' or 'skills_only'": self.up_lr_ratio != 1
-            and mode in ("zero_shot", "router_only"),
-            f"mode 'average' has equal weights of all skills and takes no init '{init}'": mode
-            == "average"
-            and init in ("expert_row", "learned"),
-            f"mode '{mode}' takes no row over from training, so init 'factors' composes none; use "
-            "'zero_shot', 'router_only', 'skills_only', 'all' or 'full'": init == "factors"
-            and no_row,
-        }
-        if found := next((problem for problem, wrong in problems.items() if wrong), None):
-            raise ValueError(found)
-        return self
-
     @property
     def option_weights(self) -> dict[str, float]:
         """The weights of the losses over options, where there are any."""
@@ -179,6 +163,10 @@ class Adapt(Section):
 class Range(Section):
     """The values that a setting may take; whole numbers where both ends are."""
 
+    refuses: ClassVar = {
+        "not low < high": "low ({low}) must be below high ({high})",
+        "log and not low > 0": "low ({low}) must be above 0 where log is true",
+    }
     low: int | float
     """Smallest value."""
     high: int | float
@@ -186,18 +174,15 @@ class Range(Section):
     log: bool = False
     """Draw the logarithm evenly, as for learning rates."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.low >= self.high:
-            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
-        if self.log and self.low <= 0:
-            raise ValueError(f"low ({self.low}) must be above 0 where log is true")
-        return self
-
 
 class Search(Section):
     """Which settings of adaptation, or of training (`optim.`), `mttl search` tries."""
 
+    refuses: ClassVar = {
+        f"{one} and {other}": f"{one} and {other} cannot both be searched; empty one of them with "
+        "{{}} or []"
+        for one, other in (("grid", "points"), ("grid", "ranges"), ("points", "ranges"))
+    }
     grid: dict[
         str, Annotated[list[int | float | bool | str], Field(min_length=1), AfterValidator(once)]
     ] = {}
@@ -211,29 +196,21 @@ class Search(Section):
     seed: Seed = 13
     """Of those draws."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        given = [name for name in ("grid", "points", "ranges") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(given)} cannot both be searched; empty one of them with {{}} or []"
-            )
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together, a sentence each."""
+        yield from super().problems()
         # Seeds and rows are what is compared on, not a choice.
-        kept = ("seeds", "examples")
-        allowed = [f"adapt.{name}" for name in Adapt.model_fields if name not in kept]
-        optim = {name: None for kind in models_in(Optim) for name in kind.model_fields}
-        allowed += [f"optim.{name}" for name in optim if name not in ("kind", "meta")]
-        names = self.names
-        for name in names:
+        allowed = [f"adapt.{name}" for name in Adapt.model_fields.keys() - {"seeds", "examples"}]
+        optim = {name for kind in models_in(Optim) for name in kind.model_fields}
+        allowed += [f"optim.{name}" for name in optim - {"kind", "meta"}]
+        for name in self.names:
             if name not in allowed:
-                hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
-                raise ValueError(f"'{name}' is not a setting that can be searched.{hint}")
-        if len({name.partition(".")[0] for name in names}) > 1:
-            raise ValueError(
-                f"{', '.join(names)}: settings of training and of adaptation cannot be searched "
-                "at once; search those of training first"
+                yield f"'{name}' is not a setting that can be searched.{nearest(name, allowed)}"
+        if len({name.partition(".")[0] for name in self.names}) > 1:
+            yield (
+                f"{', '.join(self.names)}: settings of training and of adaptation cannot be "
+                "searched at once; search those of training first"
             )
-        return self
 
     @property
     def names(self) -> list[str]:
@@ -265,6 +242,14 @@ class Trainer(Section):
             "it follows from data.global_batch_size, data.batch_size and the number of processes; "
             "leave it out",
         ),
+    }
+    refuses: ClassVar = {
+        "strategy = fsdp2 and precision = 16-mixed|64-true": "precision ({precision}) must be one "
+        "of 32-true, bf16-mixed, bf16-true, 16-true with strategy fsdp2, which neither scales "
+        "losses nor shards doubles",
+        "max_steps = -1 and max_epochs = None|-1": "max_steps or max_epochs must bound the "
+        "training, also beside max_time: the schedule of the learning rates needs a number of "
+        "steps",
     }
     max_steps: Annotated[int, Field(ge=-1)] = -1
     """Optimizer steps; -1 for no bound."""
@@ -309,24 +294,66 @@ class Trainer(Section):
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.strategy == "fsdp2" and self.precision in ("16-mixed", "64-true"):
-            raise ValueError(
-                f"precision ({self.precision}) must be one of 32-true, bf16-mixed, bf16-true, "
-                "16-true with strategy fsdp2, which neither scales losses nor shards doubles"
-            )
-        if self.max_steps == -1 and self.max_epochs in (None, -1):
-            raise ValueError(
-                "max_steps or max_epochs must bound the training, also beside max_time: the "
-                "schedule of the learning rates needs a number of steps"
-            )
-        return self
+
+# What a fusion does not go with, and needs instead; attention takes the router's place.
+NOT_FUSED = {
+    **{"skills.kind != lora|adapter": "lora or adapter", "skills.n_heads > 1": "1"},
+    **{"skills.gate": "False", "skills.identical_init": "False", "skills.stages": "None"},
+    **{"router.kind != average": "average", "backbone.train": "False"},
+}
 
 
 class Config(Section):
     """All sections of a run."""
 
+    refuses: ClassVar = {
+        "data.validation = none and trainer.early_stopping": "trainer.early_stopping needs "
+        "data.validation: dev",
+        "loss and optim.label_smoothing": "optim.label_smoothing must be 0 with a custom loss",
+        "backbone.quantize and adapt.mode = full": "adapt.mode 'full' trains the backbone, which "
+        "backbone.quantize ('{backbone.quantize}') keeps frozen; use another mode, or remove "
+        "quantize",
+        "adapt.examples > data.max_rows": "adapt.examples ({adapt.examples}) cannot be more than "
+        "data.max_rows ({data.max_rows}) reads",
+        "optim.meta and data.sampler.kind != homogeneous": "data.sampler.kind "
+        "({data.sampler.kind}) must be homogeneous with optim.meta '{optim.meta.kind}'",
+        "data.batch_size < optim.meta.n_parts": "data.batch_size ({data.batch_size}) must be at "
+        "least {optim.meta.n_parts} with optim.meta '{optim.meta.kind}'",
+        "skills.kind = none and not moe": "skills.kind 'none' needs a section moe, or nothing is "
+        "routed; to tune the backbone alone, see backbone/last_block.yaml",
+        "skills.kind = none and router.kind != none and not moe.task_prior": "router.kind "
+        "'{router.kind}' has no skills to route; set router.kind: none, or moe.task_prior: logits "
+        "to route tokens by it",
+        "skills.kind != none and router.kind = none": "router.kind 'none' gives skills "
+        "(skills.kind '{skills.kind}') no weights; for one skill of all tasks set router.kind: "
+        "shared and skills.n_skills: 1, or for tokens that choose take one of router/token_*.yaml",
+        "skills.n_skills and router.kind = shared and skills.n_skills != 1": "skills.n_skills "
+        "({skills.n_skills}) must be 1 for the shared router",
+        "skills.n_skills and router.kind = private and skills.n_skills != per_task": (
+            "skills.n_skills ({skills.n_skills}) must be 'per_task' for the private router"
+        ),
+        "skills.n_skills = per_task and router.kind != private|shared|retrieval|none and "
+        "aggregation.kind != fusion": "skills.n_skills 'per_task' is for the private router, not "
+        "'{router.kind}'",
+        "router.kind = task_moe and router.top_k > skills.n_skills": "router.top_k "
+        "({router.top_k}) must not exceed skills.n_skills ({skills.n_skills})",
+        **dict.fromkeys(
+            (
+                "moe.task_prior and skills.n_skills = per_task",
+                "moe.task_prior and skills.n_skills < moe.n_experts",
+                "moe.task_prior and skills.n_skills > moe.n_experts",
+            ),
+            "skills.n_skills ({skills.n_skills}) must be moe.n_experts ({moe.n_experts}) where "
+            "rows of tasks are a prior on experts",
+        ),
+        **{
+            f"aggregation.kind = fusion and {clause}": f"{name} ({{{name}}}) must be {needed} for "
+            "aggregation fusion"
+            for clause, needed in NOT_FUSED.items()
+            for name in clause.split()[:1]
+        },
+        "aggregation.kind = fusion and moe": "moe (given) must be None for aggregation fusion",
+    }
     run: Run = Run()
     """Name, folder, seed."""
     data: Data
@@ -354,125 +381,17 @@ class Config(Section):
     trainer: Trainer
     """The training loop."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        problems: list[str] = []
-        if self.data.validation == "none" and self.trainer.early_stopping is not None:
-            problems.append("trainer.early_stopping needs data.validation: dev")
-        if self.optim.up_lr_ratio != 1 and not self._is_low_rank():
-            problems.append(
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together, a sentence each."""
+        yield from super().problems()
+        kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
+        low_rank = any(
+            isinstance(one, PluginSection) or not notes_of(type(one), "lacks").get("has_factors")
+            for one in kinds
+        )
+        if self.optim.up_lr_ratio != 1 and not low_rank:
+            yield (
                 f"optim.up_lr_ratio ({self.optim.up_lr_ratio:g}) is for low-rank skills, not "
                 f"'{self.skills.kind}'; remove it, or take skills.kind: lora"
             )
-        if self.loss is not None and self.optim.label_smoothing:
-            problems.append("optim.label_smoothing must be 0 with a custom loss")
-        for name in ("token_budget", "packed_length"):
-            if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
-                problems.append(
-                    f"data.{name} ({getattr(self.data, name)}) cannot be with "
-                    f"data.global_batch_size ({self.data.global_batch_size}), which counts rows; "
-                    "remove one of them"
-                )
-        quantised = getattr(self.backbone, "quantize", None)
-        if quantised and self.adapt.mode == "full":
-            problems.append(
-                f"adapt.mode 'full' trains the backbone, which backbone.quantize ('{quantised}') "
-                "keeps frozen; use another mode, or remove quantize"
-            )
-        wanted, most = self.adapt.examples, self.data.max_rows
-        if wanted is not None and most is not None and wanted > most:
-            problems.append(
-                f"adapt.examples ({wanted}) cannot be more than data.max_rows ({most}) reads"
-            )
-        if (meta := self.optim.meta) is not None:
-            parts = 2 if meta.kind == "maml" else meta.inner_steps
-            n_rows, sampler = self.data.batch_size, self.data.sampler.kind
-            told = f"optim.meta '{meta.kind}'"
-            if sampler != "homogeneous":
-                problems.append(f"data.sampler.kind ({sampler}) must be homogeneous with {told}")
-            if n_rows < parts:
-                problems.append(f"data.batch_size ({n_rows}) must be at least {parts} with {told}")
-        problems += self._task_problems()
-        if (
-            self.moe
-            and self.moe.task_prior == "mask"
-            and self.router.kind not in ("expert", "private")
-        ):
-            problems.append(
-                "moe.task_prior 'mask' needs rows with zeros that are given (router expert or "
-                f"private); of router '{self.router.kind}' use 'logits', which learns"
-            )
-        problems += missing_features(self)
-        if self.moe is not None and self.moe.parallel:
-            devices = self.trainer.devices
-            count = len(devices) if isinstance(devices, list) else devices
-            if isinstance(count, int) and count > 0:
-                problems += filter(None, [self.moe.problem_of(count * self.trainer.num_nodes)])
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-    def _is_low_rank(self) -> bool:
-        """Return whether any skills or experts may have two factors; custom ones may."""
-        kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
-        return any(one.kind == "lora" or isinstance(one, PluginSection) for one in kinds)
-
-    def _task_problems(self) -> list[str]:
-        """Return what does not fit between skills and the task router."""
-        kind, skills = self.router.kind, self.skills
-        problems: list[str] = []
-        prior = self.moe is not None and self.moe.task_prior != "none"
-        if skills.kind == "none":
-            if self.moe is None:
-                problems.append(
-                    "skills.kind 'none' needs a section moe, or nothing is routed; to tune the "
-                    "backbone alone, see backbone/last_block.yaml"
-                )
-            if kind != "none" and not prior:
-                problems.append(
-                    f"router.kind '{kind}' has no skills to route; set router.kind: none, or "
-                    "moe.task_prior: logits to route tokens by it"
-                )
-            return problems
-        if kind == "none":
-            return [
-                f"router.kind 'none' gives skills (skills.kind '{skills.kind}') no weights; for "
-                "one skill of all tasks set router.kind: shared and skills.n_skills: 1, or for "
-                "tokens that choose take one of router/token_*.yaml"
-            ]
-        n_skills, n_heads = skills.n_skills, skills.n_heads
-        if kind == "shared" and n_skills != 1:
-            problems.append(f"skills.n_skills ({n_skills}) must be 1 for the shared router")
-        if kind == "private" and n_skills != "per_task":
-            problems.append(
-                f"skills.n_skills ({n_skills}) must be 'per_task' for the private router"
-            )
-        fused = self.aggregation.kind == "fusion"  # whose skills may be those of a private router
-        if n_skills == "per_task" and kind not in ("private", "shared", "retrieval") and not fused:
-            problems.append(f"skills.n_skills 'per_task' is for the private router, not '{kind}'")
-        if self.router.kind == "task_moe" and n_skills != "per_task":
-            top_k = self.router.top_k
-            if top_k > n_skills:
-                problems.append(
-                    f"router.top_k ({top_k}) must not exceed skills.n_skills ({n_skills})"
-                )
-        if self.moe is not None and prior and n_skills != self.moe.n_experts:
-            problems.append(
-                f"skills.n_skills ({n_skills}) must be moe.n_experts ({self.moe.n_experts}) "
-                "where rows of tasks are a prior on experts"
-            )
-        if fused:
-            fusable = skills.kind if skills.kind in ("lora", "adapter") else "lora or adapter"
-            for name, found, needed in (
-                ("skills.kind", skills.kind, fusable),
-                ("skills.n_heads", n_heads, 1),
-                ("skills.gate", getattr(skills, "gate", False), False),
-                ("skills.identical_init", getattr(skills, "identical_init", False), False),
-                ("skills.stages", getattr(skills, "stages", None), None),
-                ("router.kind", kind, "average"),  # attention takes the router's place
-                ("backbone.train", self.backbone.train, False),
-                ("moe", "given" if self.moe else None, None),
-            ):
-                if found != needed:
-                    problems.append(f"{name} ({found}) must be {needed} for aggregation fusion")
-        return problems
+        yield from missing_features(self)

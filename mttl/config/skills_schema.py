@@ -1,26 +1,16 @@
 """The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
 
-from pydantic import Field, PositiveInt, field_serializer, model_validator
+from pydantic import Field, PositiveInt
 
 from mttl.config.plugin_section import PartSection, PluginKinds, part_models, parts_of
 from mttl.config.section import NonNegative, Section
 from mttl.plugins.classes import SKILLS
 
 
-class _Sizes(Section):
-    asks: ClassVar = {"has_heads": "n_heads > 1"}
-    n_skills: PositiveInt | Literal["per_task"] = 8
-    """How many skills; `per_task` is for the private router, and `per_column` stands for the number
-    that the expert router's matrix has. With the c_poly router those that all tasks share."""
-    n_heads: PositiveInt = 1
-    """Blocks of features that are routed apart; above 1 is multi-head routing."""
-
-
-class AnySkills(_Sizes):
-    """Settings of all kinds of skills."""
-
+class _OneKind(Section):
     lacks: ClassVar = {
         **dict.fromkeys(
             ("merges", "averages"),
@@ -42,52 +32,34 @@ class AnySkills(_Sizes):
     """Identical initialisation of all skills, so that the mean of trained skills works (AdaMix)."""
 
 
-_KINDS = part_models(SKILLS, AnySkills)
-if TYPE_CHECKING:
-    OneKind: TypeAlias = PartSection
-else:
-    OneKind = parts_of(SKILLS, AnySkills)
+class _Sizes(Section):
+    asks: ClassVar = {"has_heads": "n_heads > 1"}
+    n_skills: PositiveInt | Literal["per_task"] = 8
+    """How many skills; `per_task` is for the private router, and `per_column` stands for the number
+    that the expert router's matrix has. With the c_poly router those that all tasks share."""
+    n_heads: PositiveInt = 1
+    """Blocks of features that are routed apart; above 1 is multi-head routing."""
+
+
+class AnySkills(_Sizes, _OneKind):
+    """Settings of all kinds of skills."""
 
 
 class Several(_Sizes):
     """Several kinds side by side, each with targets of its own."""
 
     kind: Literal["several"]
-    kinds: Annotated[list[OneKind], Field(min_length=2)]
-    """What would stand in the section for each kind alone; sizes are those of the section."""
+    kinds: Annotated[list[parts_of(SKILLS, _OneKind)], Field(min_length=2)]  # type: ignore[valid-type]
+    """What would stand in the section for each kind alone, but for the sizes."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_one_size(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
-            return given
-        sizes = {name: given[name] for name in _Sizes.model_fields if name in given}
-        kinds = [sizes | one if isinstance(one, dict) else one for one in given["kinds"]]
-        return given | {"kinds": kinds}
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together, a sentence each."""
         for number, one in enumerate(self.kinds):
-            for name in _Sizes.model_fields:
-                own, common = getattr(one, name), getattr(self, name)
-                if own != common:
-                    raise ValueError(
-                        f"kinds.{number}.{name} ({own}) must be the section's {name} ({common}): "
-                        "one router mixes all kinds. Leave it out there"
-                    )
             if getattr(one, "support", "random") != "random":
-                raise ValueError(
+                yield (
                     f"kinds.{number}.support must be random: the entries of a file are for a run "
                     "of sparse skills alone (skills.kind: sparse)"
                 )
-        return self
-
-    @field_serializer("kinds", mode="wrap")
-    def _without_sizes(self, kinds: list[Any], dump: Any) -> list[dict[str, Any]]:
-        return [
-            {name: value for name, value in one.items() if name not in _Sizes.model_fields}
-            for one in dump(kinds)
-        ]
 
 
 class NoSkills(Section):
@@ -104,7 +76,7 @@ if TYPE_CHECKING:
     Skills: TypeAlias = PartSection
 else:
     Skills = Annotated[
-        Union[*_KINDS, Several, NoSkills],
+        Union[*part_models(SKILLS, AnySkills), Several, NoSkills],
         Field(discriminator="kind"),
         PluginKinds(SKILLS, AnySkills),
     ]

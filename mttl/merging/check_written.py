@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AutoConfig
 
-from mttl.assembly.saved_run import SavedRun
+from mttl.assembly.saved_run import Built
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import reason
 from mttl.library.low_rank_change import LowRank
@@ -47,7 +47,7 @@ def check_written(folder: Path, network: Any, answers: Answers, like: Any = None
         CheckpointError: If tensors are missing, unexpected or of another shape, or answers differ
             by more than `rounding`; all are named.
     """
-    if isinstance(network, SavedRun):
+    if isinstance(network, Built):
         found = task_answers(network.model, network.tasks)
         compare_answers(found, answers, network.model.backbone)
     elif (folder / "adapter_config.json").is_file():

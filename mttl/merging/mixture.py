@@ -50,7 +50,7 @@ class MixtureChange:
             raise CheckpointError(
                 f"'{folder}' describes no language model, which the skills of a run need"
             )
-        if settings.backbone.kind == "pretrained" and settings.backbone.quantize:
+        if settings.backbone.quantize:
             raise CheckpointError(
                 f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
                 f"not on the weights of '{folder}'; merge its task into a model first "

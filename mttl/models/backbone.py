@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def load_pretrained(
     kind, config = read_architecture(name, revision=revision, gguf_file=gguf_file)
     if masked and not config.is_encoder_decoder:
         kind = AutoModelForMaskedLM
-    where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
+    where = _where(revision, gguf_file)
     try:
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         if empty:
@@ -139,12 +140,16 @@ def read_architecture(
     Raises:
         ConfigError: If it cannot be found, reached or read.
     """
-    where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
+    where = _where(revision, gguf_file)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM, config
+
+
+def _where(revision: str | None, gguf_file: str | None) -> dict[str, str]:
+    return {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
 
 
 def _packing(
@@ -170,15 +175,23 @@ def _unpacked(gguf_file: str | None) -> dict[str, Any]:
     return {"quantization_config": settings(dequantize=True)} if gguf_file and settings else {}
 
 
-def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
-    """Build a language model with random weights.
+def build_random(model_type: str, settings: Mapping[str, Any]) -> PreTrainedModel:
+    """Build a language model with random weights, in training mode.
 
     Args:
         model_type: A model type of transformers, such as ``"t5"`` or ``"llama"``.
         settings: Arguments of its configuration class.
 
-    Returns:
-        The model, in training mode.
+    Raises:
+        ConfigError: As for `new_architecture`.
+    """
+    kind, config = new_architecture(model_type, settings)
+    with _refused(model_type):
+        return kind.from_config(config)
+
+
+def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any, PretrainedConfig]:
+    """Return the class and configuration of a language model; see `build_random`.
 
     Raises:
         ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
@@ -197,22 +210,27 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
                 f"backbone.config.{key} is not a setting of '{model_type}'."
                 f"{nearest(key, known.to_dict())}"
             )
-    try:
+    with _refused(model_type):
         config = AutoConfig.for_model(model_type, **settings)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id
-        kind, kinds = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
-        if config.is_encoder_decoder:
-            kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-        model = kind.from_config(config) if type(config) in kinds else None
-    except Exception as error:  # model types answer bad values with errors of all sorts
-        cause = " ".join(str(error).split())
-        raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
-    if model is None:
+    kind, kinds = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder:
+        kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if type(config) not in kinds:
         raise ConfigError(
             f"backbone.model_type ('{model_type}') is not a language model; t5, bart and llama are"
         )
-    return model
+    return kind, config
+
+
+@contextmanager
+def _refused(model_type: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # model types answer bad values with errors of all sorts
+        cause = " ".join(str(error).split())
+        raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
 
 
 def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
@@ -233,15 +251,43 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
     parameters = dict(model.named_parameters())
     for pattern, factor in factors.items():
         names = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not names:
-            endings = sorted({".".join(name.split(".")[-2:]) for name in parameters})
-            raise ConfigError(
-                f"backbone.initial_scale: '{pattern}' matches no parameter."
-                f"{nearest(pattern, parameters)} Their names end in: {', '.join(endings)}"
-            )
+        _require_match("backbone.initial_scale", pattern, names, parameters)
         with torch.no_grad():
             for name in names:
                 parameters[name].mul_(factor)
+
+
+def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
+    """Let gradients reach the parameters of a backbone that are trained.
+
+    Args:
+        model: The backbone.
+        train: All, none, or patterns with ``*`` and ``?`` that match the end of a name.
+
+    Raises:
+        ConfigError: If a pattern matches no parameter; the message names near ones.
+    """
+    model.requires_grad_(train is True)
+    parameters = dict(model.named_parameters())
+    for pattern in [] if isinstance(train, bool) else train:
+        names = [name for name in parameters if fnmatchcase(f".{name}", f"*.{pattern}")]
+        _require_match("backbone.train", pattern, names, parameters)
+        for name in names:
+            parameters[name].requires_grad_(True)
+
+
+def _require_match(setting: str, pattern: str, found: Sequence[str], names: Iterable[str]) -> None:
+    """Refuse a pattern that matches no parameter.
+
+    Raises:
+        ConfigError: With the setting, near names, and how names end.
+    """
+    if not found:
+        endings = sorted({".".join(name.split(".")[-2:]) for name in names})
+        raise ConfigError(
+            f"{setting}: '{pattern}' matches no parameter of the backbone."
+            f"{nearest(pattern, names)} Their names end in: {', '.join(endings)}"
+        )
 
 
 def load_tokenizer(
@@ -265,9 +311,7 @@ def load_tokenizer(
     """
     if name == BYTE_TOKENIZER:
         return ByT5Tokenizer()
-    where = {"revision": revision or "main"}
-    if gguf_file:
-        where["gguf_file"] = gguf_file
+    where = _where(revision, gguf_file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from mttl.assembly.build_imported import Imported, build_imported, imported_skills, save_imported
-from mttl.assembly.model import inventory_settings
+from mttl.assembly.build_imported import build_imported, imported_skills, save_imported
+from mttl.assembly.model import Built, inventory_settings
 from mttl.checkpoints.model_tensors import fingerprint, own_parameters
 from mttl.config.backbone_schema import Pretrained
 from mttl.config.load import dump_config
@@ -51,8 +51,8 @@ def make_run(
     mix: str = "outputs",
     descriptions: Mapping[str, str | None] | None = None,
     general: Sequence[str] = (),
-    prepare: Callable[[Config, Imported], object] = lambda config, made: None,
-) -> tuple[Config, Imported]:
+    prepare: Callable[[Config, Built], object] = lambda config, made: None,
+) -> tuple[Config, Built]:
     """Write a run whose K skills, or experts, are members of a library, each with a task.
 
     Args:
@@ -102,7 +102,7 @@ def make_run(
         general=list(general),
     )
     files = {"config.yaml": dump_config(config), MEMBERS: facts.text()}
-    save_imported(out, imported, backbone, inventory_settings(config, descriptions), files)
+    save_imported(out, imported, inventory_settings(config, descriptions), files)
     return config, imported
 
 

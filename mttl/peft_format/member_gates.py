@@ -12,7 +12,7 @@ import torch
 from lightning_fabric.utilities import move_data_to_device
 
 from mttl.assembly.build_backbone import build_tokenizer
-from mttl.assembly.build_imported import Imported
+from mttl.assembly.model import Built
 from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
@@ -28,7 +28,7 @@ from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
 
-def prepare_members(config: Config, imported: Imported) -> None:
+def prepare_members(config: Config, imported: Built) -> None:
     """Train gates of members, or show their tasks' examples, where the router asks for it.
 
     Others need no gym, and none is opened.

@@ -128,7 +128,7 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
 
 
 def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """Build an object of a custom class.
+    """Build an object of a class.
 
     Args:
         cls: The class.
@@ -137,22 +137,32 @@ def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) 
 
     Raises:
         ValueError: If the class refuses a value.
-        PluginError: If it raises another error.
+        PluginError: If a custom class raises another error.
     """
-    declared = parameters(cls)
+    declared = {item.name for _, item in arguments(cls)}
     try:
         return cls(**{k: v for k, v in given.items() if k in declared}, **settings)
     except (ValueError, MemoryError):
         raise
     except Exception as error:
+        if cls.__module__.startswith("mttl."):
+            raise
         raise PluginError(f"{cls.__name__} cannot be made: {describe_error(error)}") from error
 
 
-def parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return the arguments that a class names, but for ``self``."""
-    listed = list(inspect.signature(cls.__init__).parameters.values())[1:]
+def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
+    """Yield the arguments of a constructor, each with the class that declares it.
+
+    Where it passes ``**settings`` on, those of its base that are keyword-only follow.
+    """
+    owner = next(kind for kind in cls.__mro__ if "__init__" in vars(kind))
+    listed = list(inspect.signature(owner.__init__).parameters.values())[1:]
     many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {item.name: item for item in listed if item.kind not in many}
+    yield from ((owner, item) for item in listed if item.kind not in many)
+    if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD and owner is not object:
+        base = owner.__mro__[1]
+        only = inspect.Parameter.KEYWORD_ONLY
+        yield from ((kind, item) for kind, item in arguments(base) if item.kind is only)
 
 
 def trust(names: str) -> None:
@@ -235,12 +245,9 @@ def _file(name: str) -> Path:
 def _loaded(module_name: str) -> ModuleType | None:
     if not module_name.endswith(".py"):
         return sys.modules.get(module_name)
-    path = _file(module_name)
-    for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
-            return module
-    return None
+    file = str(_file(module_name))
+    loaded = [*sys.modules.values()]
+    return next((one for one in loaded if getattr(one, "__file__", None) == file), None)
 
 
 def _import(module_name: str) -> ModuleType:

@@ -9,59 +9,26 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MaxLen, MinLen
 
-from mttl.plugins.classes import FAMILIES
+from mttl.plugins.classes import FAMILIES, arguments
 from mttl.plugins.part_settings import OneOf, ReadFrom
 from mttl.plugins.parts import PARTS, import_part
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
 NOTES = ("lacks", "asks", "refuses", "section_defaults")
-REQUIRED = ...
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting of a part.
+def describe(cls: type[Any], given: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a configuration needs of a class.
 
-    Attributes:
-        type: Its type: an annotation, or, read from the file, the data that stands for one.
-        default: Its value where none is given; `REQUIRED` if there must be one.
-        sentence: What it does.
-    """
-
-    type: Any
-    default: Any
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a configuration needs of a part.
-
-    Attributes:
-        name: Name of its class.
-        sentence: What it is.
-        settings: Its settings by name.
-        notes: Its ``lacks``, ``asks``, ``refuses`` and ``section_defaults``, those of its base
-            classes included.
-    """
-
-    name: str
-    sentence: str
-    settings: Mapping[str, Setting]
-    notes: Mapping[str, Mapping[str, Any]]
-
-
-def describe(cls: type[Any], given: Sequence[str] = ()) -> Description:
-    """Read the description of a class.
+    These are its ``name``, a ``sentence``, its ``settings`` by name, each with ``type``,
+    ``sentence`` and, if it may be left out, ``default``; and its `NOTES`.
 
     Args:
         cls: The class.
@@ -72,49 +39,37 @@ def describe(cls: type[Any], given: Sequence[str] = ()) -> Description:
         NameError: Likewise.
     """
     left_out = {*given, *(name for kind in cls.__mro__ for name in vars(kind).get("internal", ()))}
-    settings: dict[str, Setting] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for kind, item in arguments(cls):
         if item.name not in left_out and item.name not in settings:
             settings[item.name] = _setting(kind, item)
     paragraph = (inspect.cleandoc(cls.__doc__ or "").split("\n\n") or [""])[0]
-    sentence = re.split(r"[:,]? :(?:math|sub):", " ".join(paragraph.replace("``", "`").split()))[
-        0
-    ].rstrip(".")
-    notes: dict[str, dict[str, Any]] = {name: {} for name in NOTES}
-    for name in NOTES:
-        for kind in reversed(cls.__mro__):
-            notes[name].update(vars(kind).get(name, {}))
-    for name in notes["section_defaults"].keys() & settings.keys():
-        settings[name] = dataclasses.replace(
-            settings[name], default=notes["section_defaults"].pop(name)
-        )
-    return Description(cls.__name__, f"{sentence}.", settings, notes)
+    words = " ".join(paragraph.replace("``", "`").split())
+    sentence = re.split(r"[:,]? :(?:math|sub):", words)[0].rstrip(".")
+    notes = {name: notes_of(cls, name) for name in NOTES}
+    for name in notes["section_defaults"].keys() & {*settings, *left_out}:
+        default = notes["section_defaults"].pop(name)
+        if name in settings:
+            settings[name]["default"] = default
+    head = {"name": cls.__name__, "sentence": f"{sentence}.", "settings": settings}
+    return head | {name: note for name, note in notes.items() if note}
 
 
-def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
-    """Yield the arguments of a constructor, each with the class that declares it.
-
-    Where it passes ``**settings`` on, those of its base that are keyword-only follow.
-    """
-    owner = next(kind for kind in cls.__mro__ if "__init__" in vars(kind))
-    listed = list(inspect.signature(owner.__init__).parameters.values())[1:]
-    yield from ((owner, item) for item in listed if item.kind not in _MANY)
-    if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD and owner is not object:
-        base = owner.__mro__[1]
-        only = inspect.Parameter.KEYWORD_ONLY
-        yield from ((kind, item) for kind, item in arguments(base) if item.kind is only)
+def notes_of(cls: type[Any], name: str) -> dict[str, Any]:
+    """Return the entries of a table, such as ``lacks``, of a class and its bases."""
+    return {k: v for kind in reversed(cls.__mro__) for k, v in vars(kind).get(name, {}).items()}
 
 
-def _setting(owner: type[Any], item: inspect.Parameter) -> Setting:
+def _setting(owner: type[Any], item: inspect.Parameter) -> dict[str, Any]:
     hints = get_type_hints(owner.__init__, include_extras=True)
-    default = REQUIRED if item.default is inspect.Parameter.empty else item.default
-    known = type(default) if default not in (REQUIRED, None) else Any
-    found = hints.get(item.name, known)
+    default, empty = item.default, inspect.Parameter.empty
+    found = hints.get(item.name, Any if default in (empty, None) else type(default))
     for mark in getattr(found, "__metadata__", ()):
         if isinstance(mark, ReadFrom):
             found = mark.held
             default = default if mark.default is ... else mark.default
-    return Setting(found, default, sentences(owner).get(item.name, ""))
+    known = {} if default is empty else {"default": default}
+    return {"type": found, **known, "sentence": sentences(owner).get(item.name, "")}
 
 
 @cache
@@ -127,33 +82,18 @@ def sentences(owner: type[Any]) -> dict[str, str]:
 
 
 @cache
-def described(family: str) -> Mapping[str, Description]:
+def described(family: str) -> Mapping[str, dict[str, Any]]:
     """Return the descriptions of a family's built-in parts, by name, without importing them."""
-    data = json.loads(SIGNATURES.read_text(encoding="utf-8"))
-    return {kind: from_data(one) for kind, one in data[family].items()}
+    return json.loads(SIGNATURES.read_text(encoding="utf-8"))[family]
 
 
-def from_data(data: Mapping[str, Any]) -> Description:
-    """Return a description that `to_data` wrote."""
+def to_data(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description as JSON, with data in place of types."""
     settings = {
-        name: Setting(one["type"], one.get("default", REQUIRED), one.get("sentence", ""))
-        for name, one in data["settings"].items()
+        name: {key: (_encode if key == "type" else _plain)(value) for key, value in one.items()}
+        for name, one in description["settings"].items()
     }
-    notes = {name: data.get(name, {}) for name in NOTES}
-    return Description(data["name"], data["sentence"], settings, notes)
-
-
-def to_data(description: Description) -> dict[str, Any]:
-    """Return a description as JSON."""
-    settings = {}
-    for name, one in description.settings.items():
-        settings[name] = {"type": _encode(one.type)}
-        if one.default is not REQUIRED:
-            settings[name]["default"] = _plain(one.default)
-        settings[name]["sentence"] = one.sentence
-    notes = {name: note for name, note in description.notes.items() if note}
-    head = {"name": description.name, "sentence": description.sentence}
-    return {**head, "settings": settings, **notes}
+    return {**description, "settings": settings}
 
 
 def _plain(value: Any) -> Any:

@@ -80,6 +80,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "experts": {
         "lora": "mttl.skills.weights.lora:LoRAExperts",
+        "ia3": "mttl.skills.weights.ia3:IA3Inventory",
+        "adapter": "mttl.skills.blocks.adapter:AdapterExperts",
     },
 }
 

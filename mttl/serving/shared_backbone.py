@@ -14,7 +14,7 @@ from mttl.skills.skilled_model import SkilledModel
 def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
     """Return the model of every task, with as few different models as possible.
 
-    Equal tensors of the models share memory already (`mttl.assembly.share_weights`).
+    Equal tensors of the models share memory already (`mttl.assembly.load_tasks`).
     """
     groups: dict[Any, dict[str, Predictor]] = {}
     for name, predictor in predictors.items():

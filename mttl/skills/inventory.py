@@ -79,6 +79,7 @@ class Inventory(nn.Module, ABC):
         ValueError: If a size is not positive, heads do not divide, or a setting is out of bounds.
     """
 
+    lacks: ClassVar[Mapping[str, Any]] = {"has_factors": "it has none; set its kind to lora"}
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"
@@ -188,7 +189,6 @@ class Inventory(nn.Module, ABC):
 
     def merge(self, weights: Weights) -> Merged:
         """Prepare the skills of each example from its mixing weights: by default, its change."""
-        self.require_use("task")
         return (mix_blocks(self.changes(), weights),)
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
@@ -197,7 +197,6 @@ class Inventory(nn.Module, ABC):
         Raises:
             TypeError: If the kind does more than change the output: call `combine_linear`.
         """
-        self.require_use("task")
         if self.reads_weight or self.changes_input:
             raise TypeError(f"{type(self).__name__} needs the layer itself: call combine_linear")
         dtype = active_dtype(x)

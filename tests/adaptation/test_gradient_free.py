@@ -100,9 +100,12 @@ def test_coefficients_of_soups_start_alike_and_learn_alone() -> None:
     ("settings", "message"),
     [
         ({"gradient_free": True}, "set mode: router_only and init: coefficients, not 'all' and"),
-        ({"mode": "average", "init": "coefficients"}, "'average' takes no row of coefficients"),
-        ({"mode": "from_scratch", "init": "coefficients"}, "takes no row of coefficients"),
-        ({"init": "best_coefficients", "examples": 0}, "begins as .*; use 'coefficients'"),
+        (
+            {"mode": "average", "init": "coefficients"},
+            "'average' takes no row over, so init",
+        ),
+        ({"mode": "from_scratch", "init": "coefficients"}, "'from_scratch' takes no row over"),
+        ({"init": "best_coefficients", "examples": 0}, "begins as .* examples is 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_mutual_info_score
 
-from mttl.analysis.clustering import task_clusters, task_order, task_tree
+from mttl.analysis.clustering import category_agreement, task_clusters, task_order, task_tree
+from mttl.analysis.permutation_test import permutation_test
 
 # Tasks 0 and 2 are similar, and 1 and 3.
 SIMILARITY = np.array(
@@ -27,3 +29,45 @@ def test_clusters() -> None:
     first, second, third, fourth = task_clusters(tree, 2).tolist()
     assert first == third != second == fourth
     assert len(set(task_clusters(tree, 4).tolist())) == 4
+
+
+CATEGORIES = ["a", "a", "a", "b", "b", "b", "c", "c", "c"]
+
+
+def similarity_of(labels: list[str]) -> np.ndarray:
+    """Tasks of one label are similar (0.9), others are not (0.1)."""
+    names = np.array(labels)
+    return np.where(names[:, None] == names, 0.9, 0.1) + 0.1 * np.eye(len(names))
+
+
+def test_clusters_that_are_the_categories() -> None:
+    found = category_agreement(similarity_of(CATEGORIES), CATEGORIES, n_permutations=200)
+    assert found.value == pytest.approx(1)
+    # Chance gives 0 on average, by the definition of the adjusted score.
+    assert abs(found.mean) < 0.1
+    assert found.p_value == pytest.approx(1 / 201, abs=2 / 201)
+
+
+def test_the_baseline_against_scikit_learn() -> None:
+    clusters = list("aabbbbccc")
+    found = category_agreement(similarity_of(clusters), CATEGORIES, n_permutations=40, seed=3)
+    generator = np.random.default_rng(3)
+    labels = np.unique(CATEGORIES, return_inverse=True)[1]
+    expected = [
+        adjusted_mutual_info_score(generator.permutation(labels), clusters) for _ in range(40)
+    ]
+    assert found.mean == pytest.approx(np.mean(expected))
+    assert found.percentile_95 == pytest.approx(np.percentile(expected, 95))
+
+
+def test_a_category_per_task_agrees_no_more_than_chance() -> None:
+    found = category_agreement(similarity_of(list("abc")), ["x", "y", "z"], n_permutations=9)
+    assert (found.value, found.p_value) == (0, 1)
+
+
+def test_comparison_by_hand() -> None:
+    found = permutation_test(3.0, np.array([1.0, 2.0, 3.0, 4.0]))
+    # Two of four reach 3, and the value itself is one of five.
+    assert (found.value, found.mean, found.p_value) == (3, 2.5, 3 / 5)
+    assert found.percentile_95 == pytest.approx(3.85)
+    assert permutation_test(5.0, np.array([1.0, 2.0])).p_value == 1 / 3

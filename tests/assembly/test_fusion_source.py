@@ -70,7 +70,7 @@ def test_no_run_and_a_fusion_are_refused(first: Path, tmp_path: Path) -> None:
     meta = first / "skills" / "meta.json"
     text = meta.read_text()
     try:
-        meta.write_text(text.replace('"kind": "mixture"', '"kind": "fusion"'))
+        meta.write_text(text.replace('"kind": "mixture"', '"kind": "fusion", "source": "x"'))
         note_again(first / "skills")
         with pytest.raises(CheckpointError, match="is a fusion itself; name the run of its skills"):
             build_model(second(first, "skills.n_skills=3"), ["copy"])

@@ -16,13 +16,12 @@ from helpers.backbones import tiny_t5
 from helpers.checksums import note_again
 from helpers.fragments import BESIDES, T5, TASKS, fragments, logits, small, trained
 from mttl.adaptation.modes import parts_by_role
-from mttl.assembly.build_backbone import backbone_name, places_of
+from mttl.assembly.build_backbone import places_of
 from mttl.assembly.model import Built, build_model, inventory_settings, load_run
 from mttl.checkpoints.inventory_files import ADAPTED_VERSION
 from mttl.checkpoints.model_tensors import fingerprint
 from mttl.checkpoints.saved_inventory import count_saved, load_into, read_inventory, save_inventory
 from mttl.config.load import load_config
-from mttl.config.moe_schema import MEMBERS
 from mttl.config.schema import Config
 from mttl.io import safetensors_file
 from mttl.io.errors import CheckpointError, ConfigError
@@ -41,7 +40,7 @@ FRAGMENTS = [
     fragment
     for fragment in (*fragments("router"), *fragments("skills"))
     # Their matrices are of other tasks; those of members are made of a library.
-    if Path(fragment).stem not in ("retrieval", *MEMBERS)
+    if Path(fragment).stem not in ("retrieval", "arrow", "spectral", "phatgoose")
 ]
 FILES = ("skills.safetensors", "router.safetensors", "tasks.json", "meta.json")
 AGAIN = "Copy the whole folder again from where it was written, or write it again"
@@ -53,7 +52,7 @@ def save(built: Built, config: Config, folder: Path) -> Path:
         folder / "skills",
         built.model,
         built.tasks,
-        backbone_name=backbone_name(config.backbone),
+        backbone_name=config.backbone.title,
         backbone_trained=config.backbone.train or config.backbone.kind == "random",
         settings=inventory_settings(config),
         places=places_of(config.backbone),

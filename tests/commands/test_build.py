@@ -1,4 +1,3 @@
-import csv
 import errno
 import json
 import os
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command import ROOT
+from helpers.command import ROOT, read_csv
 from helpers.raw import rows, write_jsonl
 from mttl.commands import build
 from mttl.io import yaml12
@@ -64,13 +63,11 @@ def test_own_tasks_become_a_gym(mine, capsys):
     assert gym.samples("hues") == [13, 21, 42, 87, 100]
     assert gym.metric("colours") == "ACC"
     assert gym.description("colours") == "Name a colour."
-    with (gym.directory / "TASKS.csv").open(newline="") as file:
-        assert next(csv.DictReader(file)) == {
-            "task": "colours",
-            "metric": "ACC",
-            "category": "classification/colour",
-            "description": "Name a colour.",
-        }
+    row = {
+        "task": "colours",
+        **{name: TOPIC[name] for name in ("metric", "category", "description")},
+    }
+    assert read_csv(gym.directory / "TASKS.csv")[0] == row
     assert run(*options(mine)) == 0
     assert capsys.readouterr().out.count("was there") == 2
 

@@ -1,6 +1,5 @@
 """One command trains all methods, adapts them and writes one table."""
 
-import csv
 import importlib
 import json
 import math
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.command import read_csv
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.commands import compare as SCRIPT
 from mttl.config.load import load_config
@@ -51,13 +51,11 @@ def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) 
     assert len(commands) == 5  # two trainings, their adaptation, and zero_shot
     printed = capsys.readouterr().out
     assert "1 steps of training, 1 of each adaptation, seeds 13" in printed
-    with (out / "table.csv").open() as file:
-        lines = {row["method"]: row for row in csv.DictReader(file)}
+    lines = {row["method"]: row for row in read_csv(out / "table.csv")}
     assert list(lines) == ["polytropon", "shared", "polytropon: zero_shot"]
     assert float(lines["polytropon: zero_shot"]["trained"]) == 0.0
     assert 0 < float(lines["shared"]["trained"]) < float(lines["polytropon"]["trained"])
-    with (out / "scores.csv").open() as file:
-        scores = list(csv.DictReader(file))
+    scores = read_csv(out / "scores.csv")
     assert {(row["side"], row["task"]) for row in scores} == {
         *(("seen", task) for task in list(TASKS)[1:]),
         ("unseen", next(iter(TASKS))),
@@ -89,12 +87,10 @@ def test_tasks_of_the_training_need_no_score(config, tmp_path, commands) -> None
     out = tmp_path / "out"
     given = ("--methods", "polytropon", "shared", "--modes", "--seeds", "13", "--unseen-only")
     assert compare(config, out, *given) == 0
-    with (out / "scores.csv").open() as file:
-        assert {row["side"] for row in csv.DictReader(file)} == {"unseen"}
-    with (out / "table.csv").open() as file:
-        for row in csv.DictReader(file):
-            assert row["seen"] == "nan"
-            assert float(row["training_minutes"]) > 0
+    assert {row["side"] for row in read_csv(out / "scores.csv")} == {"unseen"}
+    for row in read_csv(out / "table.csv"):
+        assert row["seen"] == "nan"
+        assert float(row["training_minutes"]) > 0
     picture = (out / "comparison.svg").read_text()
     assert "unseen tasks" in picture
     assert ">seen tasks" not in picture
@@ -214,8 +210,7 @@ def test_baselines_treat_new_tasks_as_published(config, tmp_path, commands) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS.METHODS, "expert", expert)
         assert compare(config, tmp_path / "out", *given) == 0
-    with (tmp_path / "out" / "table.csv").open() as file:
-        lines = {row["method"]: row for row in csv.DictReader(file)}
+    lines = {row["method"]: row for row in read_csv(tmp_path / "out" / "table.csv")}
     assert list(lines) == [*names, *(f"{name}: nearest_task" for name in names)]
 
     def n_trained(run: str, variant: str) -> int:
@@ -244,8 +239,7 @@ def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
         assert json.loads((run / "skills" / "tasks.json").read_text()) == partition["train"]
         assert "examples: 2" in (run / "adapt-all" / "config.yaml").read_text()
     assert sorted(unseen) == sorted(TASKS)
-    with (out / "scores.csv").open() as file:
-        scores = list(csv.DictReader(file))
+    scores = read_csv(out / "scores.csv")
     assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {
         (str(fold), task) for fold, task in zip((1, 2, 3), unseen, strict=True)
     }

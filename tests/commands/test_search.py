@@ -1,6 +1,5 @@
 """The search command end to end, on a tiny run and new tasks."""
 
-import csv
 import json
 import math
 import shutil
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.command import read_csv
 from helpers.new_tasks import NEW, train_source
 from mttl.__main__ import main
 from mttl.adaptation import search_settings, search_training
@@ -60,8 +60,7 @@ def arguments(folder: Path, out: Path, *more: str) -> list[str]:
 
 
 def trials(out: Path) -> list[dict[str, str]]:
-    with (out / "trials.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(out / "trials.csv")
 
 
 def test_a_grid_is_scored_without_test_rows(folder, tmp_path, capsys) -> None:
@@ -227,8 +226,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
     assert [float(row["optim.lr"]) for row in found] == [1e-2, 1e-3]
     names = ("copy", "reverse", "number")
     for row in found:
-        with (tmp_path / "trials" / f"optim.lr={row['optim.lr']}" / "results.csv").open() as file:
-            results = list(csv.DictReader(file))
+        results = read_csv(tmp_path / "trials" / f"optim.lr={row['optim.lr']}" / "results.csv")
         assert {line["split"] for line in results} == {"dev"}
         dev = [float(row[f"dev/{name}"]) for name in names]
         known = [0.0 if math.isnan(score) else score for score in dev]

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mttl.config import load as load_module
@@ -11,7 +11,6 @@ from mttl.config.load import (
     configs_dir,
     dump_config,
     find_file,
-    join_files,
     load_config,
     resolve_folder,
     resolve_path,
@@ -50,6 +49,10 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     Path("configs/router/shared.yaml").write_text("")
     assert find_file("router/shared", suffix=".yaml") == Path("configs/router/shared.yaml")
     assert find_file("router/private", suffix=".yaml").is_absolute()
+    with pytest.raises(ConfigError, match=r"^data\.tasks: the file '/none/mine\.yaml' does"):
+        resolve_path("/none/mine.yaml", "data.tasks")
+    with pytest.raises(ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not"):
+        resolve_path("lexicl.json", "data.partition")
 
 
 @pytest.mark.parametrize(
@@ -112,26 +115,6 @@ def test_another_kind_replaces_a_section(write: Writer) -> None:
     assert config.data.batch_size == load_config("crossfit.yaml").data.batch_size
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("router/shared", "router/private"),
-        ("skills/head_mask", "router/token_top2"),  # which has no skills of tasks
-        ("optim/adam", "optim/adamw"),
-    ],
-)
-def test_a_file_that_others_overrule_is_refused(first: str, second: str) -> None:
-    message = rf"'configs/{first}.yaml' has no effect: .*\('configs/{second}.yaml'\)\. Leave one"
-    with pytest.raises(ConfigError, match=message):
-        load_config(f"crossfit.yaml+{first}.yaml+{second}.yaml")
-    load_config(f"crossfit.yaml+{second}.yaml")
-    # A command that names the second itself leaves the first out.
-    names = f"crossfit.yaml+trainer/quick.yaml+{first}.yaml"
-    assert join_files(names, f"{second}.yaml") == f"crossfit.yaml+trainer/quick.yaml+{second}.yaml"
-    with pytest.raises(ConfigError, match=r"the file 'none\.yaml' does not exist"):
-        join_files(names, "none.yaml")
-
-
 def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
     for part in ("router/shared.yaml", "data/grid.yaml"):
         with pytest.raises(ConfigError, match=rf"whole .* first, as crossfit\.yaml\+{part}$"):
@@ -140,21 +123,6 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
         load_config("babyai/shared.yaml")
     with pytest.raises(ConfigError, match=r"section 'data' has no 'dri'\. Did you mean 'dir'\?$"):
         load_config(write("data: {dri: x}"))
-
-
-def test_a_file_that_a_setting_names_is_told_with_it() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.tasks: the file '/none/mine\.yaml' does"):
-        resolve_path("/none/mine.yaml", "data.tasks")
-    with pytest.raises(
-        ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not exist here, nor"
-    ):
-        resolve_path("lexicl.json", "data.partition")
-
-
-@pytest.mark.parametrize("text", ["", "trainer: {max_steps: 2}\nrun: {seed: 1}"])
-def test_a_file_may_be_overruled_in_part_and_hold_nothing(write: Writer, text: str) -> None:
-    quick = load_config("crossfit.yaml+trainer/quick.yaml")
-    assert load_config(f"{write(text)}+trainer/quick.yaml").trainer == quick.trainer
 
 
 def test_an_override_of_the_kind_replaces_too() -> None:
@@ -167,21 +135,18 @@ def test_an_override_of_the_kind_replaces_too() -> None:
 # YAML
 
 
-@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", ".001", "1.0e-3", "+1e-3"])
-def test_exponents_are_numbers(write: Writer, text: str) -> None:
-    assert load_config(write(f"optim: {{lr: {text}}}")).optim.lr == 0.001
-
-
 @pytest.mark.parametrize(
-    "word", ["no", "yes", "on", "off", "No", "NO", "y", "1:30", "1_000", "2024-01-01"]
+    ("setting", "value"),
+    [
+        *(("optim.lr", (text, 0.001)) for text in ("1e-3", "1E-3", ".001", "+1e-3")),
+        *(("data.dir", (word, word)) for word in ("no", "y", "1:30", "1_000", "2024-01-01")),
+        *(("run.seed", pair) for pair in (("010", 10), ("09", 9), ("0o17", 15), ("0x1f", 31))),
+    ],
 )
-def test_words_stay_words(write: Writer, word: str) -> None:
-    assert load_config(write(f"run: {{name: {word}}}"), ["data.dir=" + word]).run.name == word
-
-
-@pytest.mark.parametrize(("text", "seed"), [("010", 10), ("09", 9), ("0o17", 15), ("0x1f", 31)])
-def test_a_zero_in_front_makes_no_octal_number(text: str, seed: int) -> None:
-    assert load_config("crossfit.yaml", [f"run.seed={text}"]).run.seed == seed
+def test_what_words_and_numbers_are(setting: str, value: tuple[str, object]) -> None:
+    section, name = setting.split(".")
+    config = load_config("crossfit.yaml", [f"{setting}={value[0]}"])
+    assert getattr(getattr(config, section), name) == value[1]
 
 
 @pytest.mark.parametrize("fragment", sorted((configs_dir() / "router").glob("*.yaml")))
@@ -192,11 +157,6 @@ def test_names_are_shown_where_a_router_does_not_tell_tasks_apart(fragment: Path
     one_for_a_family = config.router.kind == "expert"  # in the lexical gym
     assert config.data.prefix == ("name" if read or one_for_all or one_for_a_family else "none")
     assert f"prefix: {config.data.prefix}\n" in dump_config(config)
-
-
-def test_an_expert_of_languages_and_operations_tells_tasks_apart() -> None:
-    config = load_config("crossfit.yaml+data/grid.yaml+router/expert.yaml")
-    assert config.data.prefix == "none"
 
 
 @pytest.mark.parametrize(
@@ -261,17 +221,6 @@ def test_a_file_that_is_no_text(write: Writer) -> None:
         load_config(names)
     Path("f.yaml").write_bytes(b"run: {name: a\x00b}")
     with pytest.raises(ConfigError, match=r"^f.yaml: unacceptable character #x0000"):
-        load_config(names)
-
-
-def test_a_file_that_cannot_be_read(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = write("")
-
-    def refuse(path: Path, mode: str) -> str:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ConfigError, match=r"cannot be read: Permission denied"):
         load_config(names)
 
 
@@ -355,6 +304,7 @@ def test_what_is_written_reads_back(write: Writer, name: str) -> None:
 
 
 # "1e-3", "08" and "no" are text to one version of YAML and something else to the other.
+@settings(max_examples=40)
 @given(
     st.sampled_from(
         ["1e-3", "08", "no", "true", "~", "null", "1:30", ".5", "0x1f", "é", "=", "<<", "1_0"]
@@ -362,9 +312,9 @@ def test_what_is_written_reads_back(write: Writer, name: str) -> None:
     | st.text(alphabet="aé01eE+-.:#'\" yn~", min_size=1, max_size=6)
 )
 def test_text_reads_back_as_text(text: str) -> None:
-    settings = load_config("crossfit.yaml").model_dump()
-    settings["data"]["dir"] = text
-    config = load_module.Config.model_validate(settings)
+    sections = load_config("crossfit.yaml").model_dump()
+    sections["data"]["dir"] = text
+    config = load_module.Config.model_validate(sections)
     assert load_module.yaml12.parse(dump_config(config))["data"]["dir"] == text
 
 
@@ -372,15 +322,6 @@ def test_an_empty_mapping_empties_a_setting_and_no_section() -> None:
     config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.initial_scale={}"])
     assert config.backbone.initial_scale == {}
     assert merge({"a": {"b": 1}}, {"a": {}}, "x", {}) == {"a": {"b": 1}}
-
-
-def test_what_was_read_may_be_changed() -> None:
-    """Trees of texts that come back are kept, and every reader gets one of its own."""
-    text = "own: {parts: [1, 2]}"
-    load_module.yaml12.parse(text)["own"]["parts"].append(3)
-    assert load_module.yaml12.parse(text) == {"own": {"parts": [1, 2]}}
-    deep = "[" * 50 + "]" * 50
-    assert repr(load_module.yaml12.parse(deep)).replace(" ", "") == deep
 
 
 def test_a_list_of_kinds_is_short_for_several(tmp_path: Path) -> None:
@@ -391,7 +332,7 @@ def test_a_list_of_kinds_is_short_for_several(tmp_path: Path) -> None:
     kinds = "[{kind: lora, rank: 2}, {kind: norm}]"
     long = ["skills.kind=several", f"skills.kinds={kinds}", "skills.n_skills=3"]
     assert listed.skills == load_config("crossfit.yaml", long).skills
-    assert [one.n_skills for one in listed.skills.kinds] == [3, 3]  # type: ignore[union-attr]
+    assert listed.skills.n_skills == 3
     path.write_text("skills:\n  - {kind: lora, rank: 2, rankk: 3}\n  - {kind: norm}\n")
     with pytest.raises(ConfigError, match=r"listed.yaml: skills.kinds.0.*rankk"):
         load_config(f"crossfit.yaml+{path}")

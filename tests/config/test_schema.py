@@ -43,19 +43,6 @@ def test_every_setting_is_described_and_every_section_closed(model: type[BaseMod
     assert missing == []
 
 
-def test_defaults() -> None:
-    config = load()
-    assert (config.run.dir, config.run.seed) == ("runs", 13)
-    assert config.optim.label_smoothing == 0.0
-    assert config.optim.backbone_lr is None
-    assert config.router.kind == "polytropon"
-    assert config.router.prior.ibp is None
-    assert config.skills.kind == "lora"
-    assert config.skills.scale is None
-    assert config.trainer.max_epochs is None
-    assert config.data.skip_missing is False
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -142,7 +129,7 @@ def test_defaults() -> None:
         ("generation.length_penalty=2", "length_penalty needs num_beams above 1"),
         (
             "optim.warmup=3.5",
-            "optim.warmup: 3.5 must be below 1 (a fraction) or a whole number of steps",
+            "optim: warmup (3.5) must be below 1 (a fraction) or a whole number of steps",
         ),
         ("optim.lr=.inf", "optim.lr: 'inf' must be a finite number"),
         (
@@ -159,11 +146,11 @@ def test_defaults() -> None:
         ),
         (
             "data.global_batch_size=8; data.token_budget=8192",
-            "data.token_budget (8192) cannot be with data.global_batch_size (8)",
+            "data: token_budget (8192) cannot be with global_batch_size (8)",
         ),
         (
             "data.global_batch_size=8; data.packed_length=2048",
-            "data.packed_length (2048) cannot be with data.global_batch_size (8)",
+            "data: packed_length (2048) cannot be with global_batch_size (8)",
         ),
         (
             "router.kind=score_function; trainer.strategy=fsdp2",
@@ -211,6 +198,35 @@ def test_defaults() -> None:
         ("search.ranges={adapt.lr: {lo: 0, high: 1}}", "Did you mean 'low'"),
         ("search.trails=3", "Did you mean 'trials'"),
         ("run.name=a/b", "run.name: 'a/b' must be the name of a folder"),
+        (
+            "trainer.strategy=fsdp2; trainer.precision=16-mixed",
+            "precision (16-mixed) must be one of 32-true, bf16-mixed",
+        ),
+        (
+            "trainer.strategy=fsdp2; backbone.compile=true",
+            "backbone.compile (True) does not work with trainer.strategy (fsdp2): what",
+        ),
+        (
+            "trainer.strategy=fsdp2; optim.kind=adafactor",
+            "does not work with optim.kind 'adafactor': it takes means over axes",
+        ),
+        (
+            "trainer.strategy=fsdp2; skills.kind=intrinsic; skills.vector=said",
+            "does not work with skills.vector (said): one block is put together at a time",
+        ),
+        (
+            "trainer.strategy=fsdp2; backbone.kind=pretrained; backbone.quantize=int8",
+            "does not work with backbone.quantize (int8): torchao cannot split",
+        ),
+        ("backbone.quantize=nf4; backbone.train=true", "quantize ('nf4') is for a frozen backbone"),
+        (
+            "backbone.quantize=nf4; adapt.mode=full",
+            "adapt.mode 'full' trains the backbone, which backbone.quantize ('nf4')",
+        ),
+        ("backbone.quantize=nf3", "'nf3' must be one of"),
+        ("backbone.quantize=int8; backbone.gguf_file=a.gguf", "('int8') cannot be with gguf_file"),
+        ("skills.kind=krona; skills.shape=[1]", "skills.shape: '[1]' must have at least 2"),
+        ("skills.kind=diff_pruning; skills.stretch=[1]", "must have at least 2 items"),
     ],
 )
 def test_what_is_refused(overrides: str, message: str) -> None:
@@ -218,86 +234,25 @@ def test_what_is_refused(overrides: str, message: str) -> None:
         load(*overrides.split("; "))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("backbone.train=true", r"quantize \('nf4'\) is for a frozen backbone"),
-        ("adapt.mode=full", r"adapt\.mode 'full' trains the backbone, which backbone\.quantize"),
-        ("backbone.quantize=nf3", "'nf3' must be one of"),
-    ],
-)
-def test_a_quantised_backbone_stays_frozen(override: str, message: str) -> None:
-    load_config("crossfit.yaml", ["backbone.quantize=nf4"])
-    with pytest.raises(ConfigError, match=message):
-        load_config("crossfit.yaml", ["backbone.quantize=nf4", override])
-
-
-def test_torchao_s_weights_are_not_sharded() -> None:
-    sharded = ["backbone.kind=pretrained", "trainer.strategy=fsdp2"]
-    for accepted in ("nf4", "null"):
-        load_config("crossfit.yaml", [*sharded, f"backbone.quantize={accepted}"])
-    for kind in ("int8", "int4"):
-        message = rf"does not work with backbone\.quantize \({kind}\): torchao cannot split"
-        with pytest.raises(ConfigError, match=message):
-            load_config("crossfit.yaml", [*sharded, f"backbone.quantize={kind}"])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("trainer.precision=16-mixed", r"precision \(16-mixed\) must be one of 32-true, bf16-mix"),
-        ("trainer.precision=64-true", r"precision \(64-true\) must be one of 32-true, bf16-mixed"),
-        (
-            "backbone.compile=true",
-            r"backbone.compile \(True\) does not work with trainer.strategy \(fsdp2\): what",
-        ),
-        (
-            "optim.kind=adafactor",
-            "does not work with optim.kind 'adafactor': it takes means over axes",
-        ),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load("trainer.strategy=fsdp2", override)
-
-
-@pytest.mark.parametrize("vector", ["said", "model"])
-def test_a_vector_of_the_whole_model_cannot_be_sharded(vector: str) -> None:
-    message = rf"does not work with skills.vector \({vector}\): one block is put together at a time"
-    with pytest.raises(ConfigError, match=message):
-        load_intrinsic(vector)
-    assert load_intrinsic("layer").skills.vector == "layer"
-
-
-@pytest.mark.parametrize(
-    ("fragment", "override", "given"),
-    [
-        ("krona", "skills.shape=[4,8]", [4, 8]),
-        ("diff_pruning", "skills.stretch=[-0.1,1.1]", [-0.1, 1.1]),
-    ],
-)
-def test_settings_of_two_numbers(fragment: str, override: str, given: list[float]) -> None:
-    files, (name, _) = f"crossfit.yaml+skills/{fragment}.yaml", override[7:].split("=")
-    assert getattr(load_config(files, [override]).skills, name) == given
-    with pytest.raises(ConfigError, match=rf"skills.{name}.* at (least|most) 2"):
-        load_config(files, [f"skills.{name}=[1]"])
-
-
-def load_intrinsic(vector: str) -> Any:
-    overrides = ["trainer.strategy=fsdp2", f"skills.vector={vector}"]
-    return load_config("crossfit.yaml+skills/intrinsic.yaml", overrides)
-
-
-def test_meta_learning_is_for_tasks_of_text_without_token_routing() -> None:
-    message = "section moe does not work with optim.meta.kind 'maml': it takes several steps"
-    with pytest.raises(ConfigError, match=message):
-        load_config("crossfit.yaml+router/token_top2.yaml", ["optim.meta.kind=maml"])
+def test_policies_learn_from_no_rows() -> None:
     with pytest.raises(ConfigError, match=r"optim.meta learns from rows of tasks, which only text"):
         load_any_config("babyai.yaml", ["optim.meta.kind=maml"])
 
 
-SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.devices=2")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "backbone.kind=pretrained; trainer.strategy=fsdp2; backbone.quantize=nf4",
+        "skills.kind=intrinsic; trainer.strategy=fsdp2; skills.vector=layer",
+        "skills.kind=krona; skills.shape=[4, 8]",
+        "skills.kind=diff_pruning; skills.stretch=[-0.1, 1.1]",
+    ],
+)
+def test_what_is_accepted(overrides: str) -> None:
+    load(*overrides.split("; "))
+
+
+SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true")
 
 
 @pytest.mark.parametrize(
@@ -310,12 +265,7 @@ SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.
         ),
         ("optim.kind=adafactor", "does not work with optim.kind 'adafactor': its updates"),
         ("backbone.compile=true", "does not work with backbone.compile (True): tokens travel"),
-        ("trainer.devices=1", "moe.parallel shares experts out among processes, and one process"),
-        (
-            "trainer.devices=3",
-            "moe.n_experts (8) must be a multiple of the number of processes (3)",
-        ),
-        ("trainer.num_nodes=3", "must be a multiple of the number of processes (6)"),
+        ("optim.meta.kind=maml", "section moe does not work with optim.meta.kind 'maml': it takes"),
     ],
 )
 def test_what_experts_that_are_shared_out_cannot_be(setting: str, message: str) -> None:
@@ -323,3 +273,12 @@ def test_what_experts_that_are_shared_out_cannot_be(setting: str, message: str) 
     load_config(files, SHARED)
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(files, [*SHARED, setting])
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "message"),
+    [(1, "one process trains: set moe.parallel"), (2, None), (3, "n_experts (8) must be a multi")],
+)
+def test_experts_are_shared_out_evenly(n_processes: int, message: str | None) -> None:
+    moe = load_config("crossfit.yaml+router/token_top2.yaml", SHARED).moe
+    assert (moe.problem_of(n_processes) or "None").count(str(message))  # type: ignore[union-attr]

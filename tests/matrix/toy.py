@@ -108,11 +108,8 @@ class World:
                 trainer={"max_steps": 2, "val_check_interval": 2},
                 adapt={"max_steps": 1, "eval_every": 1, "batch_size": 2},
             )
-            text = (
-                path.read_text().split("backbone:")[0]
-                + "skills:"
-                + path.read_text().split("\nskills:")[1]
-            )
+            before, rest = path.read_text().split("backbone:", 1)
+            text = f"{before}skills:" + rest.split("\nskills:")[1]
             lines = "".join(f"  {k}: {v}\n" for k, v in where.items())
             path.write_text(f"{text}\nbackbone:\n{lines}")
         return path
@@ -150,14 +147,8 @@ class Run:
         self.member = next((m for m in MEMBERS if f"router/{m}.yaml" in names), None)
 
     def words(self, label: str | None = None) -> list[str]:
-        return [
-            "-c",
-            self.files,
-            "-k",
-            f"run.name={label or self.label}",
-            *self.training,
-            *self.settings,
-        ]
+        name = f"run.name={label or self.label}"
+        return ["-c", self.files, "-k", name, *self.training, *self.settings]
 
     @cached_property
     def built(self) -> Built:
@@ -207,19 +198,8 @@ class Run:
     def predict(self) -> None:
         asked, out = self.folder / "asked.tsv", self.folder / "answers.jsonl"
         asked.write_text("input\n" + "\n".join(WORDS) + "\n")
-        command(
-            "predict",
-            "--from",
-            self.folder,
-            "--task",
-            "reverse",
-            "--in",
-            asked,
-            "--out",
-            out,
-            "--format",
-            "tsv",
-        )
+        given = ["--from", self.folder, "--task", "reverse", "--in", asked]
+        command("predict", *given, "--out", out, "--format", "tsv")
         found = [line.split("\t")[-1].strip() for line in out.read_text().splitlines()[1:]]
         assert found == self.built.predict("reverse", WORDS), found
 

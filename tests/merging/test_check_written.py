@@ -12,7 +12,7 @@ from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
-from mttl.assembly.saved_run import SavedRun
+from mttl.assembly.saved_run import Built
 from mttl.config.load import load_config
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError
@@ -64,7 +64,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def damage(folder: Path, network, file: str, how: str) -> str:
     """Change a tensor's value or name, in the file or in the run that was loaded; name it."""
-    if isinstance(network, SavedRun):
+    if isinstance(network, Built):
         with torch.no_grad():
             next(value for name, value in network.model.named_parameters() if "up" in name).mul_(
                 1.5

@@ -1,6 +1,5 @@
 """Language models from folders and from random weights, and the mistakes on the way to them."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,9 +83,6 @@ def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
         ),
         ("t5", {"d_model": "wide"}, "does not fit 't5': .* expected int, got str"),
         ("t5", {**T5, "d_model": -1}, "does not fit 't5': .* negative dimension -1"),
-        ("llama", {"num_attention_heads": 0}, "backbone.config does not fit 'llama': .* zero"),
-        ("bart", {"d_model": 15}, "does not fit 'bart': embed_dim must be divisible by num_heads"),
-        ("t5", {**T5, "attn_implementation": "fast"}, "does not fit 't5': .*fast"),
     ],
 )
 def test_settings_that_fit_no_model(model_type: str, settings: dict, message: str) -> None:
@@ -125,7 +121,7 @@ def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
     before = weights(model)
     with pytest.raises(ConfigError, match=near) as caught:
         scale_initial_weights(model, {pattern: 2.0})
-    message = f"backbone.initial_scale: '{pattern}' matches no parameter."
+    message = f"backbone.initial_scale: '{pattern}' matches no parameter of the backbone."
     assert str(caught.value).startswith(message)
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
 
@@ -170,14 +166,6 @@ def drop_a_layer(folder: Path) -> None:
     save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def configure(**settings: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}), encoding="utf-8")
-
-    return change
-
-
 UNREADABLE = "is a folder that could not be read: "
 BARE = "is a folder that holds no model; name one that does"
 
@@ -187,14 +175,6 @@ BARE = "is a folder that holds no model; name one that does"
     [
         (cut, UNREADABLE + "Error while deserializing header"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
-        (lambda folder: (folder / "config.json").unlink(), UNREADABLE + "Unrecognized model"),
-        (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
-        (configure(model_type="t55"), UNREADABLE + ".*`t55`"),
-        (configure(d_ff=7), UNREADABLE + "You set `ignore_mismatched_sizes` to `False`"),
-        (
-            configure(num_layers=3),
-            "lacks 8 weights that its config.json asks for, such as 'encoder",
-        ),
         (drop_a_layer, "lacks .* weights .* Take a whole checkpoint of a language model"),
     ],
 )
@@ -207,20 +187,15 @@ def test_a_damaged_folder_is_named(
     assert str(caught.value).startswith(f"backbone.name ('{folder}') ")
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "gpt2"])
-def test_a_tokenizer_without_its_files_is_refused(family: str, tmp_path: Path) -> None:
-    # transformers would build an empty one, to which every word is unknown.
-    BACKBONES[family]().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="has no vocabulary: its files are missing") as caught:
-        load_tokenizer(str(tmp_path))
-    assert f"backbone.tokenizer ('{tmp_path}')" in str(caught.value)
-
-
 def test_a_folder_that_holds_nothing(tmp_path: Path) -> None:
+    BACKBONES["bart"]().save_pretrained(tmp_path / "model")  # no files of a tokenizer
+    with pytest.raises(ConfigError, match=r"backbone.tokenizer .* has no vocabulary: its files"):
+        load_tokenizer(str(tmp_path / "model"))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=BARE):
-        load_pretrained(str(tmp_path))
+        load_pretrained(str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match=BARE):
-        load_tokenizer(str(tmp_path))
+        load_tokenizer(str(tmp_path / "empty"))
 
 
 def test_a_gguf_file_that_is_not_there(folder: Path) -> None:

@@ -12,7 +12,6 @@ from helpers.backbones import VOCABULARY
 from helpers.quantised import FAMILIES, KINDS, require, save_backbone
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint
-from mttl.config.backbone_schema import Pretrained
 from mttl.io.errors import ConfigError
 from mttl.merging.dequantise import dequantise, quantisation_error
 from mttl.models.backbone import load_pretrained
@@ -148,16 +147,3 @@ def test_int4_is_for_processors(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"\('int4'\) has a kernel for processors only.* take nf4"
     ):
         check_quantisation("int4")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"quantize": "nf4", "train": True}, r"quantize \('nf4'\) is for a frozen backbone"),
-        ({"quantize": "int8", "gguf_file": "a.gguf"}, r"\('int8'\) cannot be with gguf_file"),
-        ({"quantize": "int3"}, "'nf4', 'int8' or 'int4'"),
-    ],
-)
-def test_settings_that_exclude_each_other(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Pretrained(kind="pretrained", name="base", **settings)

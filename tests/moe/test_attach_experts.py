@@ -115,11 +115,7 @@ def answers(model, inputs, **settings):
 def test_a_batch_is_answered_as_its_rows_are_alone(name, beams):
     targets = ["EncDecAttention.k", "encoder_attn.v_proj", "mlp"]
     targets = {"t5": targets[::2], "bart": targets[1:], "llama": ["mlp"]}[name]
-    answered_as_rows_alone(token_model(BACKBONES[name](), targets=targets), name, beams)
-
-
-def answered_as_rows_alone(model, name, beams):
-    inputs = padded_batch()
+    model, inputs = token_model(BACKBONES[name](), targets=targets), padded_batch()
     inputs.pop("labels")
     if name == "llama":  # prompts are padded on the left
         inputs = {key: value.flip(1) for key, value in inputs.items()}

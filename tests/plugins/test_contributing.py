@@ -10,7 +10,9 @@ from pathlib import Path
 from helpers.command import ROOT
 
 USE = """
+import runpy
 import torch
+runpy.run_module("mttl.plugins.describe", run_name="__main__")
 from mttl.assembly.build_router import build_router
 from mttl.config.load import load_config
 from mttl.config.reference import reference
@@ -46,5 +48,4 @@ def test_a_router_and_a_skill_are_a_file_and_a_line_each(tmp_path: Path) -> None
         subprocess.run(command, input=diff, text=True, check=True, cwd=tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for command in (["-m", "mttl.plugins.describe"], ["-c", USE]):
-        subprocess.run([sys.executable, *command], check=True, cwd=tmp_path, env=environment)
+    subprocess.run([sys.executable, "-c", USE], check=True, cwd=tmp_path, env=environment)

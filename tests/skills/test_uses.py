@@ -369,10 +369,6 @@ def test_a_kind_that_cannot_be_mixed_by_task_is_refused():
     message = "FeedForwardExperts cannot be mixed by task, only chosen by token; choose another ki"
     with pytest.raises(ValueError, match=message):
         SkilledLinear(nn.Linear(I, O), inventory, RoutingSlot(), 0)
-    with pytest.raises(ValueError, match=message):
-        inventory.merge(mixing(B, 1, K))
-    with pytest.raises(ValueError, match=message):
-        inventory.combine(torch.randn(B, L, I), torch.randn(B, L, O), ())
 
 
 def test_a_kind_that_tokens_cannot_choose_is_refused():

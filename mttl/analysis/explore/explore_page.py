@@ -5,7 +5,7 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
@@ -15,8 +15,6 @@ from mttl.analysis.ablation_record import Ablation, read_ablation
 from mttl.analysis.clustering import tree_joints
 from mttl.analysis.explore.run_facts import (
     AdaptedTask,
-    ShownAnswers,
-    SplitScore,
     read_adapted,
     read_answers,
     read_run_curves,
@@ -98,8 +96,8 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
         {
             "name": task,
             "category": category,
-            "scores": [*map(_score, scores.get(task, []))],
-            "answers": _answers(read_answers(folder, task)),
+            "scores": [*map(asdict, scores.get(task, []))],
+            "answers": (found := read_answers(folder, task)) and asdict(found),
             "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)
@@ -117,7 +115,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
         "told": told,
         "nSkills": n_skills,
         "nTasks": len(record.tasks),
-        "mean": [_score(score) for score in scores.get("mean", [])],
+        "mean": [*map(asdict, scores.get("mean", []))],
         "curves": curves,
         "looks": {name: [look.fill, look.ink] for name, look in looks.items()},
         "tasks": tasks,
@@ -159,8 +157,8 @@ def _adapted_task(task: AdaptedTask, view: RoutingView) -> dict[str, Any]:
         "name": task.name,
         "category": "adapted from this run",
         "adapted": True,
-        "scores": [_score(score) for score in task.scores],
-        "answers": _answers(task.answers),
+        "scores": [*map(asdict, task.scores)],
+        "answers": task.answers and asdict(task.answers),
         "curves": {"score": task.curve},
         "steps": task.steps.tolist(),
         "kept": task.kept,
@@ -180,19 +178,6 @@ def _ablation(found: Ablation, pairs: np.ndarray) -> dict[str, Any] | None:
         "lessIsWorse": found.scores is not None,
         "changes": np.round(changes, 3).tolist(),
     }
-
-
-def _score(score: SplitScore) -> dict[str, Any]:
-    baselines = {name: round(value, 4) for name, value in score.baselines.items()}
-    shown = {"split": score.split, "metric": score.metric, "score": round(score.score, 4)}
-    return {**shown, "baselines": baselines}
-
-
-def _answers(found: ShownAnswers | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    shown = {"split": found.split, "nRight": found.n_right, "nRows": found.n_rows}
-    return {**shown, "shown": [list(row) for row in found.shown]}
 
 
 def _packed(values: np.ndarray) -> dict[str, Any]:

@@ -92,7 +92,7 @@ function answers(task) {
   }
   const choices = ["all", "right", "wrong"].map((name) => html("label", {}, html("input", { type: "radio", name: "filter", value: name, checked: state.filter === name, onchange: () => { state.filter = name; show(); } }), ` ${name}`));
   show();
-  const share = `${found.nRight} of ${found.nRows}`;
+  const share = `${found.n_right} of ${found.n_rows}`;
   return [html("h3", {}, `Answers on ${found.split}: ${share} are an accepted answer to the letter; some of each`), html("fieldset", {}, html("legend", {}, "Show"), ...choices), list];
 }
 

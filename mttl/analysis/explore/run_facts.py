@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.routing_record import read_adaptation_history, read_arrays, read_metrics
+from mttl.analysis.routing_record import read_arrays, read_metrics
 from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_table, to_number
 from mttl.io.record import Record
@@ -144,15 +144,11 @@ def read_answers(folder: Path, task: str) -> ShownAnswers | None:
     Raises:
         CheckpointError: If a file is damaged.
     """
-    split, path = next(
-        (
-            (split, path)
-            for split in SPLITS
-            if (path := folder / "predictions" / f"{task}_{split}.jsonl").is_file()
-        ),
-        (None, None),
-    )
-    if split is None or path is None:
+    for split in SPLITS:
+        path = folder / "predictions" / f"{task}_{split}.jsonl"
+        if path.is_file():
+            break
+    else:
         return None
     counts = {True: 0, False: 0}
     shown: list[tuple[str, str, list[str], bool]] = []
@@ -181,20 +177,19 @@ def read_adapted(folder: Path) -> list[AdaptedTask]:
 
 
 def _adapted(place: Path, *, several_modes: bool) -> AdaptedTask:
-    history = read_adaptation_history(place)
     path = place / "plots" / "routing_history.npz"
-    arrays = read_arrays(path, ("score_steps", "scores"))
-    steps, scores = arrays["score_steps"], arrays["scores"]
-    if history is None:
-        raise CheckpointError(f"'{path}' has no record; adapt to the task again, or remove it")
+    arrays = read_arrays(path, ("steps", "weights", "score_steps", "scores"))
     by_task = read_scores(place)
     task = next((name for name in by_task if name != "mean"), place.name)
     mode = f", {place.parents[1].name.removeprefix('adapt-')}" if several_modes else ""
     return AdaptedTask(
         name=f"{place.name}{mode}",
         scores=by_task.get(task, []),
-        steps=history.steps,
-        rows=history.weights[:, :, 0],
-        curve=(steps.tolist(), [round(float(score), 5) for score in np.nan_to_num(scores)]),
+        steps=arrays["steps"],
+        rows=arrays["weights"][:, :, 0].astype(np.float64),
+        curve=(
+            arrays["score_steps"].tolist(),
+            [round(float(score), 5) for score in np.nan_to_num(arrays["scores"])],
+        ),
         answers=read_answers(place, task),
     )

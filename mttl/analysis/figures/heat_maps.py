@@ -34,16 +34,9 @@ def heat_maps(
 ) -> Figure:
     """Draw matrices of tasks by skills side by side, in one order of tasks and one scale.
 
-    Args:
-        panels: The matrices.
-        names: A heading for each; long ones break at dots and slashes.
-        tasks: Names of the tasks.
-        order: The tasks from top to bottom.
-        categories: One per task.
-        title: Of the figure.
-        changes: What the colours of the last panel mean, if it has a scale of its own around zero.
-        less_is_worse: What is below zero there is red, rather than what is above it.
-        skills: What they are called; by default they have numbers.
+    Names are headings; long ones break at dots and slashes. With ``changes``, what its colours
+    mean, the last panel has a scale of its own around zero, on which worse is red. Skills have
+    numbers unless they have names.
     """
     n_panels, n_tasks, n_skills = panels.shape
     panel = max(n_skills * ROW, PANEL[0])

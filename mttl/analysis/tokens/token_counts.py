@@ -10,14 +10,7 @@ MOST_KEYS = 2_000_000
 
 
 class TokenCounts:
-    """Collects choices, layer by layer.
-
-    Args:
-        n_layers: Layers M.
-        n_tasks: Tasks T.
-        n_experts: Experts E.
-        n_tokens: Vocabulary entries V; the entry V stands for the start of a text.
-    """
+    """Collects choices, layer by layer; the token ``n_tokens`` stands for the start of a text."""
 
     def __init__(self, n_layers: int, n_tasks: int, n_experts: int, n_tokens: int) -> None:
         self.n_experts = n_experts

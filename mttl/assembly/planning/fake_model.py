@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from mttl.assembly.build_backbone import choose_trained, place_of
+from mttl.assembly.build_backbone import architecture
 from mttl.assembly.model import assemble
-from mttl.config.backbone_schema import Backbone
+from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.schema import Config
 from mttl.io.shipped_files import shipped_folder
-from mttl.models.backbone import build_random, read_architecture
+from mttl.models.backbone import choose_trained
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import SparseInventory
 
@@ -48,12 +48,12 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
 
 
 def _network(backbone: Backbone) -> PreTrainedModel:
-    if backbone.kind == "random":
-        return build_random(backbone.model_type, dict(backbone.config))
-    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
-    shipped = SHIPPED.get(backbone.name)
-    place = shipped_folder() / "configs" / "sizes" / shipped if shipped else place_of(backbone.name)
-    kind, settings = read_architecture(str(place), **where)
+    if shipped := SHIPPED.get(backbone.title):
+        place = str(shipped_folder() / "configs" / "sizes" / shipped)
+        backbone = backbone.model_copy(update={"name": place})
+    kind, settings = architecture(backbone)
+    if isinstance(backbone, RandomBackbone):
+        return kind.from_config(settings)
     stored = getattr(settings, "dtype", None) or torch.float32
     dtype = stored if backbone.dtype == "auto" else getattr(torch, backbone.dtype)
     return kind.from_config(settings, dtype=dtype)

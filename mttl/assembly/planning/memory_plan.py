@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.fake_passes import GRADIENTS, generation_bytes, training_bytes
 from mttl.config.backbone_schema import Quantisation
-from mttl.config.optim_schema import Optim
+from mttl.config.optim_schema import Adafactor, Optim
 from mttl.config.schema import Config
 from mttl.io.errors import ConfigError
 from mttl.models.quantised import GROUPS
@@ -159,7 +159,7 @@ def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> N
 def optimizer_bytes(optim: Optim, parameter: Tensor) -> int:
     """Return the bytes of an optimizer's state for a parameter."""
     n_entries = 2 * parameter.numel()
-    if optim.kind == "adafactor":
+    if isinstance(optim, Adafactor):
         rows, columns = parameter.shape[:-1], (*parameter.shape[:-2], *parameter.shape[-1:])
         n_entries = parameter.numel()
         if parameter.ndim > 1:

@@ -80,6 +80,10 @@ class EpisodeSequences:
         """What a policy reads, in the order of its arguments."""
         return self.images, self.missions, self.mission_index, self.memory, self.begins
 
+    def to(self, device: torch.device | str) -> "EpisodeSequences":
+        """Return the sequences on a device."""
+        return EpisodeSequences(**{name: x.to(device) for name, x in vars(self).items()})
+
     def select(self, chosen: Int64[Tensor, "T n"]) -> "EpisodeSequences":
         """Return some sequences of every task, copied."""
         n_tasks, n_steps, n_sequences = self.actions.shape

@@ -15,7 +15,7 @@ from mttl.adaptation.resumable_jobs import keep_settings
 from mttl.commands.comparison.folds import partitions, split_folds
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
-from mttl.config.load import dump_config, join_files, load_config
+from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Adapt, Config
 from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -82,7 +82,7 @@ class MethodComparison:
 
     def files(self, item: Plan) -> str:
         """Return the configuration files of one training."""
-        return join_files(self.config, self.methods[item.name].fragment)
+        return f"{self.config}+{self.methods[item.name].fragment}"
 
     def adapt_files(self, item: Plan) -> str:
         """Return the configuration files of its adaptations."""
@@ -167,7 +167,7 @@ class MethodComparison:
             training = load_config(self.files(item), self.training(item))
             n_skills = getattr(training.skills, "n_skills", None)
             if training.router.kind == "expert" and isinstance(n_skills, int):
-                from mttl.assembly.expert_matrix import read_expert_matrix  # it brings PyTorch
+                from mttl.assembly.build_router import read_expert_matrix  # it brings PyTorch
 
                 read_expert_matrix(training.router.matrix, [*seen, *unseen], n_skills)
             for variant in item.variants:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rich.markup import escape
 
-from mttl.analysis.cluster_agreement import category_agreement
+from mttl.analysis.clustering import category_agreement
 from mttl.analysis.factor_recovery import factor_recovery
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
 from mttl.analysis.palette import UNKNOWN

@@ -72,6 +72,8 @@ class NoRouter(SharedRouter):
 class PrivateRouter(FixedRouter):
     """One skill per task; needs `skills.n_skills: per_task`."""
 
+    lacks: ClassVar = {"gives_zeros": ""}
+
     def __init__(
         self, n_groups: int, n_tasks: int, n_heads: int = 1, n_skills: int | None = None
     ) -> None:
@@ -97,6 +99,8 @@ class ExpertRouter(FixedRouter):
     Raises:
         ValueError: If a weight is negative, or not finite, or a task has no skill.
     """
+
+    lacks: ClassVar = {"gives_zeros": ""}
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Retrieval: an input uses the members of a library whose own examples are nearest to it."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +38,10 @@ class RetrievalRouter(PromptRouter):
         arXiv:2601.21795.
     """
 
+    lacks: ClassVar = {
+        "trains": "its members exist already. Make a run of them with `mttl library run`, or train "
+        "skills with another router, such as smear"
+    }
     members: Tensor
 
     def __init__(

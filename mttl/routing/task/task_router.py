@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least, require_one_of
-from mttl.plugins.describe import arguments
+from mttl.plugins.classes import arguments
 
 # What `forward` may ask for besides the task ids: a vector per example, the mean of the backbone's
 # input embeddings over the tokens of its prompt, its task's description, or a few training rows.
@@ -51,6 +51,10 @@ class TaskRouter(nn.Module, ABC):
         seen: What `forward` asks for besides the task ids, of `SEEN`; its signature says it.
     """
 
+    lacks: ClassVar[Mapping[str, Any]] = {
+        "gives_zeros": "its rows are learned and have none; set moe.task_prior: logits, or take "
+        "the router expert or private"
+    }
     role = "router"
     draws = True
     consistency = 0.0

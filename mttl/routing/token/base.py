@@ -1,11 +1,13 @@
 """BASE routing: while training, tokens are dealt out to experts evenly."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from mttl.routing.token.balanced_assignment import balanced_assignment
 from mttl.routing.token.choice import RoutingDecision, Tokens
-from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.token_router import EVEN, TokenRouter
 
 
 class BaseRouter(TokenRouter):
@@ -24,6 +26,7 @@ class BaseRouter(TokenRouter):
     """
 
     internal = ("method",)
+    lacks: ClassVar = EVEN
 
     def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
         super().__init__(in_features, n_experts)

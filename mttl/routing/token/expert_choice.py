@@ -1,5 +1,7 @@
 """Expert choice: each expert takes the tokens it fits best."""
 
+from typing import ClassVar
+
 import torch
 
 from mttl.io.errors import require_at_most
@@ -7,7 +9,7 @@ from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import RoutingDecision, Tokens
 from mttl.routing.token.dispatch import capacity_of, keep_pairs
-from mttl.routing.token.token_router import LinearRouter
+from mttl.routing.token.token_router import EVEN, LinearRouter
 
 
 class ExpertChoiceRouter(LinearRouter):
@@ -33,6 +35,7 @@ class ExpertChoiceRouter(LinearRouter):
         arXiv:2202.09368.
     """
 
+    lacks: ClassVar = {**EVEN, "drops_evaluated_tokens": EVEN["drops_tokens"]}
     causal = False
 
     internal = ("init_scale",)

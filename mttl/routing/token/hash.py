@@ -1,5 +1,7 @@
 """Hash routing: the expert of a token is fixed by its vocabulary entry."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ class HashRouter(TokenRouter):
         arXiv:2106.04426.
     """
 
+    lacks: ClassVar = {"balances": "it learns nothing; set it to 0"}
     needs_token_ids = True
     table: Tensor
 

@@ -29,9 +29,13 @@ class MemberRouter(TokenRouter):
         ValueError: If ``top_k`` is above E.
     """
 
+    asks: ClassVar = {"has_factors": "kind"}
     lacks: ClassVar = {
+        "balances": "it takes members of a library as they are; set it to 0",
+        "trains": "its members exist already. Make a run of them with `mttl library run`, or "
+        "train experts with another router, such as top_k",
         "plots": "its run is made of a library, and no routing was recorded in training; count "
-        "which tokens take which member (mttl plot RUN --count dev)"
+        "which tokens take which member (mttl plot RUN --count dev)",
     }
     present: Tensor
 

@@ -1,6 +1,7 @@
 """Noisy top-k routing: trained noise explores, and makes the load differentiable."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,7 @@ class NoisyTopKRouter(TokenRouter):
         Layer*, ICLR 2017, arXiv:1701.06538.
     """
 
+    lacks: ClassVar = {"estimates_load": ""}
     estimates_load = True
     internal = ("smallest_noise",)
 

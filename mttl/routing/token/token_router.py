@@ -1,7 +1,9 @@
 """The interface of all routers that choose experts by token, each of one layer."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +12,9 @@ from torch import Tensor, nn
 from mttl.io.errors import require_at_least
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Assignment, RoutingDecision, Tokens
+
+# What routers lack that fill every expert evenly.
+EVEN = dict.fromkeys(("balances", "drops_tokens"), "it fills every expert evenly; leave it out")
 
 
 class TokenRouter(nn.Module, ABC):
@@ -31,6 +36,10 @@ class TokenRouter(nn.Module, ABC):
         ValueError: If ``balance`` asks for what the kind cannot give.
     """
 
+    lacks: ClassVar[Mapping[str, Any]] = {
+        "estimates_load": "it has no estimate of the load; use noisy_top_k",
+        "takes_bias": "no bias can change its choices; use top_k or switch",
+    }
     role = "token_router"
     causal = True
     needs_token_ids = False

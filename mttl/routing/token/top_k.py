@@ -1,6 +1,7 @@
 """Top-k routing: each token goes to its k most probable experts."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +39,11 @@ class TopKRouter(LinearRouter):
     """
 
     internal = ("init_scale",)
+    lacks: ClassVar = {"takes_bias": ""}
+    refuses: ClassVar = {
+        "normalise and top_k = 1": "normalise with top_k 1 makes every gate 1, and nothing is "
+        "learned: set normalise: false, or kind: switch"
+    }
 
     def __init__(
         self,
@@ -136,6 +142,7 @@ class ExampleRouter(TopKRouter):
 
     causal = False
     internal = ("jitter",)
+    lacks: ClassVar = {"takes_bias": "it chooses by example; use top_k or switch"}
 
     def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the most probable experts of each example.

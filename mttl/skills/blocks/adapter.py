@@ -19,11 +19,10 @@ class AdapterInventory(BottleneckInventory):
     scaled parallel     the same with the factor 4, beside feed-forward blocks
     ==================  ==================================================================
 
-    Places are those of the formulas in the survey of He et al.: skills read the block's output, or
-    its input. In the library `adapters` a Pfeiffer adapter reads the sum of output and residual,
-    behind the norm in models that normalise there, such as BERT (so does the release of
-    AdapterFusion); and a parallel adapter reads the residual, which is not what the block reads in
-    models that normalise first, such as T5. From the same input both make the same change.
+    Places are those of the survey of He et al.: skills read the block's output, or its input. In
+    the library `adapters`, and the release of AdapterFusion, a Pfeiffer adapter reads the sum of
+    output and residual, behind the norm if the model normalises there, and a parallel adapter the
+    residual. From the same input both make the same change.
 
     References:
         Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019,
@@ -46,8 +45,15 @@ class AdapterInventory(BottleneckInventory):
         nn.init.zeros_(self.blocks.down)
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
+        """Return the way down and the way up, each with its bias."""
         parts: Any = (
             *(self.blocks.up, self.blocks.up_bias),
             *(self.blocks.down, self.blocks.down_bias),
         )
         return averaged(parts, weights)
+
+
+class AdapterExperts(AdapterInventory):
+    """Bottleneck adapters beside feed-forward blocks."""
+
+    internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages")

@@ -23,9 +23,8 @@ class CompacterInventory(BottleneckInventory):
     which all layers share where ``shared`` is set. For the mixing ``"factors"`` A, s and t are
     averaged apart.
 
-    A fresh one changes nothing, and its way down varies as that of `nn.Linear`. In the library
-    `adapters`, whose layer is that of the release, rules have a standard deviation of 0.0001, or of
-    0.01 where layers share none, and both projections are drawn, so that it begins with a change.
+    A fresh one changes nothing, and its way down varies as that of `nn.Linear`. That of the release
+    draws both projections, so that it begins with a change.
 
     Args:
         hidden_features: Width of the bottleneck.

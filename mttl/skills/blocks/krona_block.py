@@ -24,8 +24,7 @@ class KronABlockInventory(Inventory):
     activation between the two factors. With mixing weights w,
     :math:`y + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x + (\sum_k w_k g_k) x`.
 
-    The paper's text was not at hand for the value at which its residual scale begins; here it
-    begins at 0, as B does, so that a fresh skill changes nothing.
+    The share begins at 0, as B does, so that a fresh skill changes nothing.
 
     Args:
         shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default

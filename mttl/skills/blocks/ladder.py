@@ -29,10 +29,9 @@ class LadderInventory(Inventory):
     :math:`\alpha` too, are averaged by the mixing weights. The states are taken without their
     history: no gradient goes back through the backbone, below whose head nothing needs to be kept.
 
-    The paper's rungs are transformer blocks, also beside an encoder, start from pruned weights of
-    the backbone, and their output replaces the stack's. Here a rung has no attention of its own,
-    so that its state belongs to one token and caches hold nothing more; what is ahead or in an
-    encoder reaches it through the backbone. A fresh ladder changes nothing.
+    The paper's rungs are transformer blocks that start from pruned weights of the backbone, and
+    their output replaces the stack's. Here a rung has no attention, so that its state belongs to
+    one token and caches hold nothing more. A fresh ladder changes nothing.
 
     Args:
         in_features: Features of all N + 1 states of a token, one after another.

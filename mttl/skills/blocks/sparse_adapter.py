@@ -17,11 +17,9 @@ class SparseAdapterInventory(BottleneckInventory):
     Only the values of these entries are parameters, so that a bottleneck may be as many times as
     wide as its entries are few, for the same number of them (Large-Sparse). Biases are whole.
 
-    The release scores entries at random, by magnitude, or by gradients (SNIP, GraSP, SynFlow), of
-    adapters whose two projections are drawn, and which begin with a change. Here the way up is 0 at
-    first: so are its magnitudes, and every product of a weight and its gradient, while those of a
-    uniform way down say nothing. What is left is the random choice, per projection, which is also
-    what the release's scripts name.
+    The release scores entries at random, by magnitude, or by gradients, of adapters that begin with
+    a change. Here the way up is 0 at first, and so are its magnitudes and all products of a weight
+    and its gradient: the choice is random, per projection, as in the release's scripts.
 
     Args:
         hidden_features: Width of the bottleneck.

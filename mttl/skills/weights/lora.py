@@ -36,14 +36,12 @@ class LoRAInventory(ProductInventory):
     of a task, and gates of a token, then mix the :math:`B_k` alone; with ``"factors"`` their sum
     multiplies A once more, which is 1 where rows are normalised.
 
-    Starts from the weight, ``"pissa"`` and ``"orthogonal"``, are its singular directions, so that
-    :math:`s B_k A_k^\top` is a part of :math:`W_0` at first. What a fresh mixture would add is
-    subtracted for good, which leaves the weight itself alone: other skills, other tasks and other
-    processes use it. The start :math:`A^0_k, B^0_k` stands beside the skills as further columns,
-    :math:`[A_k, A^0_k]` and :math:`[B_k, -B^0_k]`, which are mixed as they are, so that nothing
-    changes at first under any weights, and under one skill alone the layer is PEFT's whose base
-    keeps the residual. (With dropout what is subtracted is dropped with the skill, so that fresh
-    skills change nothing in training either; PEFT's residual reads all of the input.)
+    Starts from the weight, ``"pissa"`` and ``"orthogonal"``, are its singular directions. What a
+    fresh mixture would add is subtracted for good, which leaves the weight itself alone: the start
+    :math:`A^0_k, B^0_k` stands beside the skills as further columns, :math:`[A_k, A^0_k]` and
+    :math:`[B_k, -B^0_k]`, which are mixed as they are. So nothing changes at first under any
+    weights, and under one skill alone the layer is PEFT's, whose base keeps the residual. (With
+    dropout what is subtracted is dropped with the skill; PEFT's residual reads all of the input.)
 
     Args:
         rank: Rank r of each.
@@ -74,7 +72,7 @@ class LoRAInventory(ProductInventory):
         NeurIPS 2024, arXiv:2404.02948, which changes the base weight instead.
     """
 
-    lacks: ClassVar = {"exports_inventory": ""}
+    lacks: ClassVar = {"exports_inventory": "", "has_factors": ""}
     refuses: ClassVar = {
         **dict.fromkeys(
             ("scale and alpha", "scale and rslora"),

@@ -3,13 +3,6 @@ r"""Which entries a sparse skill changes: its support.
 A support is a sorted list of places in the flattened tensor, as int64, because embeddings and
 stacks of experts pass 2³¹ entries. It is chosen from scores, one per entry, the larger the better
 (`mttl.sparse.scores`), or at random, which needs no score and no tensor of the full size.
-
-| scope | K entries are the best |
-|---|---|
-| ``"global"`` | of all tensors together: some tensors may get none |
-| ``"tensor"`` | of every tensor, in proportion to its size |
-
-What is chosen as a whole is an entry, a row or a block: `mttl.skills.weights.support_units`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +74,8 @@ def select_support(
         scores: A score per entry of every tensor, of the tensor's shape.
         density: Fraction of all entries, rounded, at least one; with rows or blocks, as many whole
             units as fit into it, and at least one.
-        scope: Whether tensors compete; see the module.
+        scope: The best of all tensors together (``"global"``), so that some tensors may get none,
+            or of every ``"tensor"``, in proportion to its size.
         structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
         block: Side of a block.
 

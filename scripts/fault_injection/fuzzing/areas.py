@@ -17,7 +17,7 @@ from mttl.adaptation.search import finished_trials
 from mttl.analysis.ablation_record import read_ablation
 from mttl.analysis.explore.explore_page import Explored, explore_page
 from mttl.analysis.routing_record import read_record
-from mttl.assembly.expert_matrix import read_expert_matrix
+from mttl.assembly.build_router import read_expert_matrix
 from mttl.assembly.model import load_run
 from mttl.babyai.build_policy import load_policies
 from mttl.babyai.level_demonstrations import read_demonstrations

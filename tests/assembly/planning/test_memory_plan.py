@@ -31,10 +31,8 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
 @pytest.mark.parametrize(
     ("backbone", "settings"),
     [
-        (TINY_T5, []),
         (TINY_T5, ["backbone.gradient_checkpointing=true", "generation.num_beams=3"]),
         (TINY_LLAMA, ["trainer.accumulate_grad_batches=2"]),
-        (TINY_LLAMA, ["generation.num_beams=2", "skills.mix=deltas"]),
         (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"]),
     ],
 )
@@ -144,8 +142,8 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-# Routers of four sorts; the others are slow.
-OFTEN = ("token_top2", "token_switch", "token_expert_choice", "token_base")
+# Routers of two sorts; the others are slow.
+OFTEN = ("token_top2", "token_base")
 TOKENS = [
     pytest.param(name, marks=() if Path(name).stem in OFTEN else pytest.mark.slow)
     for name in fragments("router")

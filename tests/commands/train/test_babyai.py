@@ -1,6 +1,5 @@
 """`mttl train` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,7 @@ def whole(config: Path) -> RunFolder:
 
 
 def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
-    with whole.results.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(whole.results)
     assert list(rows[0]) == ["task", "split", "sample", "seed", "metric", "score", "n"]
     assert {(row["task"], row["sample"], row["metric"]) for row in rows} == {
         (level, sample, metric)
@@ -55,9 +53,7 @@ def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
         for sample in ("greedy", "sampled")
         for metric in ("success", "steps")
     }
-    with whole.metrics.open() as file:
-        metrics = list(csv.DictReader(file))
-    last = metrics[-1]
+    last = read_csv(whole.metrics)[-1]
     assert int(last["step"]) == STEPS
     assert float(last["frames"]) == 4 * 8 * 3 * 2  # rollouts × steps × slots × levels
     assert {"train/loss", "train/entropy", "routing/discreteness"} <= set(last)
@@ -194,7 +190,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
-        (["moe.n_experts=4"], "a section moe does not work with a policy"),
+        (["moe.n_experts=4"], "moe: the configuration has no 'moe'"),
         (["data.dir=x"], "data: the configuration has no 'data'"),
     ],
 )

@@ -6,7 +6,7 @@ from torch import nn
 
 from helpers.quantised import KINDS, packed_linear
 from mttl.aggregation.packed_weights import parts
-from mttl.assembly.share_weights import share_weights
+from mttl.assembly.load_tasks import share_weights
 
 
 class Two(nn.Module):
