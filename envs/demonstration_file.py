@@ -7,6 +7,7 @@ With E episodes and S steps of all of them one after the other, it holds ``level
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,16 +25,12 @@ def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Pat
     """
     if Path(path).suffix != ".npz":
         raise ValueError(f"'{path}' must end in .npz, the format of demonstrations")
+    rows = [vars(one) for one in demonstrations]
+    arrays: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in _OF_EPISODE}
+    arrays |= {name: np.concatenate([row[name] for row in rows]) for name in _OF_STEP}
+    arrays["length"] = np.array([len(row["actions"]) for row in rows])
     with written_whole(path) as temporary:
-        np.savez_compressed(
-            temporary,
-            **{name: np.array([vars(one)[name] for one in demonstrations]) for name in _OF_EPISODE},
-            **{
-                name: np.concatenate([vars(one)[name] for one in demonstrations])
-                for name in _OF_STEP
-            },
-            length=np.array([len(one.actions) for one in demonstrations]),
-        )
+        np.savez_compressed(temporary, **arrays)
 
 
 def load_demonstrations(path: str | Path) -> list[Demonstration]:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from mttl.routing.task.task_router import TaskRouter
-from mttl.training.history_monitor import write_arrays
-from mttl.training.routing_monitor import routing_weights
+from mttl.training.monitors import routing_weights, write_arrays
 
 N_RECORDS = 20
 

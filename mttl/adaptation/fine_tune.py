@@ -14,7 +14,7 @@ from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.text_to_text import Prediction, TextToTextModule
-from mttl.training.token_balance import adjust_biases, adjusted_biases, token_loads
+from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
 
 
 def fine_tune(
@@ -45,7 +45,7 @@ def fine_tune(
     if not trained:
         return best_step, best, answers
     # Biases that balance experts decide with the weights who is chosen.
-    state = [*trained, *adjusted_biases(module.model)]
+    state = [*trained, *(bias.value for bias in trained_biases(module.model) if bias)]
     kept = [value.detach().clone() for value in state]
     # Scaled gradients have to be read before the step, which fused kernels do within it.
     scaled = getattr(precision, "scaler", None) is not None

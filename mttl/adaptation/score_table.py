@@ -9,6 +9,7 @@ from rich.table import Table
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.analysis.bootstrap import mean_and_interval
 from mttl.io.errors import some
+from mttl.runtime.tables import TextTable
 from mttl.training.text_to_text import mean_score
 
 
@@ -47,12 +48,7 @@ def few_shot_table(
         title: Of the table.
         reference: Results to state the average relative gain over.
     """
-    table = Table(title=title, title_justify="left")
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    for heading in ("dev", "test", "jobs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.caption_justify = "left"
+    table = TextTable(title).words("task", "metric").numbers("dev", "test", "jobs")
     if not results:
         table.caption = "No job has ended yet"
         return table

@@ -78,7 +78,7 @@ def architecture(backbone: Backbone) -> tuple[Any, PretrainedConfig]:
     return read_architecture(place_of(backbone.name), **_version(backbone))
 
 
-def _version(backbone: Pretrained) -> dict[str, str | None]:
+def _version(backbone: Pretrained) -> dict[str, Any]:
     return {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
 
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from mttl.assembly.model import Built
 from mttl.checkpoints.checkpoint_file import CheckpointFile
@@ -25,20 +25,13 @@ from mttl.config.skills_schema import Mixture
 from mttl.io.errors import ConfigError
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
-from mttl.training.annealing import TemperatureAnnealing
-from mttl.training.distributed.sharded_strategy import ShardedStrategy
-from mttl.training.distributed.shared_experts import ExpertSharing
-from mttl.training.loggers.step_monitor import StepMonitor
-from mttl.training.loggers.tensor_board import TensorBoard
-from mttl.training.loggers.weights_and_biases import WeightsAndBiases
+from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
+from mttl.training.distributed import ExpertSharing, ShardedStrategy
+from mttl.training.loggers import EXPERIMENT_LOGGERS, StepMonitor
 from mttl.training.metrics_file import MetricsFile
+from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
-from mttl.training.routing_monitor import RoutingMonitor
-from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
-from mttl.training.token_monitor import TokenMonitor
-
-EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def build_trainer(

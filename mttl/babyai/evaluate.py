@@ -15,6 +15,7 @@ from envs.vector import make_vector_env
 from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.missions import without_padding
 from mttl.runtime.progress_bar import counting
+from mttl.runtime.tables import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 
@@ -124,12 +125,11 @@ def episode_results(
 
 def episode_table(results: Sequence[Result]) -> Table:
     """Return success rates (%) and mean steps, a row per level and a column per choice."""
-    table = Table(title="Success per level (%), and steps", title_justify="left")
-    table.add_column("level", overflow="fold")
+    samples = list(dict.fromkeys(result.sample for result in results))
+    headings = [heading for sample in samples for heading in (sample, "steps")]
+    table = TextTable("Success per level (%), and steps").words("level").numbers(*headings)
     cells: dict[str, list[str]] = {}
-    for sample in dict.fromkeys(result.sample for result in results):
-        table.add_column(sample, justify="right", no_wrap=True)
-        table.add_column("steps", justify="right", no_wrap=True)
+    for sample in samples:
         for metric, factor in (("success", 100), ("steps", 1)):
             for row in results:
                 if (row.sample, row.metric) == (sample, metric):

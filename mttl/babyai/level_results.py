@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from mttl.io.record import Record
+from mttl.runtime.tables import TextTable
 
 CHOICES = ("greedy", "sampled")
 
@@ -59,10 +60,8 @@ class LevelResult(Record):
 
 def level_table(results: Sequence[LevelResult], title: str) -> Table:
     """Return a row per level: success (%) and episodes to solve it, means over seeds."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("level", overflow="fold")
-    for heading in ("seeds", *CHOICES, "episodes", "solved after"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("seeds", *CHOICES, "episodes", "solved after")
+    table = TextTable(title).words("level").numbers(*headings)
     for level in dict.fromkeys(result.level for result in results):
         rows = [result for result in results if result.level == level]
         solved = [row.solved_after for row in rows if row.solved_after is not None]

@@ -36,7 +36,7 @@ from mttl.io.files import write_text
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.loggers.show import close_loggers, open_loggers
+from mttl.training.loggers import close_loggers, open_loggers
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
 

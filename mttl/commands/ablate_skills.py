@@ -30,9 +30,8 @@ from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
-from mttl.training.history_monitor import write_arrays
 from mttl.training.loss import example_means
-from mttl.training.routing_monitor import as_rows, head_names
+from mttl.training.monitors import as_rows, head_names, write_arrays
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # What is not a number of a skill: nothing is switched off.

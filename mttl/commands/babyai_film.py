@@ -59,7 +59,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.analysis.skill_matching import align_groups, matched
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
-    from mttl.training.routing_monitor import as_rows
+    from mttl.training.monitors import as_rows
 
     model, known = load_policies(options.run)
     seed = evaluation_seed(options.run)

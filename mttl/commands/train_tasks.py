@@ -38,8 +38,8 @@ from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
 from mttl.tasks.partition import select_tasks
 from mttl.training.attention_report import attention_by_task, has_attention
-from mttl.training.loggers.show import close_loggers, open_loggers, show_answers
-from mttl.training.meta.meta_module import MetaModule
+from mttl.training.loggers import close_loggers, open_loggers, show_answers
+from mttl.training.meta import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (

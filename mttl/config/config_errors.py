@@ -104,7 +104,7 @@ def _models(
             own = plugin_kinds_in(fields[0].annotation, fields[0].metadata)
         kind = value.get("kind") if isinstance(value, Mapping) else None
         if own is not None and own.family.is_plugin(kind):
-            models = [own.model_of(kind)]
+            models = [own.model_of(str(kind))]
     return models, own
 
 

@@ -1,13 +1,11 @@
-"""The base of the metrics: rows that processes can join, also where one of them holds none.
+"""The base of the metrics: rows that processes can join, also where one of them holds none."""
 
-Rows are kept as whole numbers: strings as bytes, doubles as their bits. A model that is turned to
-half precision takes its metrics along, and that changes no whole number; every device has them.
-"""
-
+import json
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -15,41 +13,49 @@ from torchmetrics import Metric
 
 
 class TextMetric(Metric):
-    """Base of the metrics: joins lists of rows across processes."""
+    """A score of rows: a number between -1 and 1, and NaN without any row.
+
+    What is kept of a row is JSON in bytes, which processes join exactly, whatever the precision
+    that the model is turned to.
+    """
 
     full_state_update = False
     higher_is_better = True
+    kept: Any
 
     def __init__(self) -> None:
         super().__init__()
-        self._empty: dict[str, Tensor] = {}
+        self.add_state("kept", [], dist_reduce_fx="cat")
         # A process may hold no row of a task; NaN says so, a warning per task and epoch does not.
         self._update_count = 1
 
-    def add_rows_state(self, name: str, empty: Tensor) -> None:
-        """Add a list of tensors to be joined along their first axis; ``empty`` has no row."""
-        self.add_state(name, [], dist_reduce_fx="cat")
-        self._empty[name] = empty
+    @abstractmethod
+    def row(self, prediction: str, accepted: Sequence[str]) -> Any:
+        """Return what is kept of an answer and its accepted ones, as JSON."""
 
-    def numbers(self, name: str) -> Float64[np.ndarray, "rows columns"]:
-        """Return a list state that holds the bits of doubles."""
-        return self.rows(name).cpu().view(torch.float64).numpy()
+    @abstractmethod
+    def score(self, rows: Sequence[Any]) -> float:
+        """Return the score of what was kept of all rows."""
 
-    def rows(self, name: str) -> Tensor:
-        """Return a list state as one tensor, before and after processes joined theirs."""
-        state = getattr(self, name)
-        if isinstance(state, Tensor):
-            return state
-        return torch.cat([self._empty[name].to(self.device), *state])
+    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add rows: predictions, and the accepted answers of each."""
+        pairs = zip(predictions, references, strict=True)
+        lines = "".join(json.dumps(self.row(*pair)) + "\n" for pair in pairs)
+        if lines:
+            added = torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8)
+            self.kept.append(added.to(self.device))
+
+    def compute(self) -> Float64[Tensor, ""]:
+        """Return the score, on the CPU: not every device has doubles."""
+        kept = (
+            self.kept if isinstance(self.kept, Tensor) else torch.cat([self._empty(), *self.kept])
+        )
+        rows = [json.loads(line) for line in kept.cpu().numpy().tobytes().splitlines()]
+        return torch.tensor(self.score(rows) if rows else math.nan, dtype=torch.float64)
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Join the states of all processes.
-
-        A process with an empty list would not take part, and the others would wait for ever.
-        """
-        for name, empty in self._empty.items():
-            if not getattr(self, name):
-                setattr(self, name, [empty.to(self.device)])
+        """Join the rows of all processes; one without any takes part, or the others would wait."""
+        self.kept = self.kept or [self._empty()]
         super().sync(*args, **kwargs)
 
     def reset(self) -> None:
@@ -57,18 +63,5 @@ class TextMetric(Metric):
         super().reset()
         self._update_count = 1
 
-
-def check_rows(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Refuse rows that cannot be scored.
-
-    Raises:
-        ValueError: If the lengths differ, or a row has no reference.
-    """
-    if len(predictions) != len(references):
-        raise ValueError(
-            f"{len(predictions)} predictions and {len(references)} lists of references; "
-            "there must be one list per prediction"
-        )
-    for row, accepted in enumerate(references):
-        if not accepted:
-            raise ValueError(f"row {row} has no reference; every row needs at least one")
+    def _empty(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.device)

@@ -1,7 +1,7 @@
 """A progress bar with counts; in a log file, lines with the time left."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -44,22 +44,30 @@ class Count:
     def __init__(self, console: Console, bar: Progress, name: str, total: int, done: int) -> None:
         self.done, self.total, self.name = done, total, name
         self._console, self._bar, self._begun_at = console, bar, done
-        self._task = bar.add_task(name, total=total, completed=done)
-        self._started = self._last_line = time.monotonic()
+        self._task = bar.add_task(name, total=total, completed=done, shown="")
+        self._started = self._last_news = time.monotonic()
 
     def advance(self, n: int = 1) -> None:
         """Count what was done since."""
         self.set(self.done + n)
 
-    def set(self, done: int) -> None:
-        """Give the count."""
+    def set(self, done: int, more: Callable[[], str] = str) -> None:
+        """Give the count, and what is shown beside it; reading that may wait for a device."""
         self.done = done
         self._bar.update(self._task, completed=done)
-        now = time.monotonic()
-        if self._console.is_terminal or now - self._last_line < SECONDS_BETWEEN_LINES:
+        now, terminal = time.monotonic(), self._console.is_terminal
+        if now - self._last_news < (SECONDS_BETWEEN_LOSSES if terminal else SECONDS_BETWEEN_LINES):
             return
-        self._last_line = now
-        self._console.print(f"{self.name}: {done} of {self.total}{self.left}", highlight=False)
+        self._last_news = now
+        if terminal:
+            self._bar.update(self._task, shown=more())
+        else:
+            line = f"{self.name}: {done} of {self.total}{more()}{self.left}"
+            self._console.print(line, highlight=False)
+
+    def remove(self) -> None:
+        """Show it no more."""
+        self._bar.remove_task(self._task)
 
     @property
     def left(self) -> str:

@@ -31,12 +31,8 @@ def attention_by_task(
 ) -> Float[np.ndarray, "G T K"]:
     """Return the mean attention to every skill, over the tokens of some rows of each task.
 
-    Rows run one by one, so that no padding is counted. Layers of a group are averaged.
-
-    Args:
-        module: A model with attention; left in evaluation mode.
-        rows: Prepared rows, with the answers that the decoder reads.
-        n_rows: Most rows of a task; they are spread evenly.
+    Rows run one by one, so that no padding is counted. Layers of a group are averaged. At most
+    ``n_rows`` of a task are taken, spread evenly; the module is left in evaluation mode.
     """
     module.eval()
     router = module.model.router

@@ -17,12 +17,7 @@ class TokenLoss(nn.Module, ABC):
     def forward(
         self, logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
-        """Return the loss of every token of the answers of a batch.
-
-        Args:
-            logits: Scores of the vocabulary.
-            targets: Token ids.
-        """
+        """Return the loss of every token of the answers of a batch."""
 
 
 def token_losses(
@@ -31,11 +26,6 @@ def token_losses(
     """Return the loss of every position, 0 where the label is ignored.
 
     With smoothing ε the target is ``1 - ε`` on the label plus ``ε / V`` everywhere.
-
-    Args:
-        logits: Scores of the vocabulary, aligned with the labels.
-        labels: Token ids, or -100.
-        label_smoothing: ε in [0, 1).
     """
     losses = functional.cross_entropy(
         logits.float().flatten(0, 1),
@@ -53,25 +43,13 @@ def answer_losses(
     places: Int[Tensor, "N"],
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, "B L"]:
-    """Return the loss of every position, as `token_losses` does, from the logits of some.
-
-    Args:
-        logits: Scores of the vocabulary where the target counts.
-        targets: Token ids, or -100.
-        places: Where the logits are among the flattened positions.
-        label_smoothing: ε in [0, 1).
-    """
+    """Return the loss of every position, as `token_losses` does, from the logits at some places."""
     losses = token_losses(logits[None], targets.flatten()[places][None], label_smoothing)[0]
     return at_places(losses, places, targets)
 
 
 def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
-    r"""Return :math:`\frac12 (\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p))` of each position.
-
-    Args:
-        first: Logits of p.
-        second: Logits of q.
-    """
+    r"""Return :math:`\frac12 (\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p))`, from logits."""
     p, q = first.float().log_softmax(-1), second.float().log_softmax(-1)
     return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(-1)
 
@@ -79,13 +57,7 @@ def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Fl
 def at_places(
     losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
 ) -> Float[Tensor, "B L"]:
-    """Return the losses of some positions among those of all, which are 0.
-
-    Args:
-        losses: Of the positions that count.
-        places: Where these are among the flattened positions.
-        targets: Of all positions.
-    """
+    """Return the losses of some places among those of all positions, which are 0."""
     return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 
@@ -97,9 +69,8 @@ def global_mean(
     """Return the mean over the tokens of all processes, scaled for averaged gradients.
 
     Data-parallel training averages the gradients of its processes. Dividing by the mean number of
-    tokens per process, rather than by this process's own, makes that average the gradient of the
-    mean over all tokens: the same as one process with the whole batch. Batches that are accumulated
-    into one step are divided by the mean number of tokens of its batches, for the same reason.
+    tokens per process makes that average the gradient of the mean over all tokens, as of one
+    process with the whole batch.
 
     Args:
         losses: Loss of every position, or of every row.
@@ -115,10 +86,5 @@ def global_mean(
 
 
 def example_means(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, "B"]:
-    """Return the mean loss per token of each example.
-
-    Args:
-        losses: Loss of every position.
-        labels: Token ids, or -100.
-    """
+    """Return the mean loss per token of each example."""
     return losses.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)

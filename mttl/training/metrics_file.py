@@ -13,17 +13,11 @@ from mttl.io.reading import read_table
 
 
 class MetricsFile(Logger):
-    """Writes metrics as CSV, whole each time, and continues the file of a resumed run.
-
-    Lightning's own CSV logger starts a new file in a folder that has one, which loses the metrics
-    from before an interruption.
+    """Writes metrics as CSV, whole each time, and unlike Lightning's continues a resumed run's.
 
     Args:
         path: The file.
         keep_until: Keep the rows of an earlier start up to this step; 0 starts a new file.
-
-    Raises:
-        CheckpointError: If rows are to be kept and the file is not a table.
     """
 
     def __init__(self, path: Path, keep_until: int = 0) -> None:
@@ -32,10 +26,9 @@ class MetricsFile(Logger):
         self.rows: dict[int, dict[str, Any]] = {}
         if keep_until and path.is_file():
             for row in read_table(path, CheckpointError, ["step"]):
-                if int(row["step"]) <= keep_until:
-                    self.rows[int(row["step"])] = {
-                        name: value for name, value in row.items() if value != ""
-                    }
+                step = int(row["step"])
+                if step <= keep_until:
+                    self.rows[step] = {name: value for name, value in row.items() if value != ""}
 
     @property
     def name(self) -> str:

@@ -22,12 +22,8 @@ from mttl.training.optim import build_optimizer, build_schedule
 class ResumableModule(pl.LightningModule):
     """Optimizes a model by role; a run that is resumed from its checkpoints is bit-identical.
 
-    A checkpoint holds trained parameters, buffers and the random states. Frozen weights are not in
-    it: whoever resumes builds the same model again.
-
-    Args:
-        model: Its parts carry roles.
-        optim: Optimizer, learning rates and schedule.
+    A checkpoint holds trained parameters, buffers and the random states, and no frozen weights:
+    whoever resumes builds the same model again.
     """
 
     def __init__(self, model: nn.Module, optim: Optim) -> None:
@@ -38,7 +34,7 @@ class ResumableModule(pl.LightningModule):
         self._ddp_params_and_buffers_to_ignore = [f"{path}.weight" for path in packed_layers(self)]
         # Random states of every process of the saved run.
         self._random_states: list[Mapping[str, Tensor]] = []
-        # Frozen weights are not in the checkpoint; `on_load_checkpoint` checks the rest.
+        # `on_load_checkpoint` checks all but the frozen weights.
         self.strict_loading = False
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -95,9 +91,8 @@ class ResumableModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """After a resume, continue the streams of random numbers where they stopped.
 
-        Several processes start from one seed: each gets a stream of its own, or all would draw the
-        same noise for different rows. A run that is resumed with another number of processes goes
-        on in new streams.
+        Each process gets a stream of its own, or all would draw the same noise for different rows.
+        A run that is resumed with another number of processes goes on in new streams.
         """
         n_processes, states = self.trainer.world_size, self._random_states
         if len(states) == n_processes:
@@ -112,7 +107,7 @@ class ResumableModule(pl.LightningModule):
 
     def _kept(self, state: dict[str, Tensor]) -> list[str]:
         """Return the names of what training may change: all but frozen parameters."""
-        # Tied weights stand in the state under each of their names.
+        # Tied weights have several names.
         parameters = self.named_parameters(remove_duplicate=False)
         frozen = {name for name, value in parameters if not value.requires_grad}
         # Beside packed weights stand scales, under names of their own.

@@ -22,8 +22,7 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
     """Return an optimizer over the trainable parameters of a model, grouped by role.
 
     Args:
-        optim: The optimizer and its learning rates: a slow one for skills, a fast one for the
-            router, and so on; ``lr`` stands for those that are None.
+        optim: The optimizer and its learning rates; ``lr`` stands for those that are None.
         model: A model whose parts carry roles.
         fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
 
@@ -63,7 +62,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     parameters under ``backbone`` without one have the role ``"backbone"``.
 
     Raises:
-        ValueError: If trainable parameters have no role; the message lists them.
+        ValueError: If trainable parameters have no known role; the message lists them.
     """
     module_roles = {
         name: role
@@ -80,14 +79,14 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
         role = next((module_roles[path] for path in paths if path in module_roles), None)
         if role is None and "backbone" in above:
             role = "backbone"
-        if role is None:
-            orphans.append(name)
-        else:
+        if role in ROLES:
             roles[name] = role
+        else:
+            orphans.append(name)
     if orphans:
         raise ValueError(
-            f"these trainable parameters have no role: {', '.join(orphans)}. Give their module a "
-            f"`role` ({', '.join(ROLES)}) or freeze them"
+            f"these trainable parameters have no known role: {', '.join(orphans)}. Give their "
+            f"module a `role` ({', '.join(ROLES)}) or freeze them"
         )
     return roles
 
@@ -104,14 +103,12 @@ def parameter_groups(
         up_lr_ratio: Rate of second factors (`Inventory.second_factors`) over that of their role.
 
     Raises:
-        ValueError: If there is nothing to train, or a parameter has no (known) role.
+        ValueError: If there is nothing to train, or a parameter has no known role.
         ConfigError: If there are no second factors to train, and they have a rate of their own.
     """
     groups: dict[tuple[str, bool, bool], list[nn.Parameter]] = {}
     parameters = dict(model.named_parameters())
     for name, role in parameter_roles(model).items():
-        if role not in lr:
-            raise ValueError(f"'{name}' has the role '{role}'; known are {', '.join(lr)}")
         decayed = role not in ROUTERS and decays(model, name)
         second = up_lr_ratio != 1 and _is_second_factor(model, name)
         groups.setdefault((role, decayed, second), []).append(parameters[name])
@@ -151,8 +148,7 @@ def learning_rate_factor(
     def factor(step: int) -> float:
         if step < warmup_steps:
             return step / warmup_steps
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        progress = min(1.0, progress)
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         if schedule == "linear":
             return 1 - progress
         if schedule == "cosine":

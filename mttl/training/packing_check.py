@@ -24,10 +24,6 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
     A few tokens run alone, and behind two other texts; the logits must agree. Where a model is to
     be spread over processes, the first one asks: the others have no weights yet.
 
-    Args:
-        model: Decoder-only; left as it is.
-        packed_length: The setting, for the message.
-
     Raises:
         ConfigError: If the router looks at prompts, or rows are not kept apart.
     """
@@ -69,11 +65,9 @@ def _logits(model: SkilledModel, texts: list[Int[Tensor, "L"]]) -> Float[Tensor,
 
 
 def apart(ours: Float[Tensor, "R L V"], theirs: Float[Tensor, "R L V"]) -> float:
-    """Return how far logits are from others, where 1 is what rounding may change.
+    """Return how far logits are from what they should be, where 1 is what rounding may change.
 
-    Args:
-        ours: Of some rows and positions; those that both have are compared, from the first on.
-        theirs: What they should be.
+    Rows and positions that both have are compared.
     """
     most = TOLERANCES.get(theirs.dtype, HALF_TOLERANCE) * max(float(theirs.abs().max()), 1e-30)
     rows, length = min(len(ours), len(theirs)), min(ours.shape[1], theirs.shape[1])

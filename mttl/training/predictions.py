@@ -47,10 +47,7 @@ def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[
 def score(
     rows: Sequence[Prediction], metrics: Mapping[str, str], split: str, seed: int
 ) -> list[Result]:
-    """Score answers per task and sample, and add their mean over tasks.
-
-    The samples of a task are averaged first, so that all tasks have the same weight.
-    """
+    """Score answers per task and sample, and add their mean over tasks, samples averaged first."""
     tasks = list(metrics)
     by_key: dict[tuple[int, int], list[Prediction]] = {}
     for row in rows:
@@ -58,8 +55,8 @@ def score(
     results = []
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
-        texts, references = zip(*((row.prediction, row.references) for row in group), strict=True)
-        value = score_answers(metrics[task], texts, references)
+        answers = [row.prediction for row in group], [row.references for row in group]
+        value = score_answers(metrics[task], *answers)
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
     return [*results, mean_result(results)] if results else []
 
@@ -69,7 +66,7 @@ def mean_result(results: Sequence[Result]) -> Result:
     scores: dict[str, list[float]] = {}
     for result in results:
         scores.setdefault(result.task, []).append(result.score)
-    mean = float(mean_score([mean_score(samples) for samples in scores.values()]))
+    mean = mean_score([mean_score(samples) for samples in scores.values()])
     total = sum(result.n for result in results)
     return Result(MEAN, results[0].split, "all", results[0].seed, "mean", mean, total)
 
@@ -87,10 +84,6 @@ def write_predictions(
     for row in rows:
         by_task.setdefault(row.task_id, []).append(row)
     for task_id, group in by_task.items():
-        lines = [
-            json.dumps(
-                {name: getattr(row, name) for name in AnswerRow.model_fields}, ensure_ascii=False
-            )
-            for row in group
-        ]
-        write_text(folder / f"{tasks[task_id]}_{split}.jsonl", "\n".join(lines) + "\n")
+        rows_of = ({name: getattr(row, name) for name in AnswerRow.model_fields} for row in group)
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of)
+        write_text(folder / f"{tasks[task_id]}_{split}.jsonl", lines)

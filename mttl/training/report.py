@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from rich.markup import escape
 from rich.table import Table
 
 from mttl.aggregation.packed_weights import count_entries
@@ -16,14 +15,14 @@ from mttl.config.data_schema import Data
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
+from mttl.runtime.tables import TextTable
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import MEAN
-from mttl.training.history_monitor import write_arrays
+from mttl.training.monitors import as_rows, head_names, routing_weights, write_arrays
 from mttl.training.predictions import COLUMNS, Result, mean_result
-from mttl.training.routing_monitor import as_rows, head_names, routing_weights
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
@@ -38,15 +37,13 @@ def attachment_table(
 ) -> Table:
     """Return what was attached: a row per kind of layer, then the totals."""
     what = "Skills" if token_layers is None else "Skills and experts"
-    table = Table(title=f"{what} on the backbone", title_justify="left")
-    table.add_column("layers", overflow="fold")
-    for heading in ("count", "shape", "parameters"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for pattern, count, shape, n_parameters in attachment.summary():
-        table.add_row(pattern, str(count), shape, f"{n_parameters:,}")
+    found = list(attachment.summary())
     if token_layers is not None:
-        for pattern, count, shape, n_parameters in token_layers.summary():
-            table.add_row(f"{pattern} (tokens)", str(count), shape, f"{n_parameters:,}")
+        found += [(f"{pattern} (tokens)", *rest) for pattern, *rest in token_layers.summary()]
+    table = TextTable(f"{what} on the backbone").words("layers")
+    table.numbers("count", "shape", "parameters")
+    for layers, count, shape, size in found:
+        table.add(layers, count, shape, f"{size:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(count_entries(p) for p in model.parameters())
@@ -60,19 +57,15 @@ def attachment_table(
         + (f"{trainable:,} of {total:,} parameters are trained." if is_trained else "")
         + ("" if is_trained else f"{total:,} parameters.")
     )
-    table.caption_justify = "left"
     return table
 
 
 def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     """Return what a task's network is made of: a row per part, then the totals."""
-    table = Table(title="Policies made of skills", title_justify="left")
-    table.add_column("part")
-    table.add_column("kind", overflow="fold")
-    for heading in ("parameters", "trained"):
-        table.add_column(heading, justify="right", no_wrap=True)
     router, inventory = model.router, model.inventory
     kinds = {type(module).__name__ for module in inventory.modules() if hasattr(module, "init")}
+    table = TextTable("Policies made of skills").words("part", "kind")
+    table.numbers("parameters", "trained")
     for part, name, module in (
         ("common", type(model.base).__name__, model.base),
         ("skills", f"{inventory.n_skills} × {' '.join(sorted(kinds))}", inventory),
@@ -80,11 +73,10 @@ def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     ):
         numbers = [(p.numel(), p.requires_grad) for p in module.parameters()]
         total, trained = sum(n for n, _ in numbers), sum(n for n, needed in numbers if needed)
-        table.add_row(part, name, f"{total:,}", f"{trained:,}")
+        table.add(part, name, f"{total:,}", f"{trained:,}")
     table.caption = (
         f"{len(tasks)} levels, {router.n_skills} skills, {router.n_groups} routed groups"
     )
-    table.caption_justify = "left"
     return table
 
 
@@ -132,29 +124,24 @@ def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
     """Return the scores (%) per task, next to the baselines of each split."""
-    splits = list(dict.fromkeys(result.split for result in results))
-    table = Table(title="Scores per task (%)", title_justify="left")
-    # Names fold where the terminal is narrow; numbers never do.
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    for split in splits:
-        for column in (split, *(HEADINGS[name] for name in baselines.get(split, {}))):
-            table.add_column(column, justify="right", no_wrap=True, min_width=5)
+    columns = {}
+    for split in dict.fromkeys(result.split for result in results):
+        for name, rows in {split: results, **baselines.get(split, {})}.items():
+            columns[split, HEADINGS.get(name, name)] = rows
+    table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
+    table.numbers(*(heading for _, heading in columns))
     table.caption = "copy: the input as the answer; major: the most frequent training answer"
     if any(math.isnan(result.score) for result in results):
         table.caption += "; nan: undefined, counts as 0 in the mean"
-    table.caption_justify = "left"
-    tasks = list(dict.fromkeys(result.task for result in results if result.task != MEAN))
-    names = {result.task: result.metric for result in results}
-    for task in (*tasks, MEAN):
+    names = {result.task: result.metric for result in results if result.task != MEAN}
+    for task, metric in {**names, MEAN: ""}.items():
         if task == MEAN:
             table.add_section()
-        cells = []
-        for split in splits:
-            for rows in (results, *baselines.get(split, {}).values()):
-                scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
-                cells.append(f"{100 * sum(scores) / len(scores):.1f}" if scores else "")
-        table.add_row(escape(task), names[task] if task != MEAN else "", *cells)
+        cells: list[float | str] = []
+        for (split, _), rows in columns.items():
+            scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
+            cells.append(100 * sum(scores) / len(scores) if scores else "")
+        table.add(task, metric, then=cells)
     return table
 
 

@@ -29,8 +29,7 @@ from mttl.moe.expert_parallel import shared_parameters
 from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.distributed.shard_model import shard_model
-from mttl.training.distributed.shared_experts import SharesExperts
+from mttl.training.distributed import SharesExperts, shard_model
 from mttl.training.loss import answer_losses, at_places, divergences, example_means, global_mean
 from mttl.training.token_balance import LOADS, token_loads
 
@@ -58,9 +57,6 @@ class TextToTextModule(SharesExperts):
         generation: How answers are searched; greedily by default.
         max_output_length: Most tokens to generate.
         loss: Custom training loss; cross-entropy by default.
-
-    Raises:
-        ConfigError: If the loss cannot be built.
     """
 
     model: SkilledModel
@@ -107,15 +103,11 @@ class TextToTextModule(SharesExperts):
     def nll(
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Run the model on a batch.
+        """Return the loss of every position of a batch, their labels, and the routing of the pass.
 
         Args:
             batch: ``input_ids``, ``attention_mask``, ``labels`` and ``task_ids``.
             label_smoothing: ε of the loss.
-
-        Returns:
-            The loss of every position, the labels they belong to, and the routing of the pass,
-            which holds the auxiliary losses of layers.
         """
         logits, labels, places, routing = _answered(self.model, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
@@ -123,11 +115,7 @@ class TextToTextModule(SharesExperts):
     def training_losses(
         self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Return what `nll` does, by the loss that training minimises.
-
-        What the router learns from its draws, and how far two draws differ, is among the auxiliary
-        losses.
-        """
+        """Return what `nll` does, by the loss that training minimises."""
         logits, labels, places, routing = _answered(self.model, batch)
         losses = self._losses(logits, labels, places)
         fared = example_means(losses.detach(), labels)
@@ -170,7 +158,7 @@ class TextToTextModule(SharesExperts):
         Where tokens choose experts, the loads of experts come with it.
 
         Raises:
-            TrainingError: If the loss of the step before was not finite.
+            DivergedError: If the loss of the step before was not finite.
         """
         losses, labels, routing = self.training_losses(batch)
         loss = global_mean(losses, labels, batch.get("step_tokens"))
@@ -200,10 +188,8 @@ class TextToTextModule(SharesExperts):
         return loss * (self.trainer.accumulate_grad_batches / batch["step_parts"])
 
     def on_validation_epoch_start(self) -> None:
-        """Forget earlier losses.
-
-        Half precision, which the weights may have, could not count beyond 256 rows.
-        """
+        """Forget earlier losses."""
+        # Half precision, which the weights may have, could not count beyond 256 rows.
         dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
         self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
 
@@ -234,14 +220,13 @@ class TextToTextModule(SharesExperts):
             means = example_means(losses, labels)
             entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
             self.loss_totals.index_add_(1, batch["task_ids"], entries)
-        by_task: dict[int, tuple[list[str], list[Sequence[str]]]] = {}
+        by_task: dict[int, list[Prediction]] = {}
         for row in self.predict(batch):
-            texts, references = by_task.setdefault(row.task_id, ([], []))
-            texts.append(row.prediction)
-            references.append(row.references)
-        for task_id, (texts, references) in by_task.items():
-            with plugin_call(self._metrics[task_id]):
-                self._metrics[task_id].update(texts, references)
+            by_task.setdefault(row.task_id, []).append(row)
+        for task_id, rows in by_task.items():
+            metric = self._metrics[task_id]
+            with plugin_call(metric):
+                metric.update([row.prediction for row in rows], [row.references for row in rows])
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
@@ -262,7 +247,7 @@ class TextToTextModule(SharesExperts):
         for name, fact in self.model.skill_facts().items():
             values[f"skills/{name}"] = whole(fact)
         self.log_dict(values, sync_dist=True)
-        mean = float(mean_score([scores[task_id] for task_id in seen]))
+        mean = mean_score([scores[task_id] for task_id in seen])
         self.log("val/score", mean, prog_bar=True, sync_dist=True)
 
     def on_test_epoch_start(self) -> None:
@@ -278,30 +263,18 @@ class TextToTextModule(SharesExperts):
         texts = self.answer(batch["task_ids"], batch["generation_inputs"])
         if not batch["rows"]:
             return []
-        rows = zip(
-            batch["task_ids"].tolist(),
-            batch["samples"],
-            batch["rows"],
-            batch["inputs"],
-            batch["references"],
-            texts,
-            strict=True,
-        )
+        columns = [batch[name] for name in ("samples", "rows", "inputs", "references")]
         return [
             Prediction(task_id, int(sample), int(row), text, tuple(references), answer)
-            for task_id, sample, row, text, references, answer in rows
+            for task_id, sample, row, text, references, answer in zip(
+                batch["task_ids"].tolist(), *columns, texts, strict=True
+            )
         ]
 
     def set_options(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, *, per_token: bool
     ) -> None:
-        """Choose answers of some tasks among options rather than generate them.
-
-        Args:
-            options: By task; of none, nothing changes.
-            form: How answers look.
-            per_token: Whether likelihoods are means over tokens.
-        """
+        """Choose answers of some tasks among options by their likelihood, or its mean per token."""
         if options:
             self.option_scorer = self._option_scorer(options, form, per_token)
 
@@ -318,12 +291,7 @@ class TextToTextModule(SharesExperts):
         return OptionScorer.of(options, self.tasks, encoder, per_token=per_token)
 
     def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
-        """Find an answer to every prompt: the likeliest option of its task, or a generated one.
-
-        Args:
-            task_ids: The task of each.
-            inputs: ``input_ids`` and ``attention_mask``.
-        """
+        """Return an answer to each prompt: the likeliest option of its task, or a generated one."""
         if self.option_scorer is None:
             return self._generated(task_ids, inputs)
         found = self.option_scorer.answers(self.model, task_ids, inputs)
@@ -347,11 +315,7 @@ class TextToTextModule(SharesExperts):
 
 
 def build_loss(section: PluginSection) -> nn.Module:
-    """Build a custom loss.
-
-    Raises:
-        ConfigError: If it cannot be, or has parameters.
-    """
+    """Build a custom loss; one with parameters is a ConfigError."""
     try:
         loss = section.make()
     except ValueError as error:
@@ -364,13 +328,9 @@ def build_loss(section: PluginSection) -> nn.Module:
     return loss
 
 
-def mean_score(scores: Sequence[Tensor | float]) -> Tensor:
-    """Return the plain mean over tasks; an undefined score counts as 0.
-
-    A correlation is undefined if an answer is not a number, or all answers are the same.
-    """
-    values = torch.tensor([float(score) for score in scores], dtype=torch.float64)
-    return values.nan_to_num(0.0).mean()
+def mean_score(scores: Sequence[float]) -> float:
+    """Return the plain mean over tasks; an undefined score (NaN) counts as 0."""
+    return float(torch.tensor(scores, dtype=torch.float64).nan_to_num(0.0).mean())
 
 
 def _answered(

@@ -9,8 +9,8 @@ from jaxtyping import Int
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
+from mttl.routing.token.balance import BiasBalance
 from mttl.routing.token.masks import TokenRecord
-from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.skilled_model import SkilledModel
 
 LOADS = "token_loads"
@@ -19,9 +19,7 @@ LOADS = "token_loads"
 def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tensor, "M E+1"]:
     """Return how many pairs chose each expert of each layer, and in the last column, were dropped.
 
-    Args:
-        model: Its layers give the rows, in order; those of fewer experts than others end in zeros.
-        records: Of one forward pass.
+    Rows are those of `SkilledModel.token_layers`; those of fewer experts end in zeros.
     """
     layers = model.token_layers()
     rows = {name: number for number, name in enumerate(layers)}
@@ -35,31 +33,17 @@ def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tens
     return loads
 
 
-def adjusted_biases(model: SkilledModel) -> list[Tensor]:
-    """Return the biases that `adjust_biases` moves."""
-    return [
-        bias
-        for layer in model.token_layers().values()
-        if _adjusts(layer.router)
-        for bias in layer.router.buffers()
-    ]
+def trained_biases(model: SkilledModel) -> list[BiasBalance | None]:
+    """Return the balancing bias of each layer whose router is trained, and has one."""
+    routers = [layer.router for layer in model.token_layers().values()]
+    return [r.bias if any(p.requires_grad for p in r.parameters()) else None for r in routers]
 
 
 def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
-    """Move the biases of routers that are balanced without a loss, after an optimizer step.
-
-    Args:
-        model: Its routers.
-        loads: Of the step, over all batches and processes that it was made of.
-    """
-    for layer, load in zip(model.token_layers().values(), loads, strict=True):
-        if _adjusts(layer.router):
-            layer.router.adjust(load[: layer.router.n_experts])
-
-
-def _adjusts(router: TokenRouter) -> bool:
-    """A router that is not trained stays as it is."""
-    return router.adjusts and any(p.requires_grad for p in router.parameters())
+    """Move the biases of routers that are balanced without a loss, by the loads of a whole step."""
+    for bias, load in zip(trained_biases(model), loads, strict=True):
+        if bias is not None:
+            bias.adjust(load[: len(bias.value)])
 
 
 class BiasBalancing(Callback):

@@ -193,7 +193,7 @@ def _ours(variant: str, config: "Config", n_rows: int) -> Step:
     from mttl.assembly.model import build_model
     from mttl.assembly.trainer import build_trainer
     from mttl.checkpoints.run_folder import RunFolder
-    from mttl.training.stopping import GracefulStop
+    from mttl.training.callbacks import GracefulStop
     from mttl.training.text_to_text import TextToTextModule
 
     data = data_of(config, n_rows)

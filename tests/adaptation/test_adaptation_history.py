@@ -12,7 +12,7 @@ from mttl.analysis.figures import canvas
 from mttl.analysis.routing_record import read_adaptation_history, read_arrays, read_record
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
-from mttl.training.routing_monitor import routing_weights
+from mttl.training.monitors import routing_weights
 
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 

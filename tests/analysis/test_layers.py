@@ -8,7 +8,7 @@ from mttl.analysis.layers import (
     layer_statistics,
     stack_means,
 )
-from mttl.training.routing_monitor import routing_statistics
+from mttl.training.monitors import routing_statistics
 
 GROUPS = ("encoder.block.0", "decoder.block.0", "decoder.block.1")
 

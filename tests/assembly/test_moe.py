@@ -40,7 +40,7 @@ def test_the_settings_of_a_router_arrive() -> None:
 def test_a_bias_balances_without_a_loss() -> None:
     built = build(f"{TINY_T5}+router/token_loss_free.yaml")
     router = next(iter(built.model.token_layers().values())).router
-    assert router.adjusts
+    assert router.bias is not None
     assert router.balance is None
 
 

@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.training.stopping import StopRequested
+from mttl.training.callbacks import StopRequested
 
 
 class SignalAt(Callback):

@@ -34,7 +34,7 @@ from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import IBP, RoutingPrior
 from mttl.skills import KINDS, SkilledModel, attach_skills
-from mttl.training.distributed.shard_model import shard_model
+from mttl.training.distributed import shard_model
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp=IBP(2.0, 0.1))

@@ -35,7 +35,8 @@ def usage_entropy(router: TokenRouter) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        router.adjust(assignment.counts())
+        if router.bias is not None:
+            router.bias.adjust(assignment.counts())
         if step >= STEPS - 20:
             loads += assignment.counts()
     share = loads / loads.sum()

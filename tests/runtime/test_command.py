@@ -22,7 +22,7 @@ from mttl.runtime.command import (
     only_warnings,
     run_command,
 )
-from mttl.training.stopping import StopRequested
+from mttl.training.callbacks import StopRequested
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from helpers.run_processes import run_processes
 from mttl.babyai.rollouts import RolloutDataModule
 from mttl.runtime.processes import gathered, rank
-from mttl.training.token_monitor import TokenMonitor
+from mttl.training.monitors import TokenMonitor
 
 
 class Position:

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from helpers.backbones import BACKBONES
-from helpers.command import column, start, train
-from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.skills import skilled
 from helpers.trainer import quiet_trainer
 from mttl.config.optim_schema import AdamW
@@ -124,24 +122,3 @@ def test_a_last_step_to_huge_weights_is_not_saved(tmp_path: Path, name: str) -> 
     with pytest.raises(DivergedError, match="the loss after the step is not finite at step 1"):
         trainer.save_checkpoint(tmp_path / name, weights_only=name == "best.ckpt")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    """45 rows: a process has no row in the last batch. Steps differ by the order of additions."""
-    config = write_config(
-        tmp_path / "tiny.yaml",
-        write_gym(tmp_path / "gym", sizes=(15, 3, 1), lengths=(1, 6)),
-        backbone={"config": {**TINY_T5["config"], "dropout_rate": 0.0}},
-        router={"relaxed": False},
-        optim={"schedule": "constant", "warmup": 0},
-    )
-    two = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=2")
-    process = start(config, "two", *two, "trainer.accumulate_grad_batches=2", "data.evaluate=[]")
-    one = train(config, "one", "data.evaluate=[]")
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said
-    expected = column(one.metrics, "train/loss")
-    assert len(expected) == 12
-    found = column(one.path.parent / "two" / one.metrics.name, "train/loss")
-    assert found == pytest.approx(expected, rel=1e-4)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.command import ROOT, arguments, column, load_recipe, read_csv, start, train
-from helpers.gyms import TASKS, write_config, write_gym
+from helpers.gyms import TASKS, TINY_T5, write_config, write_gym
 from helpers.nodes import free_port, torchrun, train_on_two
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.io.torch_file import load_torch
@@ -34,16 +34,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(
         folder / "tiny.yaml",
         write_gym(folder / "gym", lengths=(1, 6)),
-        backbone={"config": {**_still()}},
+        backbone={"config": {**TINY_T5["config"], "dropout_rate": 0.0}},
         router={"relaxed": False},
     )
-
-
-def _still() -> dict[str, object]:
-    return {
-        **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
-        **{"num_layers": 1, "num_decoder_layers": 1, "dropout_rate": 0.0},
-    }
 
 
 @pytest.fixture(scope="module")

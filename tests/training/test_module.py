@@ -1,25 +1,19 @@
 """What checkpoints hold and where streams of random numbers go on, for text and for policies."""
 
-import os
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
-from helpers.run_processes import run_processes
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
-from mttl.runtime.processes import gathered
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 from mttl.training.module import ResumableModule
@@ -145,55 +139,6 @@ def test_another_number_of_processes_begins_new_streams(
         begin(trained, world_size=after, global_rank=rank, global_step=3)
         streams.add(tuple(torch.rand(2).tolist()))
     assert len(streams) == 1 + after
-
-
-class Noisy(nn.Module):
-    """A model that learns noise, which every process draws for itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = PolytroponRouter(1, 2, 1, 3)
-
-    def forward(self) -> torch.Tensor:
-        return (self.router.logits * torch.randn_like(self.router.logits)).sum()
-
-
-class LearnsNoise(ResumableModule):
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.model()
-
-
-def fit(folder: Path, n_steps: int, resume: Path | None = None) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    trained = LearnsNoise(Noisy(), AdamW(kind="adamw", schedule="constant"))
-    trainer = pl.Trainer(
-        **{"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_steps": n_steps},
-        **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
-        **{"enable_model_summary": False, "default_root_dir": folder},
-    )
-    trainer.fit(trained, DataLoader(torch.zeros(20, 1)), ckpt_path=resume)
-    trainer.save_checkpoint(folder / f"{n_steps}.ckpt")
-    return {"weights": trained.model.router.logits.detach(), "random": torch.get_rng_state()}
-
-
-def _resume(rank: int, folder: str, port: int) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
-    path = Path(folder)
-    expected = fit(path, 4)
-    first, second = gathered(expected["random"])
-    assert not torch.equal(first, second)
-    fit(path, 2)
-    torch.testing.assert_close(fit(path, 4, path / "2.ckpt"), expected, rtol=0, atol=0)
-
-
-def test_two_processes_go_on_as_if_undisturbed(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    run_processes(_resume, str(tmp_path), port)
 
 
 @BOTH

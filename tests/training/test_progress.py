@@ -21,7 +21,7 @@ class Run:
     ) -> None:
         self.seconds = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.seconds)
-        monkeypatch.setattr("mttl.training.progress.time", clock)
+        monkeypatch.setattr("mttl.runtime.progress_bar.time", clock)
         self.file = StringIO()
         self.console = Console(file=self.file, force_terminal=terminal, width=100)
         self.bar = TrainingProgress(self.console)
@@ -72,8 +72,8 @@ def test_a_line_from_time_to_time_with_an_estimate(monkeypatch: pytest.MonkeyPat
     run.train_to(80, 40.0)
     # 15.1 s for 30 steps leave 70 · 15.1 / 30 s, and 40 s for 80 leave 10.
     assert run.lines() == [
-        "step 30 of 100 loss 1.235, about 35 s left",
-        "step 80 of 100 loss 1.235, about 10 s left",
+        "training: 30 of 100, loss 1.235, about 35 s left",
+        "training: 80 of 100, loss 1.235, about 10 s left",
     ]
     assert run.losses_read == 2  # each time waits for an accelerator
 
@@ -100,7 +100,8 @@ def test_answers_are_counted_from_the_start_of_each_test(monkeypatch: pytest.Mon
             run.seconds += 10
             run.call("on_test_batch_end")
         run.call("on_test_end")
-    assert run.lines() == ["answered 2 of 4 batches", "answered 4 of 4 batches"] * 2
+    said = ["answering batches: 2 of 4, about 20 s left", "answering batches: 4 of 4"]
+    assert run.lines() == said * 2
 
 
 def test_other_processes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def test_one_bar_for_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "training" in drawn
     assert "60/100" in drawn
     assert "loss 1.235" in drawn
-    assert "step 60 of" not in drawn
+    assert "60 of 100" not in drawn
 
 
 @pytest.mark.parametrize("kind", ["validation", "test"])

@@ -18,8 +18,8 @@ from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
 from mttl.io.errors import StopRequested, TrainingError
+from mttl.training.callbacks import GracefulStop
 from mttl.training.metrics_file import MetricsFile
-from mttl.training.stopping import GracefulStop
 
 N_BATCHES = 12
 

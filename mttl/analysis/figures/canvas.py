@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -61,7 +62,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # type: ignore[attr-defined]  # a name may hold dollar signs
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "mttl", "savefig.bbox": "tight"}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "mttl", "savefig.bbox": "tight"}
     png, svg = (Path(f"{path}.{suffix}") for suffix in ("png", "svg"))
     with matplotlib.rc_context({**settings, "savefig.pad_inches": 2 * GAP}):
         with atomic_path(png) as temporary:

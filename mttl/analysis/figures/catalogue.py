@@ -76,9 +76,8 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
     if other is not None:
         pairs = match_skills(matched(weights, view.pairs), other.record.weights)
         both = np.stack([view.mean, matched(other.record.weights, pairs).mean(0)])
-        title = of("", order=view.order) | {
-            "title": f"{view.name} and {other.name}: mixing weights, skills matched, {over}"
-        }
+        title = of("", order=view.order)
+        title["title"] = f"{view.name} and {other.name}: mixing weights, skills matched, {over}"
         figure = heat_maps(both, [view.name, other.name], **title)
         yield f"compare_{_file_name(other.name)}", figure
 

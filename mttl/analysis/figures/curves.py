@@ -1,6 +1,7 @@
 """The statistics of the routing over layers and over training."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -93,9 +94,14 @@ def _add_key(figure: Figure, stacks: Iterable[str], note: str = "") -> None:
     keys = []
     for stack in stacks:
         marker, line, colour = LOOKS[stack]
-        style = {"marker": marker, "linestyle": line, "color": colour, "label": stack}
+        style: dict[str, Any] = {
+            "marker": marker,
+            "linestyle": line,
+            "color": colour,
+            "label": stack,
+        }
         keys.append(Line2D([], [], linewidth=1, markersize=4, **style))
     if note:
         keys.append(Line2D([], [], linestyle="none", label=note))
-    where = {"loc": "upper left", "bbox_to_anchor": (0, -0.4), "borderaxespad": 0}
+    where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.4), "borderaxespad": 0}
     figure.legend(handles=keys, ncols=len(keys), frameon=False, fontsize=FONT, **where)

@@ -33,7 +33,7 @@ from mttl.peft_format.library_run import MEMBERS, MemberList
 from mttl.runtime.gpus import device_of
 from mttl.tasks.folder import Gym
 from mttl.tasks.table import crossfit
-from mttl.training.routing_monitor import as_rows, routing_weights
+from mttl.training.monitors import as_rows, routing_weights
 from mttl.training.text_to_text import TextToTextModule
 
 

@@ -23,9 +23,6 @@ class HyperFormerRouter(SignedRouter):
         n_heads: Heads; only 1, since one vector generates the whole module.
         embedding_size: Size of the embedding; the number of skills by default.
 
-    Raises:
-        ValueError: If ``n_heads`` is not 1.
-
     References:
         Karimi Mahabadi, Ruder, Dehghani and Henderson, *Parameter-efficient Multi-task Fine-tuning
         for Transformers via Shared Hypernetworks*, ACL 2021, arXiv:2106.04489. Here it generates
@@ -46,8 +43,6 @@ class HyperFormerRouter(SignedRouter):
         embedding_size: PositiveInt | None = None,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        if n_heads != 1:
-            raise ValueError(f"n_heads ({n_heads}) must be 1 for a HyperFormer router")
         self.embedding_size = embedding_size or n_skills
         self.embeddings = nn.Parameter(torch.randn(n_groups, n_tasks, self.embedding_size))
         self.hidden = _GroupedLinear(n_groups, self.embedding_size, n_skills)

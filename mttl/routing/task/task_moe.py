@@ -21,7 +21,6 @@ class TaskMoERouter(TaskRouter):
     Args:
         top_k: Skills that a task keeps.
         noise: Add noise of standard deviation 1 / K to the logits while training.
-        init_scale: Logits start in U(-init_scale, init_scale).
 
     Raises:
         ValueError: If ``top_k`` is above ``n_skills``.
@@ -31,7 +30,7 @@ class TaskMoERouter(TaskRouter):
         Mixture-of-Experts for Efficient Inference*, Findings of EMNLP 2021, arXiv:2110.03742.
     """
 
-    internal = ("init_scale",)
+    init_scale = 1e-3  # logits start in U(-init_scale, init_scale)
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
 
     def __init__(
@@ -43,15 +42,15 @@ class TaskMoERouter(TaskRouter):
         *,
         top_k: Annotated[int, Ge(2)] = 2,
         noise: bool = True,
-        init_scale: float = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         require_at_most("n_skills", n_skills, top_k=top_k)
         self.top_k = top_k
         self.noise = noise
-        self.init_scale = init_scale
         self.logits = nn.Parameter(
-            torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)
+            torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(
+                -self.init_scale, self.init_scale
+            )
         )
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_at_least, require_positive
-from mttl.routing.token.choice import RoutingDecision
+from mttl.routing.token.choice import Assignment
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
 SMALLEST = 1e-20
@@ -55,9 +54,10 @@ class LoadSums:
         return LoadSums(total[0], pairs.detach(), first.detach(), *others, total[1])
 
 
-def load_sums(choice: RoutingDecision) -> LoadSums:
+def load_sums(choice: Assignment) -> LoadSums:
     """Sum what the losses need over the tokens of a choice."""
-    probabilities = choice.probabilities
+    probabilities, logits = choice.probabilities, choice.logits
+    assert logits is not None
     n_tokens, n_experts = probabilities.shape
     zeros = probabilities.new_zeros(n_experts)
     pairs = torch.bincount(choice.experts, minlength=n_experts).to(zeros)
@@ -69,7 +69,7 @@ def load_sums(choice: RoutingDecision) -> LoadSums:
         probabilities=probabilities.sum(0),
         gates=zeros.index_add(0, choice.experts, choice.weights),
         load=pairs if choice.load is None else choice.load,
-        squared_z=choice.logits.logsumexp(-1).square().sum(),
+        squared_z=logits.logsumexp(-1).square().sum(),
     )
 
 
@@ -161,9 +161,6 @@ class Balance(nn.Module):
         global_statistics: Take the statistics of all processes together. A loss that multiplies
             two means is larger for a part of a batch than for the whole, so this lets experts
             specialise on the data of one process.
-
-    Raises:
-        ValueError: If a coefficient is negative.
     """
 
     def __init__(
@@ -181,11 +178,9 @@ class Balance(nn.Module):
         names = ("switch", "gshard", "importance", "load", "z", "entropy")
         values = (switch, gshard, importance, load, z, entropy)
         self.coefficients = dict(zip(names, values, strict=True))
-        require_at_least(0, **self.coefficients)
-        self.load = load
         self.global_statistics = global_statistics
 
-    def forward(self, choice: RoutingDecision) -> dict[str, Float[Tensor, ""]]:
+    def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
         if not any(self.coefficients.values()):
             return {}
@@ -217,9 +212,6 @@ class BiasBalance(nn.Module):
         n_experts: Experts E.
         rate: The step u.
 
-    Raises:
-        ValueError: If the rate is not positive.
-
     References:
         Wang, Gao, Zhao, Sun and Dai, *Auxiliary-Loss-Free Load Balancing Strategy for
         Mixture-of-Experts*, 2024, arXiv:2408.15664.
@@ -229,7 +221,6 @@ class BiasBalance(nn.Module):
 
     def __init__(self, n_experts: int, *, rate: float = 1e-3) -> None:
         super().__init__()
-        require_positive(rate=rate)
         self.rate = rate
         self.register_buffer("value", torch.zeros(n_experts))
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mttl.routing.token.balanced_assignment import balanced_assignment
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import EVEN, TokenRouter
 
 
@@ -17,20 +17,15 @@ class BaseRouter(TokenRouter):
     (without a gradient), evaluation takes :math:`a(n) = \arg\max_e s_{n,e}`. The gate is
     :math:`\sigma(s_{n, a(n)})`. No balancing loss is needed, and none is offered.
 
-    Args:
-        method: How the assignment is solved; see `balanced_assignment`.
-
     References:
         Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
         Large, Sparse Models*, ICML 2021, arXiv:2103.16716.
     """
 
-    internal = ("method",)
     lacks: ClassVar = EVEN
 
-    def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
+    def __init__(self, in_features: int, n_experts: int) -> None:
         super().__init__(in_features, n_experts)
-        self.method = method
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()
 
@@ -38,7 +33,7 @@ class BaseRouter(TokenRouter):
         """Draw nearly orthogonal centroids of length 0.1."""
         nn.init.orthogonal_(self.weight, gain=0.1)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose one expert of each token.
 
         Raises:
@@ -51,10 +46,8 @@ class BaseRouter(TokenRouter):
                     "a prior that forbids experts does not go with BASE routing, which gives every "
                     "expert the same load; use prior 'logits' with positive weights, or top-k"
                 )
-            experts = balanced_assignment(scores, method=self.method)
+            experts = balanced_assignment(scores)
         else:
             experts = scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
-        return RoutingDecision(
-            tokens.numbers(), experts, gates, scores, torch.softmax(scores, dim=-1)
-        )
+        return Assignment(tokens.numbers(), experts, gates, torch.softmax(scores, dim=-1), scores)

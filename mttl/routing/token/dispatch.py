@@ -2,16 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mttl.io.exact_fraction import exact_fraction
-from mttl.routing.token.choice import Assignment, RoutingDecision
-
-Pairs = TypeVar("Pairs", Assignment, RoutingDecision)
+from mttl.routing.token.choice import Assignment
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,8 @@ def within_capacity(assignment: Assignment, capacity: int) -> Bool[Tensor, "P"]:
     return torch.empty_like(place, dtype=torch.bool).index_copy_(0, order, place < capacity)
 
 
-def keep_pairs(assignment: Pairs, kept: Bool[Tensor, "P"]) -> Pairs:
-    """Leave pairs out of an assignment, or of a decision."""
+def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
+    """Leave pairs out of an assignment."""
     return replace(
         assignment,
         tokens=assignment.tokens[kept],

@@ -7,7 +7,7 @@ import torch
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.dispatch import capacity_of, keep_pairs
 from mttl.routing.token.token_router import EVEN, LinearRouter
 
@@ -24,7 +24,6 @@ class ExpertChoiceRouter(LinearRouter):
 
     Args:
         capacity: Experts per token, on average.
-        init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`; the load needs none, the z-loss may still be wanted.
 
     Raises:
@@ -38,22 +37,19 @@ class ExpertChoiceRouter(LinearRouter):
     lacks: ClassVar = {**EVEN, "drops_evaluated_tokens": EVEN["drops_tokens"]}
     causal = False
 
-    internal = ("init_scale",)
-
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
         capacity: Positive = 2.0,
-        init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, init_scale, balance)
+        super().__init__(in_features, n_experts, balance)
         require_at_most("n_experts", n_experts, capacity=capacity)
         self.capacity = capacity
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the most fitting tokens of each expert."""
         logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
@@ -61,7 +57,7 @@ class ExpertChoiceRouter(LinearRouter):
         weights, taken = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
         experts = torch.arange(self.n_experts, device=taken.device)[:, None].expand_as(taken)
         pairs = taken.flatten(), experts.flatten(), weights.flatten()
-        choice = RoutingDecision(*pairs, logits, probabilities)
+        choice = Assignment(*pairs, probabilities, logits)
         if tokens.prior is None:
             return choice
         # An expert takes no token that it is forbidden to.

@@ -5,7 +5,7 @@ import torch
 from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.dispatch import keep_pairs
 from mttl.routing.token.token_router import LinearRouter
 from mttl.routing.token.top_k import top_choice
@@ -20,7 +20,6 @@ class GShardRouter(LinearRouter):
 
     Args:
         threshold: A second gate of at least this is always taken.
-        init_scale: The weight starts with variance ``init_scale / in_features``.
         balance: As in `TokenRouter`.
 
     Raises:
@@ -31,22 +30,19 @@ class GShardRouter(LinearRouter):
         Sharding*, ICLR 2021, arXiv:2006.16668.
     """
 
-    internal = ("init_scale",)
-
     def __init__(
         self,
         in_features: int,
         n_experts: int,
         *,
         threshold: Positive = 0.2,
-        init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, init_scale, balance)
+        super().__init__(in_features, n_experts, balance)
         require_at_least(2, n_experts=n_experts)
         self.threshold = threshold
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose two experts of each token and drop second ones by chance."""
         logits = tokens.logits(self.weight)
         chosen = logits.topk(2, dim=-1).indices

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Seed
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
 
 
@@ -48,18 +48,17 @@ class HashRouter(TokenRouter):
         order = torch.randperm(len(self.table), generator=generator)
         self.table.copy_(order % self.n_experts)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Look up the expert of each token.
 
         Raises:
-            ValueError: If there are no vocabulary entries, or there is a prior.
+            ValueError: If there is a prior.
         """
-        if tokens.ids is None:
-            raise ValueError("HashRouter routes by vocabulary entry: pass the ids of the tokens")
+        assert tokens.ids is not None
         if tokens.prior is not None:
             raise ValueError("HashRouter has no logits that a prior could be added to; give none")
         experts = self.table[tokens.ids]
         chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
         # As logits, minus infinity elsewhere: the softmax is the choice.
         gates = torch.ones_like(chosen[:, 0])
-        return RoutingDecision(tokens.numbers(), experts, gates, chosen.log(), chosen)
+        return Assignment(tokens.numbers(), experts, gates, chosen, chosen.log())

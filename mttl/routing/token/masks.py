@@ -89,17 +89,7 @@ class TokenMasks:
 
 
 def check_fit(stack: str, known: Tensor, n_rows: int, n_positions: int) -> None:
-    """Refuse an input of a layer whose rows are no multiple, or whose positions are others.
-
-    Args:
-        stack: Of the layer.
-        known: What is known of its stack's input, shape (B, L).
-        n_rows: Rows of the layer's input.
-        n_positions: Its positions.
-
-    Raises:
-        ValueError: If it does not fit.
-    """
+    """Refuse an input of a layer with no multiple of its stack's known rows, or other positions."""
     if n_rows % known.shape[0] or n_positions != known.shape[1]:
         raise ValueError(
             f"a layer of the {stack} received {n_rows} rows of {n_positions} positions, its stack "

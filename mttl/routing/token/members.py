@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter, check_prior
 from mttl.routing.token.top_k import top_choice
 
@@ -64,7 +64,7 @@ class MemberRouter(TokenRouter):
     def reset_parameters(self) -> None:
         """Do nothing: there are no parameters."""
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the members of the highest scores."""
         logits = self.scores(tokens.states) / self.temperature
         logits = logits.masked_fill(~self.present, -torch.inf)

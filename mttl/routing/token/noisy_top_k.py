@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import PositiveInt
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import top_choice
+
+SMALLEST_NOISE = 1e-2
 
 
 class NoisyTopKRouter(TokenRouter):
@@ -27,7 +29,6 @@ class NoisyTopKRouter(TokenRouter):
 
     Args:
         top_k: Experts per token.
-        smallest_noise: The least standard deviation of the noise.
         balance: As in `TokenRouter`; may have a load loss.
 
     Raises:
@@ -39,8 +40,6 @@ class NoisyTopKRouter(TokenRouter):
     """
 
     lacks: ClassVar = {"estimates_load": ""}
-    estimates_load = True
-    internal = ("smallest_noise",)
 
     def __init__(
         self,
@@ -48,14 +47,12 @@ class NoisyTopKRouter(TokenRouter):
         n_experts: int,
         *,
         top_k: PositiveInt = 2,
-        smallest_noise: float = 1e-2,
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, balance)
         # The estimate of the load compares with the first expert that is not chosen.
         require_at_most("n_experts - 1", n_experts - 1, top_k=top_k)
         self.top_k = top_k
-        self.smallest_noise = smallest_noise
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.noise_weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()
@@ -65,13 +62,13 @@ class NoisyTopKRouter(TokenRouter):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.noise_weight)
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the best experts of each token by noisy logits."""
         clean = tokens.logits(self.weight)
         noisy, load = clean, None
         if self.training:
             spread = nn.functional.softplus(tokens.states @ self.noise_weight.float().t())
-            deviation = spread + self.smallest_noise
+            deviation = spread + SMALLEST_NOISE
             noisy = clean + torch.randn_like(clean) * deviation
             load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
         chosen = noisy.topk(self.top_k, dim=-1).indices

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.members import MemberRouter
 
 
@@ -64,18 +64,13 @@ class PhatgooseRouter(MemberRouter):
         found = layer_norm(states, size) @ layer_norm(self.gates.float(), size).t()
         return found / self.in_features**0.5
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
-        """Choose the members of the highest scores; while gates are learned, the given ones.
-
-        Raises:
-            ValueError: If gates are learned, and nothing says whose.
-        """
+    def choose(self, tokens: Tokens) -> Assignment:
+        """Choose the members of the highest scores; while gates are learned, the given ones."""
         if not self.learning:
             return super().choose(tokens)
-        if tokens.prior is None:
-            raise ValueError("gates are learned on each member's own task: give a prior")
+        assert tokens.prior is not None
         logits = tokens.states @ self.gates.float().t()
         rows, experts = (tokens.prior > -torch.inf).nonzero(as_tuple=True)
         opened = logits.sigmoid()
         own = torch.softmax(tokens.prior, dim=-1)
-        return RoutingDecision(rows, experts, opened[rows, experts], logits, own)
+        return Assignment(rows, experts, opened[rows, experts], own, logits)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least
-from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, RoutingDecision, Tokens
+from mttl.routing.token.balance import Balance, BiasBalance
+from mttl.routing.token.choice import Assignment, Tokens
 
 # What routers lack that fill every expert evenly.
 EVEN = dict.fromkeys(("balances", "drops_tokens"), "it fills every expert evenly; leave it out")
@@ -31,9 +31,7 @@ class TokenRouter(nn.Module, ABC):
         causal: Whether a token's experts do not depend on later tokens of its text, as a decoder
             needs.
         needs_token_ids: Whether the kind routes by vocabulary entry.
-
-    Raises:
-        ValueError: If ``balance`` asks for what the kind cannot give.
+        bias: Balances without a loss, where the kind can.
     """
 
     lacks: ClassVar[Mapping[str, Any]] = {
@@ -43,27 +41,21 @@ class TokenRouter(nn.Module, ABC):
     role = "token_router"
     causal = True
     needs_token_ids = False
-    estimates_load = False
 
     def __init__(self, in_features: int, n_experts: int, balance: Balance | None = None) -> None:
         super().__init__()
         require_at_least(1, in_features=in_features, n_experts=n_experts)
-        if balance is not None and balance.load and not self.estimates_load:
-            raise ValueError(
-                f"balance.load ({balance.load}) needs a router with an estimate of the load that "
-                f"has a gradient, and {type(self).__name__} has none; use NoisyTopKRouter, or "
-                "another loss"
-            )
         self.in_features = in_features
         self.n_experts = n_experts
         self.balance = balance
+        self.bias: BiasBalance | None = None
 
     @abstractmethod
     def reset_parameters(self) -> None:
         """Re-initialise the router's parameters."""
 
     @abstractmethod
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose experts for tokens in float32 without padding; autocast is off."""
 
     def forward(self, tokens: Tokens) -> Assignment:
@@ -78,9 +70,7 @@ class TokenRouter(nn.Module, ABC):
             check_prior(given.prior)
             choice = self.choose(given)
             losses = {} if self.balance is None or not self.training else self.balance(choice)
-        assignment = Assignment(
-            choice.tokens, choice.experts, choice.weights, choice.probabilities, losses
-        )
+        assignment = replace(choice, logits=None, load=None, losses=losses)
         if kept is None:
             return assignment
         probabilities = choice.probabilities.new_zeros(len(tokens), self.n_experts)
@@ -89,18 +79,6 @@ class TokenRouter(nn.Module, ABC):
             tokens=kept[choice.tokens],
             probabilities=probabilities.index_copy(0, kept, choice.probabilities),
         )
-
-    @property
-    def adjusts(self) -> bool:
-        """Whether `adjust` does something."""
-        return False
-
-    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
-        """Take note of the load of a step; only routers that balance without a loss do.
-
-        Args:
-            load: Pairs of each expert, of all passes and processes, before any were dropped.
-        """
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
@@ -114,7 +92,12 @@ class LinearRouter(TokenRouter):
     """
 
     def __init__(
-        self, in_features: int, n_experts: int, init_scale: float, balance: Balance | None
+        self,
+        in_features: int,
+        n_experts: int,
+        balance: Balance | None = None,
+        *,
+        init_scale: float = 0.1,
     ) -> None:
         super().__init__(in_features, n_experts, balance)
         self.init_scale = init_scale

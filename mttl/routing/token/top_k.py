@@ -10,7 +10,7 @@ from torch import Tensor
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Fraction, PositiveInt
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.choice import RoutingDecision, Tokens
+from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.dispatch import keep_pairs
 from mttl.routing.token.token_router import LinearRouter
 
@@ -57,7 +57,7 @@ class TopKRouter(LinearRouter):
         bias: BiasBalance | None = None,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, init_scale, balance)
+        super().__init__(in_features, n_experts, balance, init_scale=init_scale)
         require_at_most("n_experts", n_experts, top_k=top_k)
         if normalise and top_k == 1 and n_experts > 1:
             raise ValueError(
@@ -75,17 +75,7 @@ class TopKRouter(LinearRouter):
         if self.bias is not None:
             self.bias.reset_parameters()
 
-    @property
-    def adjusts(self) -> bool:
-        """Whether `adjust` does something."""
-        return self.bias is not None
-
-    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
-        """Move the bias against the load of a step, where there is one."""
-        if self.bias is not None:
-            self.bias.adjust(load)
-
-    def choose(self, tokens: Tokens) -> RoutingDecision:
+    def choose(self, tokens: Tokens) -> Assignment:
         """Choose the most probable experts of each token."""
         if self.training and self.jitter:
             factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
@@ -144,14 +134,9 @@ class ExampleRouter(TopKRouter):
     internal = ("jitter",)
     lacks: ClassVar = {"takes_bias": "it chooses by example; use top_k or switch"}
 
-    def choose(self, tokens: Tokens) -> RoutingDecision:
-        """Choose the most probable experts of each example.
-
-        Raises:
-            ValueError: If there are no examples.
-        """
-        if tokens.examples is None:
-            raise ValueError("ExampleRouter routes whole examples: pass the example of each token")
+    def choose(self, tokens: Tokens) -> Assignment:
+        """Choose the most probable experts of each example."""
+        assert tokens.examples is not None
         x, prior = tokens.states, tokens.prior
         names, example_of = tokens.examples.unique(return_inverse=True)
         sums = x.new_zeros(len(names), x.shape[1]).index_add(0, example_of, x)
@@ -178,7 +163,7 @@ def top_choice(
     *,
     normalise: bool,
     forbids: bool = False,
-) -> RoutingDecision:
+) -> Assignment:
     """Turn the chosen experts of each token into pairs, all first choices before the second ones.
 
     Args:
@@ -194,7 +179,7 @@ def top_choice(
         gates = probabilities.gather(-1, chosen)
     tokens = torch.arange(len(logits), device=logits.device).repeat(chosen.shape[1])
     pairs = tokens, chosen.t().flatten(), gates.t().flatten()
-    choice = RoutingDecision(*pairs, logits, probabilities)
+    choice = Assignment(*pairs, probabilities, logits)
     if not forbids:
         return choice
     return keep_pairs(choice, (logits.gather(-1, chosen) > -torch.inf).t().flatten())

@@ -20,7 +20,7 @@ from mttl.checkpoints.run_folder import RunFolder
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.files import locked
 from mttl.models.backbone import build_random
-from mttl.training.stopping import StopRequested
+from mttl.training.callbacks import StopRequested
 
 BUILDER = "mttl.commands.train_tasks.build_trainer"
 

@@ -69,8 +69,3 @@ def test_new_tasks_keep_the_networks():
     assert fresh.embeddings.std().item() == pytest.approx(1, rel=0.1)
     assert not torch.equal(fresh.hidden.weight, router.hidden.weight)
     assert not torch.equal(fresh.output.bias, router.output.bias)
-
-
-def test_there_is_one_head():
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 for a HyperFormer router"):
-        HyperFormerRouter(1, 2, 2, 4)

@@ -53,10 +53,3 @@ def test_new_tasks_recombine_factors():
     assert new.logits.is_leaf
     mean = router.for_new_tasks(1)
     torch.testing.assert_close(mean.logits[:, 0], router.task_logits().mean(1).detach())
-
-
-def test_factors_need_a_router_that_knows_them():
-    with pytest.raises(ValueError, match="init 'factors' needs a MetadataRouter, and rows"):
-        adapted_router(make(), "all", 1, init="factors")
-    with pytest.raises(ValueError, match="init 'factors' needs a MetadataRouter, and rows"):
-        adapted_router(PolytroponRouter(G, 3, H, K), "all", 1, init="factors", rows=FACTORS[:1])

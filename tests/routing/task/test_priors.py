@@ -1,10 +1,12 @@
 import math
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import poisson
 from sklearn.metrics import mutual_info_score
 
 from mttl.routing.task.priors import (
@@ -16,34 +18,52 @@ from mttl.routing.task.priors import (
 )
 
 
-def direct_log_ibp(rows, alpha):
-    """The formula of Griffiths and Ghahramani, term by term."""
+def formula(rows, alpha):
+    """log p(Z) in plain Python, with the harmonic number of the tasks."""
     n_tasks = len(rows)
-    columns = [column for column in zip(*rows, strict=True) if any(column)]
-    harmonic = sum(1 / n for n in range(1, n_tasks + 1))
-    total = len(columns) * math.log(alpha) - alpha * harmonic
-    for count in Counter(columns).values():
-        total -= math.log(math.factorial(count))
+    columns = [column for column in zip(*rows, strict=True) if sum(column)]
+    value = len(columns) * math.log(alpha)
+    value -= sum(math.lgamma(count + 1) for count in Counter(columns).values())
+    value -= alpha * sum(1 / task for task in range(1, n_tasks + 1))
     for column in columns:
         m = sum(column)
-        total += math.log(
-            math.factorial(n_tasks - m) * math.factorial(m - 1) / math.factorial(n_tasks)
-        )
-    return total
+        value += math.lgamma(n_tasks - m + 1) + math.lgamma(m) - math.lgamma(n_tasks + 1)
+    return value
 
 
-@settings(deadline=None, max_examples=50)
 @given(
-    st.integers(1, 5).flatmap(
-        lambda k: st.lists(
-            st.lists(st.integers(0, 1), min_size=k, max_size=k), min_size=1, max_size=5
-        )
-    ),
-    st.floats(0.2, 8),
+    n_tasks=st.integers(1, 4),
+    n_skills=st.integers(1, 7),
+    alpha=st.floats(0.1, 10),
+    seed=st.integers(0, 1000),
 )
-def test_ibp_equals_the_formula(rows, alpha):
-    found = negative_log_ibp(torch.tensor(rows, dtype=torch.float64), alpha)
-    assert found.item() == pytest.approx(-direct_log_ibp(rows, alpha), abs=1e-9)
+def test_probabilities_count_as_the_matrix_they_round_to(n_tasks, n_skills, alpha, seed):
+    # Few tasks and many skills: equal columns occur, with unequal probabilities behind them.
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(n_tasks, n_skills, generator=generator, dtype=torch.float64)
+    rows = [[int(p > 0.5) for p in row] for row in probabilities.tolist()]
+    found = negative_log_ibp(probabilities, alpha).item()
+    assert found == pytest.approx(-formula(rows, alpha), abs=1e-9)
+
+
+def test_classes_of_three_tasks_follow_independent_poisson_counts():
+    # The number of columns with history h is Poisson with mean alpha (T - m)! (m - 1)! / T!, so
+    # the probabilities of all classes with at most `cut` columns each sum to a known number,
+    # which tends to 1.
+    alpha, cut, n_tasks = 0.8, 2, 3
+    histories = [history for history in product((0, 1), repeat=n_tasks) if sum(history)]
+    expected = 1.0
+    for history in histories:
+        m = sum(history)
+        mean = alpha * math.factorial(n_tasks - m) * math.factorial(m - 1) / math.factorial(n_tasks)
+        expected *= poisson(mean).cdf(cut)
+    total = 0.0
+    for counts in product(range(cut + 1), repeat=len(histories)):
+        columns = [h for h, n in zip(histories, counts, strict=True) for _ in range(n)]
+        matrix = torch.tensor(columns or [(0,) * n_tasks], dtype=torch.float64).t()
+        total += math.exp(-negative_log_ibp(matrix, alpha).item())
+    assert total == pytest.approx(expected, abs=1e-9)
+    assert 0.97 < total < 1
 
 
 def test_gradient_is_that_of_the_column_terms():
@@ -57,12 +77,6 @@ def test_gradient_is_that_of_the_column_terms():
 
     slope = (term(sums + step) - term(sums - step)) / (2 * step)
     torch.testing.assert_close(probabilities.grad, slope.expand(3, 2), rtol=1e-6, atol=1e-6)
-
-
-def test_unused_skills_and_empty_matrices():
-    empty = torch.full((3, 2), 0.1, dtype=torch.float64, requires_grad=True)
-    loss = negative_log_ibp(empty, 2.0)
-    assert loss.item() == pytest.approx(2.0 * (1 + 1 / 2 + 1 / 3))
 
 
 def test_mutual_information_equals_scikit_learn():

@@ -61,7 +61,6 @@ def test_jitter_blurs_the_routers_input_in_training() -> None:
 
 def test_a_bias_chooses_and_does_not_weigh() -> None:
     router = TopKRouter(I, E, bias=BiasBalance(E, rate=0.1))
-    assert router.adjusts
     x = torch.randn(N, I)
     before = router(Tokens(x))
     router.bias.value.copy_(torch.tensor([0.0, 0.0, 2.0, 0.0]))
@@ -109,7 +108,8 @@ def test_the_expected_load_is_the_chance_to_be_chosen_under_new_noise() -> None:
 
 
 def test_the_second_expert_comes_by_chance() -> None:
-    router = GShardRouter(I, E, threshold=0.4, init_scale=5.0)
+    router = GShardRouter(I, E, threshold=0.4)
+    torch.nn.init.normal_(router.weight)
     x = torch.randn(N, I)
     full = TopKRouter(I, E, top_k=2)
     full.weight = router.weight
@@ -151,9 +151,8 @@ def test_experts_fill_themselves_exactly(capacity: float, n_taken: int) -> None:
 # BASE.
 
 
-@pytest.mark.parametrize("method", ["scipy", "auction"])
-def test_base_deals_tokens_out_evenly_in_training(method: str) -> None:
-    router = BaseRouter(I, E, method=method)
+def test_base_deals_tokens_out_evenly_in_training() -> None:
+    router = BaseRouter(I, E)
     x = torch.randn(N, I) + 3  # all like the same experts
     assert router(Tokens(x)).counts().tolist() == [N // E] * E
     assert sorted(router(Tokens(x[:-2])).counts().tolist()) == [9, 9, 10, 10]
@@ -189,10 +188,8 @@ def test_hashing_is_fixed_and_even() -> None:
     assert (found.weights == 1).all()
 
 
-def test_hashing_needs_ids_and_takes_no_prior() -> None:
+def test_hashing_takes_no_prior() -> None:
     router, x, ids = HashRouter(I, E, vocabulary_size=10), torch.randn(3, I), torch.arange(3)
-    with pytest.raises(ValueError, match="pass the ids"):
-        router(Tokens(x))
     with pytest.raises(ValueError, match="no logits that a prior could be added to"):
         router(Tokens(x, ids=ids, prior=torch.zeros(3, E)))
 
@@ -215,8 +212,3 @@ def test_an_example_is_routed_by_its_mean() -> None:
         == found.probabilities.amax(1)[found.tokens]
     )
     assert first.tolist() == [True] * 12 + [False] * 12
-
-
-def test_examples_are_needed() -> None:
-    with pytest.raises(ValueError, match="pass the example of each token"):
-        ExampleRouter(I, E)(Tokens(torch.randn(3, I)))

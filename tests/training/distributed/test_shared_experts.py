@@ -10,14 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.command import column, train
-from helpers.gyms import write_config, write_gym
+from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.nodes import train_on_two
 from mttl.checkpoints.run_folder import RunFolder
 
-STILL = {
-    **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
-    **{"num_layers": 1, "num_decoder_layers": 1, "dropout_rate": 0.0},
-}
+STILL = {**TINY_T5["config"], "dropout_rate": 0.0}
 SETTINGS = (
     *("moe.n_experts=4", "moe.balance.global_statistics=true", "trainer.gradient_clip_val=0.05"),
     *("optim.schedule=constant", "optim.warmup=0", "moe.experts.kind=feed_forward"),

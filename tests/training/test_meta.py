@@ -12,8 +12,7 @@ from helpers.gyms import TASKS, write_config, write_gym
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.training.loss import global_mean
-from mttl.training.meta.meta_gradients import reptile_gradients
-from mttl.training.meta.meta_module import MetaModule
+from mttl.training.meta import MetaModule, reptile_gradients
 from mttl.training.text_to_text import TextToTextModule
 
 ONE_TASK = ("data.sampler={kind: homogeneous}", "backbone.train=false")

@@ -10,7 +10,7 @@ import torch
 from helpers.skills import ROUTERS, spread
 from mttl.routing import PolytroponRouter, PrivateRouter, TaskRouter
 from mttl.training.metrics_file import MetricsFile
-from mttl.training.routing_monitor import RoutingMonitor, routing_statistics, routing_weights
+from mttl.training.monitors import RoutingMonitor, routing_statistics, routing_weights
 
 GROUPS = ("encoder", "decoder")
 TASKS = ("a", "b")
@@ -54,9 +54,6 @@ def test_statistics_of_every_router_are_numbers_in_range(kind: str) -> None:
     assert all(-1e-9 <= value <= 1 + 1e-9 for value in found.values())
 
 
-# The arrays.
-
-
 # The history.
 
 
@@ -98,6 +95,15 @@ def test_history_has_the_start_every_validation_and_the_end_each_once(tmp_path: 
     assert run.metrics.rows[8]["routing/discreteness"] == pytest.approx(
         routing_statistics(run.router.probabilities().detach(), GROUPS)["routing/discreteness"]
     )
+
+
+def test_one_process_writes_and_records_are_due_by_steps(tmp_path: Path) -> None:
+    run = Watched(tmp_path, PrivateRouter(2, 2))
+    run.at(499, "on_train_batch_end", first=False)
+    assert not run.monitor.steps
+    run.at(500, "on_train_batch_end", first=False)
+    assert run.monitor.steps == [500]
+    assert not run.monitor.path.exists()
 
 
 def test_a_fixed_router_is_fully_discrete(tmp_path: Path) -> None:

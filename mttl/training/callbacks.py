@@ -1,11 +1,12 @@
-"""The callback that stops a training on a signal."""
+"""Callbacks that stop a training on a signal, and lower a router's temperature."""
 
 import signal
 from contextlib import ExitStack
 from types import FrameType
+from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from mttl.checkpoints.save_last import SaveLast
 from mttl.io.errors import StopRequested
@@ -75,3 +76,27 @@ class GracefulStop(Checkpoint):
     def _leave(self, number: int, frame: FrameType | None) -> None:
         # Not a KeyboardInterrupt, which Lightning turns into an exit status of its own.
         raise StopRequested(signal.Signals(number), self.last.checkpoint)
+
+
+class TemperatureAnnealing(Callback):
+    """Lowers the temperature of a router's draws along a geometric path over training.
+
+    At fraction p of the way from the first step to the last it is ``start^(1 - p) · end^p``.
+
+    Args:
+        start: Temperature at the first step.
+        end: Temperature at the last.
+    """
+
+    def __init__(self, start: float, end: float) -> None:
+        self.start = start
+        self.end = end
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
+    ) -> None:
+        """Set the temperature of the coming step."""
+        router: Any = pl_module.model.router  # type: ignore[union-attr]
+        last_step = trainer.estimated_stepping_batches - 1
+        progress = min(1.0, trainer.global_step / max(1, last_step))
+        router.temperature.fill_(self.start ** (1 - progress) * self.end**progress)

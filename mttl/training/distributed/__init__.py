@@ -1,1 +1,0 @@
-"""Several processes of one training: sharding, shared experts, a watchdog."""

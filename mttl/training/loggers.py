@@ -1,0 +1,376 @@
+"""Experiment loggers next to metrics.csv: TensorBoard, and Weights & Biases."""
+
+import contextlib
+import logging
+import math
+import shutil
+import time
+from abc import abstractmethod
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from jaxtyping import UInt8
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers.logger import Logger
+from torch.optim import Optimizer
+
+from mttl.checkpoints.whole_tensors import whole
+from mttl.io.errors import ConfigError
+from mttl.io.reading import reason
+
+logger = logging.getLogger(__name__)
+COMPARED = ("val/score", "val/loss", "train/loss")  # columns of TensorBoard's page of settings
+STEP = "step"
+MOST_ROWS = 5  # answers of a task in a table
+
+
+class ExperimentLogger(Logger):
+    """Logs a run. A logger that does not start is refused; one that fails later is left alone.
+
+    Args:
+        folder: Of the run; the logger has one of its own in it.
+        resumed_step: The step that a resumed run continues from.
+    """
+
+    title: str
+    advice: str
+    folder_name: str
+
+    def __init__(self, folder: Path, resumed_step: int = 0) -> None:
+        super().__init__()
+        self.path = folder / self.folder_name
+        self.resumed_step = resumed_step
+        self._is_open = self._is_new = False
+
+    @property
+    def name(self) -> str:
+        """What the settings call it, and the name of its folder."""
+        return self.folder_name
+
+    @property
+    def version(self) -> str:
+        """Always empty: a run has one logger of a kind."""
+        return ""
+
+    @rank_zero_only
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Begin, before the run writes anything else.
+
+        Raises:
+            ConfigError: If the logger does not start; nothing of it is left then.
+        """
+        self._is_new = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._begin(settings)
+        except Exception as error:
+            self.withdraw()
+            raise ConfigError(
+                f"trainer.loggers: {self.title} does not start ({reason(error)}). {self.advice}, "
+                f"or leave '{self.name}' out"
+            ) from error
+        self._is_open = True
+
+    @rank_zero_only
+    def withdraw(self) -> None:
+        """End before the run began; leave nothing where nothing was."""
+        self.close(failed=True)
+        if self._is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # there is a run already
+                self.path.parent.rmdir()
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Show numbers of a step."""
+        self._try(lambda: self._show_numbers(metrics, step or 0))
+
+    @rank_zero_only
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: `open` has shown the settings of the run."""
+
+    @rank_zero_only
+    def log_image(self, name: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
+        """Show an image of a step."""
+        self._try(lambda: self._show_image(name, pixels, step))
+
+    @rank_zero_only
+    def log_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
+    ) -> None:
+        """Show a table of texts of a step."""
+        self._try(lambda: self._show_table(name, columns, rows, step))
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """End where training failed; else there are results to come, and `close`."""
+        if status != "success":
+            self.close(failed=True)
+
+    @rank_zero_only
+    def close(self, *, failed: bool = False) -> None:
+        """End."""
+        self._try(lambda: self._end(failed))
+        self._is_open = False
+
+    def _try(self, show: Callable[[], object]) -> None:
+        if not self._is_open:
+            return
+        try:
+            show()
+        except Exception as error:
+            self._is_open = False
+            logger.warning("%s fails, and the run goes on without: %s", self.title, reason(error))
+
+    @abstractmethod
+    def _begin(self, settings: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _show_numbers(self, numbers: Mapping[str, float], step: int) -> None: ...
+
+    @abstractmethod
+    def _show_image(self, name: str, pixels: np.ndarray, step: int) -> None: ...
+
+    @abstractmethod
+    def _show_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
+    ) -> None: ...
+
+    @abstractmethod
+    def _end(self, failed: bool) -> None: ...
+
+
+class TensorBoard(ExperimentLogger):
+    """Writes events to ``tensorboard/``; those of work that was lost before a resume are hidden."""
+
+    title = "TensorBoard"
+    advice = "See that the disk has room"
+    folder_name = "tensorboard"
+    writer: Any
+
+    def _begin(self, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        purge = self.resumed_step + 1 if self.resumed_step else None
+        self.writer = SummaryWriter(str(self.path), purge_step=purge)
+        shown = {
+            key: value if isinstance(value, bool | int | float | str) else str(value)
+            for key, value in settings.items()
+        }
+        for summary in hparams(shown, dict.fromkeys(COMPARED)):
+            self.writer.file_writer.add_summary(summary)
+
+    def _show_numbers(self, numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def _show_image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        self.writer.add_image(name, pixels, step, dataformats="HWC")
+
+    def _show_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
+    ) -> None:
+        lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+        self.writer.add_text(name, "\n".join(lines), step)
+
+    def save(self) -> None:
+        """Bring what was written to the disk."""
+        self._try(lambda: self.writer.flush())
+
+    def _end(self, failed: bool) -> None:
+        self.writer.close()
+
+
+def _cell(text: str) -> str:
+    """Return a cell of Markdown, as code: texts may hold anything."""
+    for plain, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "&#124;"), ("`", "&#96;")):
+        text = text.replace(plain, escaped)
+    return "<code>" + "<br>".join(text.splitlines()) + "</code>"
+
+
+class WeightsAndBiases(ExperimentLogger):
+    """Logs to the project mttl, under the name of the run; files are in ``wandb/``.
+
+    A resumed run goes on under its earlier id.
+    """
+
+    title = "Weights & Biases"
+    advice = "Log in with `wandb login`, or keep the files here with WANDB_MODE=offline"
+    folder_name = "wandb"
+    wandb: Any
+    run: Any
+
+    def _begin(self, settings: Mapping[str, Any]) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        self.wandb = wandb
+        earlier = {"id": known, "resume": "allow"} if (known := self._earlier_id()) else {}
+        self.run = wandb.init(
+            project="mttl",
+            name=self.path.parent.name,
+            dir=str(self.path.parent),
+            config=dict(settings),
+            settings=wandb.Settings(silent=True),
+            **earlier,
+        )
+        self.run.define_metric("*", step_metric=STEP)
+        kept = f"kept in {self.path}; `wandb sync` sends it"
+        logger.info("%s: %s", self.title, kept if self.run.offline else self.run.url)
+
+    def _show_numbers(self, numbers: Mapping[str, float], step: int) -> None:
+        self.run.log({**numbers, STEP: step})
+
+    def _show_image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        self.run.log({name: self.wandb.Image(pixels), STEP: step})
+
+    def _show_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
+    ) -> None:
+        table = self.wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        self.run.log({name: table, STEP: step})
+
+    def _end(self, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
+
+    def _earlier_id(self) -> str | None:
+        """Return the end of the name of the last folder: ``offline-run-20260101_000000-abcd``."""
+        if not self.resumed_step:
+            return None
+        folders = sorted(self.path.glob("*run-*-*"), key=lambda path: path.name.split("run-")[1])
+        return folders[-1].name.rpartition("-")[2] if folders else None
+
+
+EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def experiment_loggers(trainer: pl.Trainer) -> list[ExperimentLogger]:
+    """Return the experiment loggers among the loggers of a trainer."""
+    return [logger for logger in trainer.loggers if isinstance(logger, ExperimentLogger)]
+
+
+def open_loggers(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
+    """Open all, or none; the last thing that may refuse a run.
+
+    Raises:
+        ConfigError: If one does not start; nothing is left of the others then.
+    """
+    with ExitStack() as opened:
+        for logger in experiment_loggers(trainer):
+            logger.open(settings)
+            opened.callback(logger.withdraw)
+        opened.pop_all()
+
+
+def show_answers(
+    trainer: pl.Trainer, split: str, tasks: Sequence[str], answers: Sequence[Any]
+) -> None:
+    """Show the first answers to a split, of every task."""
+    rows: dict[int, list[list[str]]] = {}
+    for answer in answers:
+        shown = rows.setdefault(answer.task_id, [])
+        if len(shown) < MOST_ROWS:
+            name, references = str(tasks[answer.task_id]), " | ".join(answer.references)
+            shown.append([name, answer.input, references, answer.prediction])
+    columns = ("task", "input", "references", "prediction")
+    table = [row for of_task in rows.values() for row in of_task]
+    for logger in experiment_loggers(trainer):
+        logger.log_table(f"predictions/{split}", columns, table, trainer.global_step)
+
+
+def close_loggers(trainer: pl.Trainer, results: Sequence[Any]) -> None:
+    """Show the scores of the end, and close all."""
+    scores: dict[str, list[float]] = {}
+    for result in results:
+        scores.setdefault(f"{result.split}/{result.task}/{result.metric}", []).append(result.score)
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    for logger in experiment_loggers(trainer):
+        if means:
+            logger.log_metrics(means, trainer.global_step)
+        logger.close()
+
+
+class StepMonitor(Callback):
+    """Logs learning rates and norms of gradients by role, before clipping, and tokens per second.
+
+    ``metrics.csv`` has none of it: it is the same from start to start, and speed is not.
+
+    Args:
+        every_n_steps: Steps between two records.
+    """
+
+    def __init__(self, every_n_steps: int) -> None:
+        self.every_n_steps = every_n_steps
+        self._numbers: dict[str, float] = {}
+        self._tokens: torch.Tensor | int = 0
+        self._steps = 0  # fewer at the first record after a resume
+        self._seconds = self._since = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._since = time.monotonic()
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Count the step, and measure what it uses."""
+        self._steps += 1
+        if (trainer.global_step + 1) % self.every_n_steps == 0:
+            self._numbers |= rates_and_norms(optimizer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Count the tokens of the batch, and log where it is time."""
+        of_text = isinstance(batch, Mapping) and "input_ids" in batch
+        if of_text:
+            read, written = batch["attention_mask"].sum(), (batch["labels"] >= 0).sum()
+            self._tokens = self._tokens + read + written
+        if not self._numbers:
+            return
+        now = time.monotonic()
+        seconds = self._seconds + now - self._since
+        if of_text:
+            tokens = float(trainer.strategy.reduce(self._tokens, reduce_op="sum"))
+            self._numbers["speed/tokens_per_second"] = tokens / seconds
+        self._numbers["speed/seconds_per_step"] = seconds / self._steps
+        for logger in experiment_loggers(trainer):
+            logger.log_metrics(self._numbers, trainer.global_step)
+        self._numbers, self._tokens, self._steps = {}, 0, 0
+        self._seconds, self._since = 0.0, now
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the clock."""
+        self._seconds += time.monotonic() - self._since
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on."""
+        self._since = time.monotonic()
+
+
+def rates_and_norms(optimizer: Optimizer) -> dict[str, float]:
+    """Return the learning rate and the norm of the gradients of every role."""
+    numbers: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    for group in optimizer.param_groups:
+        role = group["name"].partition(" ")[0]
+        numbers[f"lr/{role}"] = float(group["lr"])
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        norm = float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
+        squares[role] = squares.get(role, 0.0) + norm**2
+    return numbers | {f"grad_norm/{role}": math.sqrt(value) for role, value in squares.items()}

@@ -1,1 +1,0 @@
-"""Experiment loggers next to metrics.csv: TensorBoard, and Weights & Biases."""

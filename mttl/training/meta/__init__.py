@@ -1,1 +1,0 @@
-"""Meta-learning over tasks: first-order MAML and Reptile."""

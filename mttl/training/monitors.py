@@ -1,0 +1,253 @@
+"""Callbacks that record the routing weights and the loads of experts, also across a resume."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Float, UInt8
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+
+from mttl.analysis.statistics import active_cells, discreteness, usage
+from mttl.analysis.tokens.token_statistics import load_entropy
+from mttl.checkpoints.whole_tensors import whole_parameters
+from mttl.io.files import atomic_path
+from mttl.routing.task.task_router import TaskRouter
+from mttl.runtime.processes import gathered, rank
+from mttl.training.loggers import experiment_loggers
+from mttl.training.token_balance import LOADS
+
+CELL, GAP = 8, 4  # pixels
+COLOR = np.array([8, 48, 107])  # of the largest weight; no weight is white
+
+
+class HistoryMonitor(Callback):
+    """Logs statistics from time to time, and keeps the array that they were computed from.
+
+    Args:
+        path: File of the arrays.
+        every_n_steps: Most steps between two records.
+    """
+
+    def __init__(self, path: Path, every_n_steps: int) -> None:
+        self.path = path
+        self.every_n_steps = every_n_steps
+        self.steps: list[int] = []
+        self.history: list[np.ndarray] = []
+
+    @abstractmethod
+    def arrays(self, history: np.ndarray) -> dict[str, Any]:
+        """Return what the file holds besides the steps (S,)."""
+
+    def is_due(self, trainer: pl.Trainer) -> bool:
+        """Tell whether the last record was long ago."""
+        last = self.steps[-1] if self.steps else 0
+        return trainer.global_step - last >= self.every_n_steps
+
+    def record(
+        self, trainer: pl.Trainer, values: np.ndarray, statistics: Mapping[str, float]
+    ) -> None:
+        """Keep an array of this step, log what it says, and write the file."""
+        self.steps.append(trainer.global_step)
+        self.history.append(values)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(statistics), trainer.global_step)
+        if trainer.is_global_zero:
+            arrays = self.arrays(np.stack(self.history))
+            write_arrays(self.path, steps=np.array(self.steps), **arrays)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the history across a resume."""
+        history = [torch.from_numpy(values) for values in self.history]
+        return {"steps": list(self.steps), "history": history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the history of an earlier start."""
+        self.steps = list(state_dict["steps"])
+        self.history = [values.numpy() for values in state_dict["history"]]
+
+
+def write_arrays(path: Path, **arrays: Any) -> None:
+    """Write a compressed ``.npz`` file, whole or not at all."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+class RoutingMonitor(HistoryMonitor):
+    """Logs how discrete, dense and evenly used the routing is, and keeps its history.
+
+    Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)`` and ``groups``.
+
+    Args:
+        folder: Where to write.
+        groups: Names of the routed groups.
+        tasks: Names of the tasks in the order of their ids.
+        every_n_steps: Most steps between two records; each validation is one too.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        groups: tuple[str, ...],
+        tasks: tuple[str, ...],
+        every_n_steps: int = 500,
+    ) -> None:
+        super().__init__(folder / "routing_history.npz", every_n_steps)
+        self.groups = groups
+        self.tasks = tasks
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the routing that training starts from."""
+        if not self.steps:  # else the run is resumed
+            self._record(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
+    ) -> None:
+        """Keep the routing from time to time where nothing is validated."""
+        if self.is_due(trainer):
+            self._record(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the routing at each validation."""
+        if not trainer.sanity_checking:
+            self._record(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the final routing."""
+        self._record(trainer, pl_module)
+
+    def arrays(self, history: np.ndarray) -> dict[str, Any]:
+        """Return the weights with the names of their groups and tasks."""
+        groups = head_names(self.groups, history.shape[1])
+        return {"weights": history, "groups": np.array(groups), "tasks": np.array(self.tasks)}
+
+    def _record(self, trainer: pl.Trainer, module: Any) -> None:
+        router: TaskRouter = module.model.router
+        if self.steps and self.steps[-1] == trainer.global_step:
+            return
+        with torch.no_grad(), whole_parameters(router):
+            statistics = routing_statistics(router.probabilities(), self.groups)
+            weights = routing_weights(router)
+        self.record(trainer, weights.astype(np.float16), statistics)
+        for logger in experiment_loggers(trainer):
+            logger.log_image("routing", routing_image(weights), trainer.global_step)
+
+
+def routing_weights(router: TaskRouter) -> np.ndarray:
+    """Return the routing matrix as an array (G · H, T, K): every head is a group of its own."""
+    return as_rows(router.matrix())
+
+
+def as_rows(routing: Float[torch.Tensor, "G T H K"]) -> Float[np.ndarray, "GH T K"]:
+    """Return weights or probabilities as an array, every head a group of its own."""
+    return routing.detach().transpose(1, 2).flatten(0, 1).float().cpu().numpy()
+
+
+def head_names(groups: tuple[str, ...], n_rows: int) -> list[str]:
+    """Return the names of groups and heads, in the order of `routing_weights`."""
+    n_heads = n_rows // len(groups)
+    if n_heads == 1:
+        return list(groups)
+    return [f"{group}/head {head}" for group in groups for head in range(n_heads)]
+
+
+def routing_statistics(probabilities: torch.Tensor, groups: tuple[str, ...]) -> dict[str, float]:
+    """Return discreteness, share of active cells and usage, also of encoder and decoder apart."""
+    probabilities = probabilities.cpu()
+    values = {}
+    for stack in ("", "encoder", "decoder"):
+        chosen = [i for i, name in enumerate(groups) if not stack or stack in name.split(".")]
+        if not chosen or (stack and len(chosen) == len(groups)):
+            continue
+        part = probabilities[chosen]
+        name = f"routing/{stack}/" if stack else "routing/"
+        values[f"{name}discreteness"] = discreteness(part.clamp(0, 1))
+        values[f"{name}active_cells"] = active_cells(part)
+        values[f"{name}usage"] = usage(part.clamp_min(0))
+    return values
+
+
+def routing_image(weights: Float[np.ndarray, "G T K"]) -> UInt8[np.ndarray, "H W 3"]:
+    """Return tasks by skills, groups side by side; the largest weight of all is the darkest."""
+    shares = np.clip(weights / max(float(weights.max()), 1e-12), 0, 1)
+    cells = shares.repeat(CELL, axis=1).repeat(CELL, axis=2)
+    gap = np.zeros((cells.shape[1], GAP))
+    columns = [part for group in cells for part in (gap, group)][1:]
+    dark = np.concatenate(columns, axis=1)[..., None]
+    return (255 - dark * (255 - COLOR)).astype(np.uint8)
+
+
+class TokenMonitor(HistoryMonitor):
+    """Logs how even the loads of experts are and how many tokens were dropped, and keeps both.
+
+    Writes ``token_history.npz`` with ``steps (S,)``, ``load (S, M, E)``: the share of a layer's
+    pairs that chose each expert since the record before, ``dropped (S, M)``: the share that found
+    no room, and ``layers``.
+
+    Args:
+        folder: Where to write.
+        layers: Names of the M layers that route tokens.
+        every_n_steps: Steps between two records.
+    """
+
+    def __init__(self, folder: Path, layers: tuple[str, ...], every_n_steps: int = 50) -> None:
+        super().__init__(folder / "token_history.npz", every_n_steps)
+        self.layers = layers
+        self.loads: Tensor | None = None
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        """Add the loads of the batch, and record them from time to time."""
+        found = outputs[LOADS]
+        # After a resume the sum lies on the CPU.
+        self.loads = found if self.loads is None else self.loads.to(found.device) + found
+        if self.is_due(trainer):
+            self._record(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Record the last loads."""
+        if self.loads is not None:
+            self._record(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the history across a resume, and what all processes have counted since."""
+        loads = None
+        if self.loads is not None:
+            loads = torch.stack(gathered(self.loads.cpu())).sum(0)
+        return {**super().state_dict(), "loads": loads}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the history of an earlier start."""
+        super().load_state_dict(state_dict)
+        self.loads = state_dict["loads"]
+        if self.loads is not None and rank() > 0:  # the first process goes on with all of them
+            self.loads = torch.zeros_like(self.loads)
+
+    def arrays(self, history: np.ndarray) -> dict[str, Any]:
+        """Return loads and drops with the names of the layers."""
+        layers = np.array(self.layers)
+        return {"load": history[..., :-1], "dropped": history[..., -1], "layers": layers}
+
+    def _record(self, trainer: pl.Trainer) -> None:
+        # Reducing is in place, and others hold the loads of the batch too.
+        mine = self.loads.clone()  # type: ignore[union-attr]
+        loads = trainer.strategy.reduce(mine, reduce_op="sum").cpu().numpy()  # type: ignore[union-attr]
+        self.loads = None
+        shares = load_shares(loads)
+        statistics = {
+            "tokens/load_entropy": float(load_entropy(shares[:, :-1]).mean()),
+            "tokens/largest_load": float(shares[:, :-1].max(1).mean()),
+            "tokens/dropped": float(shares[:, -1].mean()),
+        }
+        self.record(trainer, shares.astype(np.float32), statistics)
+
+
+def load_shares(loads: np.ndarray) -> Float[np.ndarray, "M E+1"]:
+    """Return the counts of `token_loads` as shares of all pairs."""
+    return loads / np.maximum(loads[:, :-1].sum(1, keepdims=True), 1)
