@@ -26,7 +26,7 @@ from mttl.training.report import (
 
 
 def samples(*numbers: int) -> Data:
-    return Data(dir="", partition="", samples=list(numbers))
+    return Data(dir="gym", partition="", samples=list(numbers))
 
 
 def about(value: float) -> Any:
