@@ -67,8 +67,8 @@ def outside(data: dict[str, Any]) -> Iterator[Any]:
     [
         (kind, name, value)
         for kind, found in described("skills").items()
-        for name, one in found.settings.items()
-        for value in outside(one.type)
+        for name, one in found["settings"].items()
+        for value in outside(one["type"])
     ],
 )
 def test_a_setting_out_of_its_bounds_is_refused(kind, name, value):

@@ -204,7 +204,7 @@ def test_groups_of_layers_have_kinds_of_their_own() -> None:
     [
         ("[{kind: lora}]", "skills.kinds: .*at least 2"),
         ("[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*Did you mean 'lora'"),
-        ("[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1.n_skills \(4\) must be the sect"),
+        ("[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1' has no 'n_skills'"),
         ("[{kind: lora}, {kind: ia3, rank: 4}]", "has no 'rank'"),
         ("[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
     ],
