@@ -21,11 +21,6 @@ def load_tasks(
     """Return the model of every task, and its metric; adapted tasks come before the run's own.
 
     Models share equal tensors in memory, so they must not be changed.
-
-    Raises:
-        CheckpointError: If a folder holds no inventory.
-        TaskError: If its results name a metric that does not exist.
-        ConfigError: If nothing is named, or two adapted tasks have one name.
     """
     check_named(source, adapted)
     models: dict[str, Built] = {}
@@ -53,10 +48,8 @@ def load_tasks(
 def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
     """Let parameters and buffers that are equal to those of an earlier model be these.
 
-    Args:
-        model: It is only to be read from now on, wherever its tensors are; those that are shared
-            come to the device of the earlier model.
-        known: The tensors of earlier models, by name; the model's are added.
+    The model is only to be read from now on; tensors that are shared come to the device of the
+    earlier one. ``known`` has those of earlier models by name, and receives the model's.
 
     Returns:
         How many bytes are no longer held twice.

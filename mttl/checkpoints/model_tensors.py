@@ -14,14 +14,8 @@ from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
-
-
-# How the names of token routers begin.
-TOKENS = "tokens."
-
-
-# Values of each tensor that enter the fingerprint.
-SAMPLED_VALUES = 256
+TOKENS = "tokens."  # how the names of token routers begin
+SAMPLED_VALUES = 256  # of each tensor, that enter the fingerprint
 
 
 def skill_tensors(model: Model) -> dict[str, Tensor]:

@@ -55,11 +55,7 @@ def missing_features(config: Section, asked: Mapping[str, str] | None = None) ->
 
 
 def require_features(config: Section, asked: Mapping[str, str]) -> None:
-    """Refuse a run that lacks what a command needs; see `missing_features`.
-
-    Raises:
-        CheckpointError: With every part and its reason.
-    """
+    """Refuse a run that lacks what a command needs, with every part; see `missing_features`."""
     if problems := missing_features(config, asked):
         raise CheckpointError("\n".join(problems))
 

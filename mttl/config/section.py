@@ -6,11 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mttl.plugins.describe import notes_of
-
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-# What every generator of random numbers takes.
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+from mttl.plugins.part_settings import Seed
 
 
 def once(values: list[Any]) -> list[Any]:
@@ -24,17 +20,8 @@ AdaptMode = Literal[
     "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
 ]
 FreeInit = Literal["coefficients", "best_coefficients"]
-RowInit = Literal[
-    "mean",
-    "fresh",
-    "nearest_task",
-    "expert_row",
-    "private_skill",
-    "learned",
-    "factors",
-    "average",
-    FreeInit,
-]
+_BoundInit = Literal["mean", "fresh", "nearest_task", "expert_row", "private_skill", "learned"]
+RowInit = Literal[_BoundInit, "factors", "average", FreeInit]
 FREE: tuple[FreeInit, ...] = get_args(FreeInit)
 # Those that begin as one trained task.
 AS_TRAINED: tuple[RowInit, ...] = ("nearest_task", "best_coefficients")

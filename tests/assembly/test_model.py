@@ -12,7 +12,7 @@ from helpers.backbones import tiny_bart
 from mttl.assembly.build_router import build_router, read_expert_matrix
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import load_config
-from mttl.config.router_schema import Router, router_section
+from mttl.config.skills_schema import Router, router_section
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.routing import PolytroponRouter

@@ -12,10 +12,9 @@ from mttl.config.load import (
     dump_config,
     find_file,
     load_config,
+    merge,
     resolve_folder,
-    resolve_path,
 )
-from mttl.config.merge_tree import merge
 from mttl.io.errors import ConfigError
 
 Writer = Callable[[str], str]
@@ -42,7 +41,7 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     assert find_file("crossfit.yaml") == Path("crossfit.yaml")
     assert find_file("router/shared", suffix=".yaml") == configs_dir() / "router" / "shared.yaml"
     assert (
-        resolve_path("partitions/lexical.json", "data.partition").parent
+        find_file("partitions/lexical.json", setting="data.partition").parent
         == configs_dir() / "partitions"
     )
     Path("configs/router").mkdir(parents=True)
@@ -50,9 +49,9 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     assert find_file("router/shared", suffix=".yaml") == Path("configs/router/shared.yaml")
     assert find_file("router/private", suffix=".yaml").is_absolute()
     with pytest.raises(ConfigError, match=r"^data\.tasks: the file '/none/mine\.yaml' does"):
-        resolve_path("/none/mine.yaml", "data.tasks")
+        find_file("/none/mine.yaml", setting="data.tasks")
     with pytest.raises(ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not"):
-        resolve_path("lexicl.json", "data.partition")
+        find_file("lexicl.json", setting="data.partition")
 
 
 @pytest.mark.parametrize(

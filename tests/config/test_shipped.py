@@ -9,7 +9,7 @@ import pytest
 from helpers.command import ROOT
 from mttl.assembly.build_router import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.load import configs_dir, dump_config, load_any_config, load_config, resolve_path
+from mttl.config.load import configs_dir, dump_config, find_file, load_any_config, load_config
 from mttl.config.moe_schema import TokenExperts
 from mttl.io.errors import ConfigError
 from mttl.plugins.parts import PARTS
@@ -27,7 +27,7 @@ def test_main_files_validate_alone(name: str) -> None:
     if isinstance(config, BabyAIConfig):
         assert name.startswith("babyai")
     else:
-        assert resolve_path(config.data.partition, "data.partition").is_file()
+        assert find_file(config.data.partition, setting="data.partition").is_file()
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -78,9 +78,9 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
     assert config.router.kind == "expert"
     lexical = configs_dir().parent / "data" / "lexical" / "TASKS.csv"
     families = {row["task"]: row["family"] for row in _rows(lexical)}
-    rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
+    rows = _rows(find_file(config.router.matrix, setting="router.matrix"))
     partition = json.loads(
-        resolve_path(config.data.partition, "data.partition").read_text(encoding="utf-8")
+        find_file(config.data.partition, setting="data.partition").read_text(encoding="utf-8")
     )
     assert set(partition["train"]) <= {row["task"] for row in rows}
     assert config.skills.n_skills == len(rows[0]) - 1
@@ -93,14 +93,14 @@ def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
     config = load_config("crossfit_paper.yaml+router/expert.yaml")
     assert config.adapt.init == "expert_row"
-    rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
+    rows = _rows(find_file(config.router.matrix, setting="router.matrix"))
     tops = sorted({task.category.split("/")[0] for task in crossfit().values()})
     assert list(rows[0]) == ["task", *tops]
     for row in rows:
         task = row.pop("task")
         assert [top for top in tops if row[top] == "1"] == [crossfit()[task].category.split("/")[0]]
     partition = json.loads(
-        resolve_path(config.data.partition, "data.partition").read_text(encoding="utf-8")
+        find_file(config.data.partition, setting="data.partition").read_text(encoding="utf-8")
     )
     tasks = [task for side in partition.values() for task in side]
     assert read_expert_matrix(config.router.matrix, tasks, config.skills.n_skills).shape == (160, 4)
@@ -124,7 +124,7 @@ def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> Non
     partition = config.data.partition
     if isinstance(partition, str):
         partition = json.loads(
-            resolve_path(partition, "data.partition").read_text(encoding="utf-8")
+            find_file(partition, setting="data.partition").read_text(encoding="utf-8")
         )
     tasks = [task for side in partition.values() for task in side]
     assert len(read_expert_matrix(config.router.matrix, tasks, n_skills)) == len(tasks)

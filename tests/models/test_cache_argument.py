@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.backbones import tiny_gpt2, tiny_llama
-from mttl.models.cache_argument import cache_argument
+from mttl.models.generation import cache_argument
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_gpt2])
