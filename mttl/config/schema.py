@@ -197,7 +197,7 @@ class Search(Section):
             if name not in allowed:
                 yield f"'{name}' is not a setting that can be searched.{nearest(name, allowed)}"
         if len({name.partition(".")[0] for name in self.names}) > 1:
-            yield f"{', '.join(self.names)}: search settings of training first, then of adaptation"
+            yield f"{', '.join(self.names)}: training and adaptation cannot be searched at once"
 
     @property
     def names(self) -> list[str]:

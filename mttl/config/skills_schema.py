@@ -127,7 +127,7 @@ class Fusion(Section):
         "starts": "it takes the skills of aggregation.source; leave run.start out",
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
-            "no weights of a task stand for attention by token; give the run that it fuses",
+            "every token mixes skills by attention; give the run that it fuses",
         ),
     }
     source: str

