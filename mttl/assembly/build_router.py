@@ -58,10 +58,6 @@ def build_router(
     names = [] if custom else [name for name in READERS if name in router.own_settings]
     read = {name: READERS[name](getattr(router, name), tasks, n_skills) for name in names}
     made = router.make(**sizes, **read, n_features=n_features or 1)
-    if made.seen and n_features is None:
-        raise ConfigError(
-            f"router.kind '{router.kind}' sees {' and '.join(made.seen)}, which only text has"
-        )
     for seen in made.seen:  # to be filled in before training, or loaded
         if seen != "prompts":
             made.show(seen, torch.zeros(made.n_tasks, n_features or 0))

@@ -63,10 +63,7 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 
 
 def load_run(
-    folder: str | Path,
-    *,
-    run: str | Path | None = None,
-    backbone: str | Path | None = None,
+    folder: str | Path, *, run: str | Path | None = None, backbone: str | Path | None = None
 ) -> Built:
     """Load the trained inventory of a run, or an adapted task, in evaluation mode.
 

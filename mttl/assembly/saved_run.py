@@ -65,9 +65,13 @@ class Built(Predictor):
         backbone = self.backbone
         # Random weights come from nowhere else, frozen or not.
         trained = bool(backbone.train) or isinstance(backbone, RandomBackbone)
-        named = {"backbone_name": backbone.title, "places": places_of(backbone)}
-        facts = {**named, "backbone_trained": trained, "settings": settings}
-        save_inventory(folder, self.model, self.tasks, **facts)
+        save_inventory(
+            *(folder, self.model, self.tasks),
+            backbone_name=backbone.title,
+            backbone_trained=trained,
+            settings=settings,
+            places=places_of(backbone),
+        )
 
     def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
         """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.
@@ -100,9 +104,7 @@ class Built(Predictor):
             }
             self.tokenizer.save_pretrained(new)
             save_inventory(
-                new / "skills",
-                self.model,
-                self.tasks,
+                *(new / "skills", self.model, self.tasks),
                 backbone_name=backbone.title,
                 backbone_trained=self.meta["backbone"]["trained"],
                 settings=self.meta["settings"] | section,

@@ -166,8 +166,10 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
         # Right after a validation, so that it is in the state that is saved next.
         callbacks.append(SaveBest(folder.best))
         if (patience := config.trainer.early_stopping) is not None:
-            when = {"patience": patience, "check_on_train_epoch_end": False}
-            callbacks.append(EarlyStopping("val/score", mode="max", **when))
+            stop = EarlyStopping(
+                "val/score", mode="max", patience=patience, check_on_train_epoch_end=False
+            )
+            callbacks.append(stop)
     # Last, so that the state of all others is in what they save.
     last = SaveLast(folder.last)
     return [*callbacks, last, GracefulStop(last)]

@@ -192,8 +192,7 @@ class BabyAIConfig(Section):
         **{
             clause: f"{clause.split()[0]} is for text-to-text tasks: leave it out"
             for clause in (
-                *("run.start", "trainer.val_check_interval", "trainer.limit_val_batches"),
-                *("trainer.early_stopping", "trainer.check_val_every_n_epoch > 1"),
+                *("run.start", "trainer.val_check_interval", "trainer.early_stopping"),
                 "trainer.accumulate_grad_batches > 1",
             )
         },

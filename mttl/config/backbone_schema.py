@@ -26,7 +26,7 @@ class Pretrained(_AnyBackbone):
 
     kind: Literal["pretrained"]
     lacks: ClassVar = {
-        "shards": ("quantize and quantize != nf4", "torchao cannot split its weights; use nf4"),
+        "shards": ("quantize and quantize != nf4", "torchao cannot split its weights; use nf4")
     }
     refuses: ClassVar = {
         "quantize and train": "quantize ('{quantize}') is for a frozen backbone: set train: false",

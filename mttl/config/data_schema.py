@@ -3,13 +3,7 @@
 import datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from mttl.config.plugin_section import plugin_name
 from mttl.config.section import Section, once

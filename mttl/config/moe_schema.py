@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from mttl.config.plugin_section import (
-    PartSection,
-    PluginKinds,
-    part_model,
-    part_models,
-    parts_of,
-)
+from mttl.config.plugin_section import PartSection, PluginKinds, part_model, part_models, parts_of
 from mttl.config.section import Section, once
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
 from mttl.plugins.part_settings import NonNegative

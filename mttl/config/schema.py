@@ -11,15 +11,7 @@ from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PluginKinds, PluginSection
-from mttl.config.section import (
-    AdaptMode,
-    RowInit,
-    Section,
-    Seed,
-    Seeds,
-    models_in,
-    once,
-)
+from mttl.config.section import AdaptMode, RowInit, Section, Seed, Seeds, models_in, once
 from mttl.config.skills_schema import COUNTS, Aggregation, Mixture, Router, Skills, kinds_of
 from mttl.io.errors import nearest
 from mttl.plugins.classes import CALLBACKS, LOSSES
@@ -257,12 +249,8 @@ class Trainer(Section):
     """Batches per optimizer step; each counts by its answer tokens, as if they were one batch."""
     val_check_interval: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
     """Validate every so many batches, or after this fraction of an epoch."""
-    check_val_every_n_epoch: PositiveInt = 1
-    """Validate after every so many epochs, where no number of batches is given."""
     log_every_n_steps: PositiveInt = 50
     """Steps between two rows of training metrics."""
-    limit_val_batches: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
-    """Validate on this many batches, or this fraction of them, only."""
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []

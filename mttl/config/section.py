@@ -49,11 +49,7 @@ class Section(BaseModel):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     def problems(self) -> Iterator[str]:

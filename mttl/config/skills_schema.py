@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import Field, PositiveInt
 
-from mttl.config.plugin_section import (
-    PartSection,
-    PluginKinds,
-    make_section,
-    part_models,
-    parts_of,
-)
+from mttl.config.plugin_section import PartSection, PluginKinds, make_section, part_models, parts_of
 from mttl.config.section import Section
 from mttl.plugins.classes import ROUTERS, SKILLS
 from mttl.plugins.part_settings import NonNegative

@@ -236,42 +236,36 @@ def _loaded(module_name: str) -> ModuleType | None:
     return next((one for one in loaded if getattr(one, "__file__", None) == file), None)
 
 
-def _import(module_name: str) -> ModuleType:
-    here = str(Path.cwd())
+def _import(name: str) -> ModuleType:
+    here, path = str(Path.cwd()), _file(name)
     if here not in sys.path:
         sys.path.append(here)
-    if module_name.endswith(".py"):
-        return _import_file(module_name)
-    try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        parents = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
-        if isinstance(error, ModuleNotFoundError) and error.name in parents:
-            raise PluginError(
-                f"there is no module '{module_name}' in '{here}' or on the path of Python. Start "
-                "the command in its folder, set PYTHONPATH=FOLDER, or name its file, as "
-                "./my_router.py:MyRouter"
-            ) from error
-        raise PluginError(f"'{module_name}' cannot be imported: {describe_error(error)}") from error
-
-
-def _import_file(name: str) -> ModuleType:
-    path = _file(name)
-    if not path.is_file():
+    is_file = name.endswith(".py")
+    if is_file and not path.is_file():
         raise PluginError(
-            f"'{name}' does not exist in '{Path.cwd()}'. Start the command in its folder, name its "
+            f"'{name}' does not exist in '{here}'. Start the command in its folder, name its "
             f"new place in the configuration, or add --trust FOLDER/{Path(name)}"
         )
+    try:
+        return _run_file(path) if is_file else importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(str(path), None)
+        parents = [name.rsplit(".", n)[0] for n in range(name.count(".") + 1)]
+        if isinstance(error, ModuleNotFoundError) and error.name in parents:
+            raise PluginError(
+                f"there is no module '{name}' in '{here}' or on the path of Python. Start the "
+                "command in its folder, set PYTHONPATH=FOLDER, or name its file, as "
+                "./my_router.py:MyRouter"
+            ) from error
+        raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
+
+
+def _run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[str(path)] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[str(path)]
-        raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
+    module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

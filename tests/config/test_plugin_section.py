@@ -68,21 +68,11 @@ def test_settings_have_types_and_defaults() -> None:
     router = config.router
     assert isinstance(router, PluginSection)
     assert router.model_dump() == {
-        "granularity": "layer",
-        "kind": "mine_parts:MyRouter",
-        "strength": 2.0,
-        "mode": "far",
-        "sizes": [1],
-        "label": None,
-        "share": 0.5,
+        **{"granularity": "layer", "kind": "mine_parts:MyRouter", "strength": 2.0, "mode": "far"},
+        **{"sizes": [1], "label": None, "share": 0.5},
     }
-    assert router.make(n_groups=1, n_tasks=1, n_heads=1, n_skills=1).given == (
-        2.0,
-        "far",
-        [1],
-        None,
-        0.5,
-    )
+    made = router.make(n_groups=1, n_tasks=1, n_heads=1, n_skills=1)
+    assert made.given == (2.0, "far", [1], None, 0.5)
     Path("again.yaml").write_text(dump_config(config))
     assert load_config("again.yaml") == config
 

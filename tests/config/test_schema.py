@@ -1,12 +1,12 @@
 import re
-from collections.abc import Iterator
-from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, load_config
 from mttl.config.schema import Config
+from mttl.config.section import models_in
 from mttl.io.errors import ConfigError
 
 
@@ -14,13 +14,9 @@ def load(*overrides: str) -> Config:
     return load_config("crossfit.yaml", overrides)
 
 
-def models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from models(field.annotation)
-    for part in get_args(annotation):
-        yield from models(part)
+def models(schema: type[BaseModel]) -> set[type[BaseModel]]:
+    found = {one for f in schema.model_fields.values() for one in models_in(f.annotation)}
+    return {schema}.union(*map(models, found))
 
 
 def test_the_sections_are_the_contract() -> None:
@@ -30,17 +26,13 @@ def test_the_sections_are_the_contract() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", sorted(set(models(Config)), key=str))
-def test_every_setting_is_described_and_every_section_closed(model: type[BaseModel]) -> None:
-    assert model.__doc__
-    assert model.model_config.get("extra") == "forbid"
-    assert model.model_config.get("frozen")
-    missing = [
-        name
-        for name, field in model.model_fields.items()
-        if name != "kind" and not field.description
-    ]
-    assert missing == []
+@pytest.mark.parametrize("schema", [Config, BabyAIConfig])
+def test_every_setting_is_described_and_every_section_closed(schema: type[BaseModel]) -> None:
+    for model in models(schema):
+        assert model.__doc__
+        assert (model.model_config["extra"], model.model_config["frozen"]) == ("forbid", True)
+        fields = model.model_fields.items()
+        assert all(name == "kind" or field.description for name, field in fields), model
 
 
 FUSED = "aggregation.kind=fusion; aggregation.source=x; router.kind=average"
@@ -81,14 +73,8 @@ FUSED = "aggregation.kind=fusion; aggregation.source=x; router.kind=average"
         ("router.relaxed=false; router.temperature=0.5", "temperature (0.5) needs relaxed: true"),
         ("run.seed=4294967296", "run.seed: '4294967296' must be less than 4294967296"),
         ("data.sampler.kind=homogeneous; data.length_window=2", "length_window must be 0 with the"),
-        (
-            "data.token_budget=575",
-            "token_budget (575) must be at least 576",
-        ),
-        (
-            "data.packed_length=575",
-            "packed_length (575) must be at least 576",
-        ),
+        ("data.token_budget=575", "token_budget (575) must be at least 576"),
+        ("data.packed_length=575", "packed_length (575) must be at least 576"),
         ("data.token_budget=8192; data.packed_length=9000", "token_budget (8192) must be at least"),
         ("data.sampler.kind=homogeneous; data.token_budget=8192", "(8192) is not for the homogene"),
         ("data.sampler.temperature=3", "temperature (3.0) is for kind temperature"),
