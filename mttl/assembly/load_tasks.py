@@ -57,8 +57,7 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
     saved = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         mine = known.setdefault(name, [])
-        equal = _packed_equal if is_packed(tensor) else _equal
-        same = next((other for other in mine if equal(other, tensor)), None)
+        same = next((other for other in mine if _equal(other, tensor)), None)
         if same is None:
             mine.append(tensor)
         elif is_packed(tensor):
@@ -71,15 +70,11 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return (
-        (one.shape, one.dtype) == (other.shape, other.dtype)
-        and one.data_ptr() != other.data_ptr()
-        and torch.equal(one, other.to(one.device))
-    )
-
-
-def _packed_equal(one: Tensor, other: Tensor) -> bool:
     if one is other or type(one) is not type(other):
         return False
-    pairs = list(zip(parts(one), parts(other), strict=True))
-    return all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs)
+    packed = is_packed(one)
+    pairs = list(zip(parts(one), parts(other), strict=True)) if packed else [(one, other)]
+    return (packed or one.data_ptr() != other.data_ptr()) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b.to(a.device))
+        for a, b in pairs
+    )
