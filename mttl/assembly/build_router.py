@@ -130,12 +130,9 @@ def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
 def factor_rows(
     table: Table, tasks: Sequence[str], known: Table | None = None
 ) -> Float[Tensor, "T F"]:
-    """Return which tasks have which factors, as 1 or 0.
+    """Return which tasks have which factors, as 1 or 0, by a table of theirs, and maybe of others.
 
-    Args:
-        table: The factors of these tasks, and maybe of others.
-        tasks: Whose rows to return.
-        known: The table that says which factors there are, in their order; by default the same.
+    The table ``known`` says which factors there are, in their order; by default it is the same.
 
     Raises:
         ConfigError: If a task is not in the table, or has a factor that is not known.

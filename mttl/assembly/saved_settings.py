@@ -36,24 +36,16 @@ _ABSENT = object()
 
 
 class ModelSettings(Section):
-    """What a language model with skills is built from."""
+    """What a language model with skills is built from, as `Config` describes it."""
 
     backbone: Backbone
-    """The language model."""
     skills: Skills
-    """The inventory."""
     router: Router
-    """Who uses which skills."""
     moe: MoE | None = None
-    """Experts that tokens choose."""
     aggregation: Aggregation = Mixture()
-    """How the chosen skills combine."""
     data: PromptForm = PromptForm()
-    """How rows became text in training."""
     generation: Generation = Generation()
-    """How answers were searched in evaluation."""
     precision: str = "32-true"
-    """Of the arithmetic in training and evaluation."""
 
 
 def read_found_settings(saved: SavedInventory) -> ModelSettings:

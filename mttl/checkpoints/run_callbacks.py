@@ -97,9 +97,7 @@ class RunLock(Callback):
         """Let others in."""
         self._held.close()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *_: Any) -> None:
         """Let others in."""
         self._held.close()
 
@@ -149,20 +147,13 @@ class SaveLast(Checkpoint):
 
     It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given,
     so that what they learned from a validation is in the state.
-
-    Args:
-        checkpoint: Where to save.
-        every_n_steps: Most steps between two checkpoints.
-
-    Attributes:
-        accumulating: Whether gradients wait for another batch: they are in no checkpoint.
-        leave_if_asked: Called before each batch, and may end the training.
     """
 
     def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
         self.checkpoint = checkpoint
-        self.every_n_steps = every_n_steps
-        self.accumulating = False
+        self.every_n_steps = every_n_steps  # at most
+        self.accumulating = False  # gradients wait for another batch: they are in no checkpoint
+        # Called before each batch, and may end the training.
         self.leave_if_asked: Callable[[pl.Trainer], None] = lambda trainer: None
         self._last_step = self._saved_at = 0
 
@@ -194,14 +185,7 @@ class SaveLast(Checkpoint):
         if not self.accumulating and trainer.global_step - self._saved_at >= distance:
             self.save(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Note whether gradients wait."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step

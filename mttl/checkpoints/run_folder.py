@@ -127,11 +127,8 @@ def changed_settings(
 ) -> list[str]:
     """Return the dotted names of settings that differ between two YAML texts, with both values.
 
-    Args:
-        before: A configuration.
-        now: Another one.
-        ignore: Beginnings of names that may differ; by default, of those that may when resuming.
-        but: Names that may not differ in spite of ``ignore``.
+    Names that begin as ``ignore`` says may differ, ``but`` for some; by default, those that may when
+    resuming.
     """
     found = differences(dotted_settings(before), dotted_settings(now), "{} before, {} now")
     return [line for name, line in found if name in but or not name.startswith(ignore)]

@@ -236,12 +236,8 @@ def merge(
     one's replaces it: settings of one kind mean nothing to another. The kind itself stays where the
     later one names only another model type. An empty mapping inside a section empties it.
 
-    Args:
-        tree: Earlier values; not changed.
-        later: Values that win.
-        source: Where ``later`` comes from.
-        sources: Receives the source of every dotted key.
-        prefix: Where the two trees stand in a larger one, with a dot behind.
+    ``sources`` receives the ``source`` of every dotted key; ``prefix`` is where the trees stand in
+    a larger one, with a dot behind.
     """
     result = dict(tree)
     for key, value in later.items():

@@ -36,19 +36,12 @@ class PluginError(ConfigError):
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of plug-in.
+    """A kind of plug-in."""
 
-    Attributes:
-        name: Name of the group of entry points, after ``mttl.``.
-        title: Name of one member, for messages.
-        base: Base class, as ``module:Class``.
-        given: Arguments that the program supplies; all others are settings.
-    """
-
-    name: str
-    title: str
-    base: str
-    given: tuple[str, ...] = ()
+    name: str  # of the group of entry points, after ``mttl.``
+    title: str  # of one member, for messages
+    base: str  # class, as ``module:Class``
+    given: tuple[str, ...] = ()  # arguments that the program supplies; all others are settings
 
     def entries(self) -> dict[str, str]:
         """Return the entry points of installed packages: short names and ``module:Class``."""
@@ -66,21 +59,15 @@ class Family:
 
 
 ROUTERS = Family(
-    "routers",
-    "a task router",
-    "mttl.routing.task.task_router:TaskRouter",
+    *("routers", "a task router", "mttl.routing.task.task_router:TaskRouter"),
     ("n_groups", "n_tasks", "n_heads", "n_skills", "n_features"),
 )
 SKILLS = Family(
-    "skills",
-    "a kind of skill",
-    "mttl.skills.inventory:Inventory",
+    *("skills", "a kind of skill", "mttl.skills.inventory:Inventory"),
     ("in_features", "out_features", "n_skills", "n_heads"),
 )
 TOKEN_ROUTERS = Family(
-    "token_routers",
-    "a token router",
-    "mttl.routing.token.token_router:TokenRouter",
+    *("token_routers", "a token router", "mttl.routing.token.token_router:TokenRouter"),
     ("in_features", "n_experts", "balance", "bias", "vocabulary_size"),
 )
 METRICS = Family("metrics", "a metric", "torchmetrics:Metric")
@@ -127,12 +114,7 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
 
 
 def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """Build an object of a class.
-
-    Args:
-        cls: The class.
-        given: Arguments of the program; those that the class does not declare are left out.
-        settings: Arguments of the configuration.
+    """Build an object of a class from settings, and from what it declares of ``given`` arguments.
 
     Raises:
         ValueError: If the class refuses a value.
