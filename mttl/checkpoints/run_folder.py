@@ -127,8 +127,8 @@ def changed_settings(
 ) -> list[str]:
     """Return the dotted names of settings that differ between two YAML texts, with both values.
 
-    Names that begin as ``ignore`` says may differ, ``but`` for some; by default, those that may when
-    resuming.
+    Names that begin as ``ignore`` says may differ, ``but`` for some; by default, those that may
+    when resuming.
     """
     found = differences(dotted_settings(before), dotted_settings(now), "{} before, {} now")
     return [line for name, line in found if name in but or not name.startswith(ignore)]

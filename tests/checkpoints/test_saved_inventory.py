@@ -75,52 +75,41 @@ def frozen(pretrained: Path) -> list[str]:
 # Round trips.
 
 
-def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path:
-    config = load_config(names, overrides)
+HYBRID = "router/token_hybrid.yaml+experts/adapter.yaml"
+ROUND_TRIPS = [
+    *((fragment, [*small(T5), *BESIDES.get(fragment, [])]) for fragment in FRAGMENTS),
+    ("backbone/tiny_llama.yaml", small(LLAMA)),
+    ("backbone/tiny_t5.yaml", [*small(T5), "backbone.train=false"]),
+    ("skills/lora.yaml", [*small(T5), "skills.mix=outputs", "router.granularity=block"]),
+    ("skills/lora.yaml", [*small(T5), "skills.n_heads=2", "router.shared_skill=true"]),
+    ("router/hyperformer.yaml", [*small(T5), "router.embedding_size=3"]),
+    ("router/token_top2.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
+    ("router/token_switch.yaml+experts/feed_forward.yaml", small(T5)),
+    (HYBRID, [*small(T5), "moe.shared_expert=true", "skills.targets=[attention, mlp]"]),
+    ("router/token_prior.yaml+experts/ia3.yaml", small(T5)),
+]
+
+
+@pytest.mark.parametrize(("fragment", "overrides"), ROUND_TRIPS)
+def test_what_is_saved_reads_back_bit_by_bit(
+    fragment: str, overrides: Sequence[str], tmp_path: Path
+) -> None:
+    config = load_config(f"{TINY_T5}+{fragment}", overrides)
     built, before = trained(config)
     expected = logits(built)
     assert not torch.equal(expected, before)  # otherwise an untrained model would do
-    skills = save(built, config, folder)
+    skills = save(built, config, tmp_path)
+    assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
     parts = parts_by_role(built.model)["skills"]
     own = {parameter for part in parts for parameter in part.parameters()}  # shared ones once
     assert count_saved(skills / "skills.safetensors") == sum(value.numel() for value in own)
     torch.manual_seed(1234)  # other random weights
-    loaded = load_run(folder)
+    loaded = load_run(tmp_path)
     assert loaded.tasks == TASKS
     assert loaded.attachment == built.attachment
     assert not any(module.training for module in loaded.model.modules())
     assert torch.equal(loaded.model.router.matrix(), built.model.router.matrix())
     assert torch.equal(logits(loaded), expected)
-    return skills
-
-
-@pytest.mark.parametrize("fragment", FRAGMENTS)
-def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> None:
-    skills = check_round_trip(
-        f"{TINY_T5}+{fragment}", [*small(T5), *BESIDES.get(fragment, [])], tmp_path
-    )
-    assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
-
-
-@pytest.mark.parametrize(
-    ("names", "overrides"),
-    [
-        ("crossfit.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
-        (TINY_T5, [*small(T5), "backbone.train=false"]),
-        (TINY_T5, [*small(T5), "skills.mix=outputs", "router.granularity=block"]),
-        (TINY_T5, [*small(T5), "skills.n_heads=2", "router.shared_skill=true"]),
-        (f"{TINY_T5}+router/hyperformer.yaml", [*small(T5), "router.embedding_size=3"]),
-        ("crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
-        (f"{TINY_T5}+router/token_switch.yaml+experts/feed_forward.yaml", small(T5)),
-        (
-            f"{TINY_T5}+router/token_hybrid.yaml+experts/adapter.yaml",
-            [*small(T5), "moe.shared_expert=true", "skills.targets=[attention, mlp]"],
-        ),
-        (f"{TINY_T5}+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
-    ],
-)
-def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Path) -> None:
-    check_round_trip(names, overrides, tmp_path)
 
 
 # Writing.
