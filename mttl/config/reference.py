@@ -65,7 +65,7 @@ def _lines(path: str, section: FieldInfo) -> Iterator[str]:
             if name == "kinds":  # each a section as this one
                 line = _line(f"{path}.{name}", f"list of sections `{path}`", field)
                 lines[line] = [kind_of(model) or ""]
-            elif name != "kind":
+            elif name != "kind" or len(get_args(field.annotation)) > 1:
                 for line in _of_field(f"{path}.{name}", field):
                     lines.setdefault(line, []).append(kind_of(model) or "")
     for line, having in lines.items():

@@ -117,4 +117,4 @@ def kind_of(model: type[BaseModel]) -> str | None:
     """Return the kind of a section that is one of several."""
     field = model.model_fields.get("kind")
     names = get_args(field.annotation) if field is not None else ()
-    return str(names[0]) if names else None
+    return str(names[0]) if len(names) == 1 else None
