@@ -60,7 +60,7 @@ def build_policy_trainer(
     last = SaveLast(folder.last, every_n_steps)
     routing = RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps)
     monitors = [routing, monitor, *_annealing(config.router)]
-    callbacks = [TrainingProgress(), *monitors, last, GracefulStop(last)]
+    callbacks: list[Callback] = [TrainingProgress(), *monitors, last, GracefulStop(last)]
     return _make_trainer(config.trainer, folder, callbacks, resumed_step)
 
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from mttl.aggregation.packed_weights import hold_still
+from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.io.errors import ConfigError, nearest
 from mttl.models.quantised import (
@@ -116,6 +116,11 @@ def load_pretrained(
             f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
             f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
         )
+    for weight, value in model.named_parameters():
+        if not stored(value)[1].isfinite().all():
+            raise ConfigError(
+                f"backbone.name ('{name}') holds weights that are not finite, such as '{weight}'"
+            )
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
         # The weights are plain by now; a model that says otherwise refuses to be saved.
         model.hf_quantizer.remove_quantization_config(model)
