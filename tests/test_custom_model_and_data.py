@@ -69,7 +69,8 @@ def run(words: list[str], *more: str) -> None:
 def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     train, adapt, predict, serve, export = COMMANDS
     run(train, "-k", *SHORT)
-    gym = Gym(place / "mine.gym")
+    (folder,) = place.glob("runs/.cache/tasks-*[!k]")
+    gym = Gym(folder)
     assert len({row.outputs[0] for row in gym.rows("intent", "train", 100)}) > 50
     assert [row.outputs[0] for row in gym.rows("fix", "train", 100)][3] == code(3)["fixed"].strip()
     run(adapt, "-k", *SHORT_ADAPTATION)

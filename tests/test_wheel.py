@@ -82,24 +82,20 @@ def test_a_wheel_holds_what_the_command_needs(wheel: Path, source: Path) -> None
 def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -> None:
     """What needs no training; the whole way is below."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "mttl", "train", "-c", "crossfit", "-k", "data.dir=x", "optim.lr=x"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == USER_MISTAKE
-    assert "optim.lr" in done.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "mttl", "train", "-c", "crosfit"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        capture_output=True,
-        text=True,
-    )
     shipped = tmp_path / "installed" / "mttl" / "shipped" / "configs"
-    assert f"nor in {shipped}." in done.stderr
+    for words, answer in (
+        (["-c", "crossfit", "-k", "data.dir=x", "optim.lr=x"], "optim.lr"),
+        (["-c", "crosfit"], f"nor in {shipped}."),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "mttl", "train", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == USER_MISTAKE
+        assert answer in done.stderr
 
 
 def environment(folder: Path, *installed: str | Path) -> Path:

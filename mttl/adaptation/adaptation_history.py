@@ -18,8 +18,7 @@ N_RECORDS = 20
 class AdaptationHistory:
     """Records the routing weights of a new task from time to time, and at every score.
 
-    ``rows`` are the routing weights by step, as `routing_weights` returns them; ``scores`` are the
-    scores on development rows by step.
+    ``rows`` (as of `routing_weights`) and ``scores`` (on development rows) are by step.
     """
 
     def __init__(self, router: TaskRouter, n_steps: int) -> None:

@@ -11,14 +11,13 @@ The folder is a run of one task, whose inventory names the one it builds on:
 | ``skills/`` | the task's row, and what else training changed |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
-from transformers import PreTrainedTokenizerBase
-
-from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.job import Outcome
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.assembly.build_router import counted
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings
@@ -35,67 +34,56 @@ from mttl.io.files import new_folder, write_text
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
 from mttl.training.predictions import Result, write_predictions, write_results
-from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # Settings of Polytropon's router that a row of its own keeps.
 POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_scale")
 POLYTROPON += ("logit_dropout",)
 
 
-@dataclass(frozen=True)
-class AdaptedModel:
+@dataclass(frozen=True, kw_only=True)
+class AdaptedModel(Predictor):
     """A model that was adapted to one task; call it with inputs to get its answers.
 
-    Args:
-        module: The adapted model with its tokenizer; its router has one task.
-        result: Score on the development rows, and the step whose weights were kept.
-        answers: Answers by split.
-        history: History of the adaptation.
+    Attributes:
+        outcome: What came of the job.
         config: Settings of the adaptation.
-        form: Prompt form of training.
         skills: The folder ``skills/`` of the run that was adapted.
         inventory: Digest of that inventory.
     """
 
-    module: TextToTextModule
-    result: FewShotResult
-    answers: Mapping[str, Sequence[Prediction]]
-    history: AdaptationHistory
+    outcome: Outcome
     config: Config
-    form: PromptForm
     skills: Path
     inventory: str
 
+    @classmethod
+    def of(cls, outcome: Outcome, config: Config, form: PromptForm, **source: Any) -> Self:
+        """Return the model that a job has adapted; ``source`` says from what."""
+        module, precision = outcome.module, config.trainer.precision
+        return cls(
+            model=module.model,
+            tokenizer=module.tokenizer,
+            tasks=(outcome.result.task,),
+            form=form,
+            search=module.generation,
+            per_token=config.generation.per_token,
+            precision=precision_plugin(precision, module.device.type),
+            outcome=outcome,
+            config=config,
+            **source,
+        )
+
     @property
-    def model(self) -> SkilledModel:
-        """Backbone, skills and router; the task has the id 0."""
-        return self.module.model
+    def result(self) -> FewShotResult:
+        """Score on the development rows, and the step whose weights were kept."""
+        return self.outcome.result
 
     @property
     def prompt_prefix(self) -> str:
         """What stands before every input, as in training."""
         return self.form.prompt_prefix(self.result.task).text
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The backbone's."""
-        return self.module.tokenizer
-
-    @property
-    def predictor(self) -> Predictor:
-        """The same model as `mttl.load` would return it: it also chooses among given answers."""
-        return Predictor(
-            model=self.model,
-            tokenizer=self.tokenizer,
-            tasks=(self.result.task,),
-            form=self.form,
-            search=self.module.generation,
-            per_token=self.config.generation.per_token,
-            precision=precision_plugin(self.config.trainer.precision, self.module.device.type),
-        )
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:
         """Return an answer to each input, in order.
@@ -104,7 +92,7 @@ class AdaptedModel:
             TypeError: If ``inputs`` is a single text rather than a list of them.
         """
         size = self.config.data.eval_batch_size
-        return self.predictor.predict(self.result.task, inputs, batch_size=size)
+        return self.predict(self.result.task, inputs, batch_size=size)
 
     def save(self, folder: str | Path, *, replace: bool = False) -> None:
         """Keep the adapted task in a folder, which `mttl.load` reads.
@@ -132,13 +120,13 @@ class AdaptedModel:
             )
             write_text(files.config, dump_config(self.config))
             scores = []
-            for split, rows in self.answers.items():
+            for split, rows in self.outcome.answers.items():
                 where = result.task, split, str(result.sample), result.seed, result.metric
                 scores.append(Result(*where, getattr(result, split), len(rows)))
                 write_predictions(files.predictions, rows, [result.task], split)
             write_results(files.results, scores)
-            if self.history.rows:
-                self.history.write(files.plots / "routing_history.npz")
+            if (history := self.outcome.history).rows:
+                history.write(files.plots / "routing_history.npz")
 
     def _settings(self, base: ModelSettings) -> ModelSettings:
         """Return what builds the model: its router may be of another kind than the run's."""

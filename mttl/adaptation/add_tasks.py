@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +22,10 @@ from mttl.routing.task.task_router import TaskRows
 Tensors = dict[str, Tensor]
 # What a form holds of single tasks.
 _BY_TASK = ("task_descriptions", "task_options")
-# What makes weights of a row, and prompts of a question: settings and their sections.
-_READ = {
-    **dict.fromkeys(("straight_through", "normalise", "shared_skill", "top_k"), "router"),
-    **dict.fromkeys(PromptForm.model_fields.keys() - {*_BY_TASK}, "data"),
-}
+# What makes weights of a row, prompts of a question, and answers to them.
+_READ = [f"router.{x}" for x in ("straight_through", "normalise", "shared_skill", "top_k")]
+_READ += [f"data.{name}" for name in PromptForm.model_fields if name not in _BY_TASK]
+_READ += ["generation", "precision"]
 
 
 def add_tasks(
@@ -113,14 +114,10 @@ def _require_rows(
         raise refuse(
             f"its router is of the kind '{form.router.kind}', the run's '{settings.router.kind}'"
         )
-    for name, where in _READ.items():
-        own, theirs = (getattr(getattr(part, where), name, None) for part in (form, settings))
+    for name in _READ:
+        own, theirs = (reduce(_setting, name.split("."), part) for part in (form, settings))
         if own != theirs:
-            raise refuse(f"its {where}.{name} is {own}, the run's {theirs}")
-    for name in ("generation", "precision"):
-        own, theirs = getattr(form, name), getattr(settings, name)
-        if own != theirs:
-            raise refuse(f"it answers with another section {name} ({own}) than the run ({theirs})")
+            raise refuse(f"its {name} is {own}, the run's {theirs}")
     if not _equal(new.backbone or {}, run.backbone or {}):
         raise refuse("adaptation trained its backbone too")
     common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]
@@ -130,20 +127,23 @@ def _require_rows(
 
 def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
     """Refuse skills that cannot be added without changing the answers of the run's tasks."""
-    refuse, router = _refusal(new), settings.router
-    if settings.moe is not None or settings.aggregation.kind != "mixture":
-        raise refuse("its skills changed, and all tasks choose among the same ones")
-    if getattr(settings.skills, "shared_down", False):
-        raise refuse("its skills changed, and share a factor with those of the run")
-    if any(getattr(one, "stages", None) for one in kinds_of(settings.skills)):
-        raise refuse("its skills changed, and those of a stack have their stages")
-    if all(place.unused is None for place in router_class(router).rows_of_tasks().values()):
-        raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
-    if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
-        raise refuse(
-            "its skills changed, and with router.shared_skill, or without router.normalise 'sum', "
-            "more skills change every task"
-        )
+    router, rows = settings.router, router_class(settings.router).rows_of_tasks()
+    reasons = {
+        "all tasks choose among the same ones": settings.moe is not None
+        or settings.aggregation.kind != "mixture",
+        "share a factor with those of the run": getattr(settings.skills, "shared_down", False),
+        "those of a stack have their stages": any(
+            getattr(one, "stages", None) for one in kinds_of(settings.skills)
+        ),
+        f"'{router.kind}' cannot leave skills unused": all(
+            place.unused is None for place in rows.values()
+        ),
+        "with router.shared_skill, or without router.normalise 'sum', more skills change every "
+        "task": router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"),
+    }
+    for reason, wrong in reasons.items():
+        if wrong:
+            raise _refusal(new)(f"its skills changed, and {reason}")
 
 
 def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
@@ -156,6 +156,10 @@ def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
         )
 
     return refuse
+
+
+def _setting(section: Any, name: str) -> Any:
+    return getattr(section, name, None)
 
 
 def _equal(one: Tensors, other: Tensors) -> bool:

@@ -44,10 +44,6 @@ class FewShotResult:
     """What one job scored.
 
     Attributes:
-        task: The new task.
-        sample: Its few-shot sample.
-        seed: Seed of noise and order.
-        metric: Name of the metric.
         dev: Score on the development rows, by which the weights were chosen.
         test: Score on the test rows; NaN if they were not scored.
         step: The step whose weights were kept; 0 is before training.

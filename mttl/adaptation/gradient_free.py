@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from mttl.adaptation.evolution import evolve
 from mttl.adaptation.fine_tune import score_batches
 from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.routing.task.coefficients import CoefficientRouter
@@ -68,3 +68,79 @@ def compose(
         raise not_finite("the loss of all coefficients is not finite", n_evaluations, advice)
     router.rows.copy_(found.expand_as(router.rows))
     return n_evaluations, *score_batches(module, development, precision)
+
+
+def evolve(
+    objective: Callable[[Float[Tensor, "n"]], float],
+    start: Float[Tensor, "n"],
+    *,
+    n_evaluations: int,
+    bound: float,
+    step: float = 0.3,
+) -> tuple[Float[Tensor, "n"], float]:
+    r"""Return the numbers of the smallest objective among those that were tried, and its value.
+
+    CMA-ES with Hansen's default settings: each generation draws :math:`4 + 3 \ln n` points around
+    a mean, which moves to the better half; their spread becomes the next one's covariance. Points
+    beyond the bound are moved onto it. The start is tried first, and a value that is not a number
+    is worse than any other. Draws are those of PyTorch's generator.
+
+    References:
+        Hansen, *The CMA Evolution Strategy: A Tutorial*, 2016, arXiv:1604.00772.
+    """
+    n = len(start)
+    size = 4 + int(3 * math.log(n)) if n > 1 else 4
+    weights = math.log((size + 1) / 2) - torch.arange(1, size // 2 + 1).double().log()
+    weights = weights / weights.sum()
+    mass = float(1 / (weights**2).sum())  # how many points the mean is of, in effect
+    path_rate = (4 + mass / n) / (n + 4 + 2 * mass / n)
+    step_rate = (mass + 2) / (n + mass + 5)
+    one_rate = 2 / ((n + 1.3) ** 2 + mass)
+    mu_rate = min(1 - one_rate, 2 * (mass - 2 + 1 / mass) / ((n + 2) ** 2 + mass))
+    damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (n + 1)) - 1) + step_rate
+    usual = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # length of a standard draw
+
+    mean = start.double().clamp(-bound, bound)
+    covariance = torch.eye(n, dtype=torch.double)
+    path, step_path = torch.zeros_like(mean), torch.zeros_like(mean)
+    best, least = mean, _value(objective, mean.to(start.dtype))
+    asked, generation = 1, 0
+    while asked < n_evaluations:
+        generation += 1
+        values, axes = torch.linalg.eigh(covariance)
+        scales = values.clamp_min(1e-20).sqrt()
+        draws = torch.randn(size, n, dtype=torch.double) * scales @ axes.t()
+        points = (mean + step * draws).clamp(-bound, bound)[: n_evaluations - asked]
+        found = [_value(objective, point.to(start.dtype)) for point in points]
+        asked += len(points)
+        order = sorted(range(len(points)), key=found.__getitem__)
+        if found[order[0]] < least:
+            best, least = points[order[0]], found[order[0]]
+        if len(points) < size:
+            break  # no generation comes after one that is cut short
+        moves = (points[order[: len(weights)]] - mean) / step
+        move = weights @ moves
+        mean = mean + step * move
+        whitened = axes @ ((axes.t() @ move) / scales)
+        step_path = (1 - step_rate) * step_path + math.sqrt(
+            step_rate * (2 - step_rate) * mass
+        ) * whitened
+        length = float(step_path.norm())
+        settled = math.sqrt(1 - (1 - step_rate) ** (2 * generation))
+        steady = length / settled < (1.4 + 2 / (n + 1)) * usual
+        path = (1 - path_rate) * path
+        if steady:
+            path = path + math.sqrt(path_rate * (2 - path_rate) * mass) * move
+        lost = 0.0 if steady else one_rate * path_rate * (2 - path_rate)
+        covariance = (
+            (1 - one_rate - mu_rate + lost) * covariance
+            + one_rate * torch.outer(path, path)
+            + mu_rate * (moves.t() * weights) @ moves
+        )
+        step *= math.exp(min(1.0, step_rate / damping * (length / usual - 1)))
+    return best.to(start.dtype), least
+
+
+def _value(objective: Callable[[Tensor], float], point: Tensor) -> float:
+    value = objective(point)
+    return math.inf if math.isnan(value) else value

@@ -1,12 +1,14 @@
 """One adaptation job from its settings to its scores."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from lightning_fabric.plugins import Precision
+from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -14,13 +16,13 @@ from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import adapted, count_trained, kept_state, require_rows, row_starts
-from mttl.adaptation.nearest_task import best_task
+from mttl.adaptation.modes import adapted, count_trained, kept_state, row_starts
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.task_options import wanted_options
+from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
@@ -194,11 +196,58 @@ def _fit_and_score(
 
 def nearest_task(module: TextToTextModule, job: FewShotJob, gym: Gym, config: Config) -> int:
     """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
-    require_rows(module.model.router)
+    known = module.model.router
+    if not known.task_rows:
+        raise ConfigError(
+            "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
+            f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
+        )
     few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}
     parts = config.model_copy(update={"data": config.data.model_copy(update=few)})
     precision = precision_plugin(config.trainer.precision, module.device.type)
     return best_task(module, _rows_of(module, job, gym, parts).train_dataloader(), precision)
+
+
+@torch.no_grad()
+def best_task(
+    module: TextToTextModule,
+    batches: Iterable[Mapping[str, Any]],
+    precision: Precision | None = None,
+) -> int:
+    r"""Return the trained task whose routing weights have the lowest loss on a new task.
+
+    .. math:: \arg\min_t \; -\sum_{(x, y)} \log p(y \mid x, w_t)
+
+    with the mixing weights :math:`w_t` of trained task t. Losses are not negative, so a task is
+    dropped as soon as its loss on some of the rows exceeds the lowest loss on all of them.
+
+    References:
+        One source task to start from, there the one with the most similar prompt: Vu, Lester,
+        Constant, Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt
+        Transfer*, ACL 2022, arXiv:2110.07904. To choose it by the loss is ours.
+    """
+    first, *others = (move_data_to_device(batch, module.device) for batch in batches)
+
+    def cost(task: int, batch: Mapping[str, Any]) -> float:
+        routed = {**batch, "task_ids": torch.full_like(batch["task_ids"], task)}
+        with (precision or Precision()).forward_context():
+            of_tokens, *_ = module.nll(routed)
+        return of_tokens.sum().item()
+
+    training = module.training
+    module.eval()
+    costs = [cost(task, first) for task in range(module.model.router.n_tasks)]
+    best, least = 0, math.inf
+    for task in sorted(range(len(costs)), key=costs.__getitem__):  # those that promise most first
+        total = costs[task]
+        for batch in others:
+            if total > least:
+                break
+            total += cost(task, batch)
+        if total < least:
+            best, least = task, total
+    module.train(training)
+    return best
 
 
 def _rows_of(

@@ -144,8 +144,7 @@ def adapted_router(
         rows: What `GIVEN_ROWS` names, for the starts that need them.
 
     Raises:
-        ValueError: If the rows are missing.
-        ConfigError: If a row of a trained task is wanted of a router that keeps none.
+        ValueError: If the rows are missing, or the trained router keeps none.
 
     References:
         Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -167,7 +166,6 @@ def adapted_router(
     if init == "learned":
         return PolytroponRouter(*shape)
     if init in AS_TRAINED:
-        require_rows(known)
         known = known.of_tasks(given[0, :1].long())
     if init in FREE:
         free = CoefficientRouter(*shape)
@@ -203,15 +201,6 @@ def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
 def _differ(known: TaskRouter) -> bool:
     rows = [(getattr(known, name), place.axis) for name, place in known.task_rows.items()]
     return any((row != row.narrow(axis, 0, 1)).any().item() for row, axis in rows)
-
-
-def require_rows(known: TaskRouter) -> None:
-    """Refuse to begin as a trained task where there is no row of one."""
-    if not known.task_rows:
-        raise ConfigError(
-            "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
-            f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
-        )
 
 
 def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:

@@ -211,7 +211,7 @@ class Adaptation:
         """Load a run, and plan its jobs on the gym of a configuration; a mistake costs no job."""
         inventory = inventory_digest(read_inventory(run).folder)
         built = load_run(run, backbone=backbone)
-        gym = open_gym(config.data, samples)
+        gym = open_gym(config, samples)
         jobs = plan_jobs(
             gym,
             new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen),
@@ -223,7 +223,7 @@ class Adaptation:
         mode = "rank" if config.adapt.option_weights else config.generation.mode
         check_options(gym, [(job.task, job.sample) for job in jobs], mode)
         adaptation = cls(built, inventory, gym, jobs, config)
-        adaptation.config, adaptation.rows  # noqa: B018 -- checks them
+        _ = adaptation.config, adaptation.rows  # mistakes in them
         return adaptation
 
     def changed(self, config: Config) -> "Adaptation":
@@ -323,8 +323,8 @@ class Adaptation:
         texts = {task: self.gym.description(task) or ""} if self.run.form.descriptions else {}
         options = wanted_options(self.gym, [task], [sample], self.given.generation.mode)
         form = PromptForm(**self._form, task_descriptions=texts, task_options=options)
-        assert self.run.folder is not None
-        return AdaptedModel(*outcome, self.config, form, self.run.folder, self.inventory)
+        source = {"skills": self.run.folder, "inventory": self.inventory}
+        return AdaptedModel.of(outcome, self.config, form, **source)
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:

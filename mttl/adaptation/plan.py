@@ -26,27 +26,26 @@ def new_tasks(
         data: The partition, and whether tasks that the gym lacks are left out.
         gym: The rows of the tasks.
         seen: Training tasks of the inventory.
-        allow_seen: Whether training tasks are allowed.
+        allow_seen: Whether these are allowed.
 
     Raises:
         TaskError: If there is none, one is not in the gym, or one was seen in training.
     """
     if isinstance(wanted, str) and wanted in ("test", "dev"):
         names = getattr(partition_of(data, gym), wanted)
-        if not names:
-            raise TaskError(
-                f"'{data.partition}' has no {wanted} tasks; name tasks with --tasks a,b"
-            )
-        tasks = select_tasks(names, gym, data.skip_missing)
+        tasks = select_tasks(names, gym, data.skip_missing) if names else []
     else:
         if isinstance(wanted, str):
             wanted = [name.strip() for name in wanted.split(",") if name.strip()]
         tasks = list(dict.fromkeys(wanted))
-        if not tasks:
-            raise TaskError("--tasks names no task; give test, dev or names joined by commas")
         refuse_reserved(tasks, gym)
         for task in tasks:
             gym.samples(task)  # answers an unknown name
+    if not tasks:
+        raise TaskError(
+            "--tasks names no task: give names joined by commas, or test or dev if "
+            f"'{data.partition}' has such tasks"
+        )
     known = [task for task in tasks if task in seen]
     if known and not allow_seen:
         raise TaskError(

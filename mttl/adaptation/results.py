@@ -22,14 +22,10 @@ RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
 
 
 class Results(ResumableJobs[FewShotResult]):
-    """The finished jobs of a folder: a line per job in ``results*.jsonl``.
+    """The finished jobs of a folder, or without one, in memory: a line each in ``results*.jsonl``.
 
     Every part reads the files of all and writes one of its own, so that several machines may share
     a folder.
-
-    Args:
-        folder: Where the files are; None keeps results in memory alone.
-        shard: The part that writes.
 
     Raises:
         MttlError: If a line of a file is damaged.
@@ -38,11 +34,8 @@ class Results(ResumableJobs[FewShotResult]):
     advice = " (several processes of mttl adapt share the jobs with --shard I/N)"
 
     def __init__(self, folder: Path | None, shard: Shard | None = None) -> None:
-        if folder is None:
-            super().__init__(None, FewShotResult)
-        else:
-            path = folder / (shard or Shard()).file
-            super().__init__(path, FewShotResult, folder.glob("results*.jsonl"))
+        path = folder / (shard or Shard()).file if folder else None
+        super().__init__(path, FewShotResult, folder.glob("results*.jsonl") if folder else ())
 
 
 def check_folder(
@@ -61,9 +54,13 @@ def check_folder(
     """
     source = folder / "inventory.sha256"
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
-        before = read_text(source, ConfigError).strip() if source.is_file() else None
+        before = read_text(source, ConfigError).strip() if source.is_file() else "unknown"
         if before != inventory:
-            raise ConfigError(_mixed(folder, before, inventory))
+            raise ConfigError(
+                f"the results in '{folder}' are of another inventory ({before[:12]} before, "
+                f"{inventory[:12]} now): of another run, or of this one before it was trained on. "
+                "Use another folder with --out (out= in a call), or delete this one"
+            )
     keep_settings(
         folder / "config.yaml",
         settings,
@@ -93,11 +90,3 @@ def check_rows(
             f"now: {', '.join(sorted(other))}. Use another folder with --out (out= in a call), "
             "or delete this one"
         )
-
-
-def _mixed(folder: Path, before: str | None, now: str) -> str:
-    return (
-        f"the results in '{folder}' are of another inventory ({(before or 'unknown')[:12]} before, "
-        f"{now[:12]} now): of another run, or of this one before it was trained on. Use another "
-        "folder with --out (out= in a call), or delete this one"
-    )

@@ -1,6 +1,7 @@
 """Results of few-shot jobs in a table."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
@@ -43,8 +44,8 @@ def few_shot_table(
     """Return mean ± standard deviation per task in %, and the mean over tasks.
 
     Args:
-        results: Results of all jobs.
-        title: Title of the table.
+        results: Of all jobs.
+        title: Of the table.
         reference: Results to state the average relative gain over.
     """
     table = TextTable(title).words("task", "metric").numbers("dev", "test", "jobs")
@@ -60,12 +61,7 @@ def few_shot_table(
     table.add_section()
     means = [_mean(column) if column else "" for column in columns]
     table.add_row("mean", "", *means, str(len(results)))
-    parts = [
-        _interval(results),
-        _gain(results, reference),
-        _undefined(results),
-        _empty(results),
-    ]
+    parts = _interval(results), _gain(results, reference), _undefined(results), _empty(results)
     table.caption = ". ".join(part for part in parts if part)
     return table
 
@@ -189,8 +185,5 @@ def _empty(results: Sequence[FewShotResult]) -> str:
 def _spread(scores: Sequence[float]) -> str:
     """An undefined score counts as 0, as in the mean."""
     values = [0.0 if math.isnan(score) else score for score in scores]
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{100 * mean:.1f}"
-    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{spread}"

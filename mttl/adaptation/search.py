@@ -19,6 +19,7 @@ from rich.table import Table
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks
+from mttl.config.merge_tree import Tree, merge, nested
 from mttl.io import yaml12
 from mttl.io.errors import MttlError, some
 from mttl.io.files import write_table, write_text
@@ -73,27 +74,21 @@ def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
         finished = Results(path.parent).finished
         if all(job in finished for job in jobs):
             results = tuple(finished[job] for job in jobs)
-            trials.append(Trial(read_values(path), results))
+            trials.append(Trial(read_json(path, MttlError, dict), results))
     return trials
 
 
-def read_values(path: Path) -> Values:
-    """Return the settings of a trial from the file that `note_values` wrote."""
-    return read_json(path, MttlError, dict)
-
-
-def best_trial(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the highest score; the first of equal ones."""
-    return max(trials, key=lambda trial: trial.score)
+def ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials, those with higher scores first; equal ones stay in order."""
+    return sorted(trials, key=lambda trial: -trial.score)
 
 
 def best_fragment(trials: Sequence[Trial]) -> str:
     """Return the best trial's settings as a configuration fragment (YAML)."""
-    best = best_trial(trials)
-    tree: dict[str, dict[str, Any]] = {}
+    best = ranked(trials)[0]
+    tree: Tree = {}
     for name, value in best.values.items():
-        section, _, key = name.partition(".")
-        tree.setdefault(section, {})[key] = value
+        tree = merge(tree, nested(name, value), "", {})
     return (
         f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on the development rows of\n"
         f"# {', '.join(best.task_scores)} (mean over tasks).\n" + yaml12.dump(tree)
@@ -120,12 +115,11 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
 def trials_table(trials: Sequence[Trial], title: str) -> Table:
     """Return all trials, the best first, with their scores in %."""
-    best, names = best_trial(trials), _names(trials)
+    (best, *_), names = ranked(trials), _names(trials)
     table = Table(title=title, title_justify="left")
     for heading in (*names, "dev", "jobs"):
         table.add_column(heading, justify="right", overflow="fold")
-    # Sorting keeps the order of equal ones, so the first row is the best trial.
-    for trial in sorted(trials, key=lambda trial: -trial.score):
+    for trial in ranked(trials):
         table.add_row(
             *(_cell(trial.values.get(name, "")) for name in names),
             f"{100 * trial.score:.1f}",
@@ -135,8 +129,7 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
         f"dev: the mean over {', '.join(best.task_scores)}, on development rows. "
         "No test row was read. The file trials.csv has the score of every task"
     )
-    silent = silent_tasks(best.results)
-    if silent:
+    if silent := silent_tasks(best.results):
         table.caption += f". All answers of the best trial are empty on {some(silent)}"
     if any(len(trial.values) < len(names) for trial in trials):
         table.caption += ". Empty settings are those of the configuration"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
-from mttl.adaptation.search import VALUES, Trial, Values, note_values, read_values, trial_name
+from mttl.adaptation.search import VALUES, Trial, Values, note_values, trial_name
 from mttl.adaptation.settings import with_settings
 from mttl.checkpoints.checkpoint_file import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder
@@ -21,7 +21,7 @@ from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.io.errors import ConfigError, DivergedError, MttlError
 from mttl.io.files import write_text
-from mttl.io.reading import read_table, to_number
+from mttl.io.reading import read_json, read_table, to_number
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.progress_bar import Count
 from mttl.tasks.partition import MEAN
@@ -63,7 +63,9 @@ class TrainingTrials:
         """Return the trials of the folder that have ended, those of earlier grids too."""
         paths = sorted(self.folder.glob(f"trials/*/{VALUES}"))
         ended = [path for path in paths if RunFolder(path.parent).results.is_file()]
-        return [Trial(read_values(path), self._scores(path.parent)) for path in ended]
+        return [
+            Trial(read_json(path, MttlError, dict), self._scores(path.parent)) for path in ended
+        ]
 
     def run(
         self, values: Values, count: Count, diverged: Diverged

@@ -38,9 +38,8 @@ class Shard:
     @property
     def file(self) -> str:
         """The name of the file that this part writes."""
-        if self.n_shards == 1:
-            return "results.jsonl"
-        return f"results-{self.number}-of-{self.n_shards}.jsonl"
+        part = f"-{self.number}-of-{self.n_shards}" if self.n_shards > 1 else ""
+        return f"results{part}.jsonl"
 
 
 def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:

@@ -133,25 +133,14 @@ def build(
 ) -> "list[Outcome]":
     """Build tasks with a progress bar; however it ends, print what became of them."""
     from mttl.tasks.building.build_many import build_many
-    from mttl.tasks.building.task_table import update_task_table
+    from mttl.tasks.sample_files import update_task_table
 
     console = make_console(stderr=True)
     outcomes: list[Outcome] = []
-    n_rows = 0
-    more = (TextColumn("left;"), TimeElapsedColumn())
-    rows_shown = TextColumn("{task.fields[rows]:,} rows {task.fields[name]}")
     try:
-        with counting_bar(console, *more, rows_shown) as progress:
-            bar = progress.add_task("building", total=len(tasks), rows=0, name="")
-
-            def count_rows(name: str, n: int) -> None:
-                nonlocal n_rows
-                n_rows += n
-                progress.update(bar, rows=n_rows, name=name)
-
-            for outcome in build_many(
-                tasks, out, samples=samples, raw=raw, n_workers=n_workers, on_rows=count_rows
-            ):
+        with counting_bar(console, TextColumn("left;"), TimeElapsedColumn()) as progress:
+            bar = progress.add_task("building", total=len(tasks))
+            for outcome in build_many(tasks, out, samples=samples, raw=raw, n_workers=n_workers):
                 outcomes.append(outcome)
                 progress.advance(bar)
                 if not console.is_terminal:

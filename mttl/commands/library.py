@@ -199,7 +199,7 @@ def run(options: argparse.Namespace) -> None:
         config = config.model_copy(update={"backbone": below})
     descriptions = None
     if config.data.descriptions:
-        gym = open_gym(config.data)
+        gym = open_gym(config)
         descriptions = {
             task: gym.description(task) for task in (library.card(name).task for name in names)
         }

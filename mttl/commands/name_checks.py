@@ -98,7 +98,7 @@ def check_tasks(config: "Config") -> None:
         from mttl.data.chosen_tasks import open_gym, partition_of
         from mttl.tasks.partition import select_tasks
 
-        gym = open_gym(config.data)
+        gym = open_gym(config)
         select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
 
 
@@ -117,7 +117,7 @@ def check_adaptation(
         if tasks not in ("test", "dev"):
             check_levels(tasks.split(","), "--tasks")
     elif config.data.tasks is None:
-        gym = open_gym(config.data)
+        gym = open_gym(config)
         for task in new_tasks(tasks, config.data, gym, seen, allow_seen=allow_seen):
             for sample in read_samples(samples) or ():
                 gym.file(task, "train", sample)

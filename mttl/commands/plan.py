@@ -66,7 +66,7 @@ def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
     from mttl.data.chosen_tasks import open_gym, partition_of
     from mttl.tasks.partition import select_tasks
 
-    gym = open_gym(config.data)
+    gym = open_gym(config)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     return tasks, with_factors(config, gym, tasks)
 

@@ -25,7 +25,7 @@ from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.config.skills_schema import kinds_of
-from mttl.data.chosen_tasks import open_gym, partition_of
+from mttl.data.chosen_tasks import cache_folder, open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
 from mttl.inference.task_options import wanted_options
@@ -76,7 +76,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     console = make_console()
 
     # What to learn: tasks, their rows, and the model over them.
-    gym = open_gym(config.data)
+    gym = open_gym(config)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
     for scored in product(tasks, config.data.evaluate, config.data.samples):
@@ -95,7 +95,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)
-    cache = config.data.cache_dir or str(Path(config.run.dir) / ".cache")
+    cache = str(cache_folder(config))
     data = TextToTextDataModule(
         *(gym, tasks, built.tokenizer, config.data.model_copy(update={"cache_dir": cache})),
         decoder_only=is_decoder_only(built.model.backbone),

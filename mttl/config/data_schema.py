@@ -64,8 +64,11 @@ class Data(Section):
 
     asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
     refuses: ClassVar = {
-        "not dir and not tasks": "dir must name the folder of a gym; it may be left out only with "
-        "tasks, a YAML file of custom tasks",
+        **dict.fromkeys(
+            ("not dir and not tasks", "dir and tasks"),
+            "dir must name the folder of a gym, or be null with tasks, a YAML file of custom tasks "
+            "(`mttl build --config` adds these to a gym)",
+        ),
         **{
             f"{name} and template != chat": f"{name} is a part of chats: set template: chat, or "
             "leave it out"
@@ -95,10 +98,9 @@ class Data(Section):
         },
     }
     dir: str | None = None
-    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`. With `tasks` it may
-    be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
+    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`."""
     tasks: str | None = None
-    """YAML file of custom tasks, which are built into the gym when a command starts."""
+    """In place of `dir`: YAML file of custom tasks, whose files are converted into the cache."""
     partition: str | dict[str, list[TaskName]] = "auto"
     """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
     `tasks` on its `side`, or without `tasks` every task of the gym in train."""
@@ -166,7 +168,7 @@ class Data(Section):
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that collate; 0 collates in the training process."""
     cache_dir: str | None = None
-    """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
+    """Where tokenised rows and converted tasks are kept; by default `<run.dir>/.cache`."""
 
     @property
     def longest_row(self) -> int:

@@ -5,13 +5,10 @@ mapped into memory, and its pages belong to the system, which takes them back wh
 neither making nor reading rows takes more memory where there are more.
 
 An entry is built in a folder of its own and moved into place by one rename, so that processes
-that build at once do not meet: the first one there wins and the others use its work. A damaged
-entry, which its checksum reveals, is built again with a warning.
+that build at once do not meet: the first one there wins and the others use its work.
 """
 
-import hashlib
 import logging
-import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +18,9 @@ import pyarrow as pa
 from datasets import Dataset, DatasetInfo, Features
 from datasets.table import InMemoryTable
 
-from mttl.io.errors import MttlError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder
+from mttl.io.reading import file_sha256
 from mttl.io.record import Record
 
 _log = logging.getLogger(__name__)
@@ -46,14 +44,16 @@ def in_memory(build: Build, features: Features) -> Dataset:
     schema = features.arrow_schema
     tables = [schema.empty_table()]
     about = build(lambda columns: tables.append(pa.table(dict(columns), schema=schema)))
-    return _dataset(pa.concat_tables(tables), features, about)
+    info = DatasetInfo(features=features, description=about)
+    # Any name will do: nothing looks these rows up by their content, which `datasets` would hash.
+    return Dataset(InMemoryTable(pa.concat_tables(tables)), info, fingerprint=uuid.uuid4().hex)
 
 
 def cached(build: Build, features: Features, key: str, cache_dir: str | Path) -> Dataset:
     """Return the rows kept under ``key``, building and keeping them if they are not there.
 
-    If the cache cannot be written (no space, no permission), they are built in memory, with a
-    warning.
+    If the cache cannot be written or read (no space, no permission, damage), they are built in
+    memory, with a warning.
 
     Args:
         build: As for `in_memory`.
@@ -62,68 +62,28 @@ def cached(build: Build, features: Features, key: str, cache_dir: str | Path) ->
         cache_dir: The folder of all caches; made if need be.
     """
     place = Path(cache_dir) / key
-    if place.exists():
-        dataset = _load(place, features)
-        if dataset is not None:
-            return dataset
-        _log.warning("the cache '%s' is damaged; it is built again.", place)
-        _remove(place)
     try:
-        _keep(build, features, place)
-    except OSError as error:
-        _log.warning("the cache '%s' cannot be written (%s); going on without.", place, error)
-        return in_memory(build, features)
-    kept = _load(place, features)
-    return in_memory(build, features) if kept is None else kept
-
-
-def _load(place: Path, features: Features) -> Dataset | None:
-    """Return the rows at ``place``, or None if they are not there whole."""
-    rows = place / _ROWS
-    try:
+        if not place.exists():
+            _keep(build, features, place)
         about = _About.read(place / _ABOUT)
-        if about.sha256 != _checksum(rows):
-            return None
+        if about.sha256 != file_sha256(place / _ROWS, CheckpointError):
+            raise CheckpointError("it is damaged: remove it")
         info = DatasetInfo(features=features, description=about.description)
-        return Dataset.from_file(str(rows), info=info)
-    except (OSError, MttlError) as error:
-        _log.debug("cannot load '%s': %s", place, error)
-        return None
+        return Dataset.from_file(str(place / _ROWS), info=info)
+    except (OSError, CheckpointError) as error:
+        _log.warning("the cache '%s' cannot be used (%s); going on without.", place, error)
+        return in_memory(build, features)
 
 
 def _keep(build: Build, features: Features, place: Path) -> None:
     schema = features.arrow_schema
     try:
         with new_folder(place) as building:
-            rows = building / _ROWS
-            with pa.ipc.new_stream(str(rows), schema) as stream:
+            with pa.ipc.new_stream(str(building / _ROWS), schema) as stream:
                 about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
-            _About(sha256=_checksum(rows), description=about).write(building / _ABOUT)
+            checksum = file_sha256(building / _ROWS, CheckpointError)
+            _About(sha256=checksum, description=about).write(building / _ABOUT)
     except OSError:
         # Where another process was first, its rows are this one's equal.
         if not place.exists():
             raise
-
-
-def _dataset(table: pa.Table, features: Features, about: str) -> Dataset:
-    info = DatasetInfo(features=features, description=about)
-    # Any name will do: nothing looks these rows up by their content, which `datasets` would hash.
-    return Dataset(InMemoryTable(table), info, fingerprint=uuid.uuid4().hex)
-
-
-def _remove(place: Path) -> None:
-    """Move an entry out of the way first: another process may be building in its place."""
-    aside = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.part")  # as by `new_folder`
-    try:
-        place.rename(aside)
-    except OSError:
-        return
-    if aside.is_dir():
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        aside.unlink()
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

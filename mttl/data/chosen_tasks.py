@@ -1,19 +1,21 @@
-"""The tasks that a configuration names: their gym, built first for custom tasks."""
+"""The tasks that a configuration names: a gym, or files that become one in the run's cache."""
 
+import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mttl.config.data_schema import Data
 from mttl.config.load import resolve_folder, resolve_path
-from mttl.io.errors import ConfigError, TaskError
-from mttl.io.files import locked
+from mttl.config.schema import Config
+from mttl.io.errors import TaskError
+from mttl.io.files import locked, new_folder
+from mttl.io.reading import require_file
 from mttl.io.record import check
-from mttl.io.shipped_files import shipped_folder
-from mttl.tasks.building.build_gym import build_task
-from mttl.tasks.building.task_table import update_task_table
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import SIDES, Partition
+from mttl.tasks.sample_files import fingerprint, update_task_table, write_samples
+from mttl.tasks.task import Task
 from mttl.tasks.task_file import load_tasks
 
 _log = logging.getLogger(__name__)
@@ -21,50 +23,66 @@ _log = logging.getLogger(__name__)
 AUTO = "auto"
 
 
-def gym_folder(data: Data) -> Path:
-    """Return the folder of the gym; without `data.dir` it lies beside the file of the tasks."""
-    if data.dir is not None:
-        return resolve_folder(data.dir)
-    assert data.tasks is not None  # the schema asks for one of them
-    return resolve_path(data.tasks, "data.tasks").with_suffix(".gym")
+def cache_folder(config: Config) -> Path:
+    """Return the folder that keeps tokenised rows and converted tasks."""
+    return Path(config.data.cache_dir or Path(config.run.dir) / ".cache")
 
 
-def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
-    """Return the gym, with the tasks of `data.tasks` built into it.
-
-    What is complete is not built again, and processes that start together wait for one another.
+def gym_folder(config: Config, samples: Sequence[int] | None = None) -> Path:
+    """Return `data.dir`, or the folder in the cache for the custom tasks of `data.tasks`.
 
     Raises:
-        ConfigError: If `data.tasks` would be built into a gym that ships.
-        TaskError: If the gym holds no task, or one of `data.tasks` cannot be read or built.
+        TaskError: If a custom task cannot be read, or is not of files.
     """
-    folder = gym_folder(data)
-    if data.tasks is None:
-        return Gym(folder, data.metrics)
-    file = resolve_path(data.tasks, "data.tasks")
-    tasks = load_tasks(file)
-    if _ships(folder):
-        raise ConfigError(
-            f"the tasks of data.tasks ('{file}') would be built into data.dir ('{data.dir}'), a "
-            "gym that ships with mttl: add data.dir=null, which puts them beside their file, or "
-            "name another folder. data.partition=auto trains them and no others"
-        )
-    with locked(folder / ".lock", wait=True):
-        for task in tasks.values():
-            outcome = build_task(task, folder, samples=samples or data.samples)
-            if outcome.status != "built":
-                named = "" if task.name in outcome.detail else f"task '{task.name}': "
-                raise TaskError(f"data.tasks ('{file}'): {named}{outcome.detail}")
-            if not outcome.skipped:
-                _log.info("built the task '%s' into '%s'", task.name, folder)
-        update_task_table(folder, tasks.values())
+    data = config.data
+    if data.dir is not None:
+        return resolve_folder(data.dir)
+    prints = [fingerprint(task, _files(task, data)) for task in _custom_tasks(data).values()]
+    key = hashlib.sha256(repr((prints, samples or data.samples)).encode()).hexdigest()[:16]
+    return cache_folder(config) / f"tasks-{key}"
+
+
+def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
+    """Return the gym; custom tasks of `data.tasks` are converted where the cache lacks them.
+
+    Processes that start together wait for one another.
+
+    Raises:
+        TaskError: If the gym holds no task, or a custom task cannot be read or converted.
+    """
+    data, folder = config.data, gym_folder(config, samples)
+    if data.dir is None and not folder.exists():
+        with locked(folder.with_suffix(".lock"), wait=True):
+            if not folder.exists():
+                _convert(_custom_tasks(data), folder, samples or data.samples)
     return Gym(folder, data.metrics)
 
 
-def _ships(folder: Path) -> bool:
-    """Return whether a gym ships with mttl."""
-    shipped = (shipped_folder() / "data").resolve()
-    return folder.resolve().parent == shipped and (folder / "README.md").is_file()
+def _convert(tasks: Mapping[str, Task], folder: Path, samples: Sequence[int]) -> None:
+    with new_folder(folder) as making:
+        for task in tasks.values():
+            (making / task.name).mkdir()
+            write_samples(task, making / task.name, samples)
+        update_task_table(making, tasks.values())
+    _log.info("converted the tasks %s", ", ".join(tasks))
+
+
+def _custom_tasks(data: Data) -> Mapping[str, Task]:
+    assert data.tasks is not None  # the schema asks for it without `dir`
+    return load_tasks(resolve_path(data.tasks, "data.tasks"))
+
+
+def _files(task: Task, data: Data) -> list[Path]:
+    """Return the files of a custom task."""
+    if task.source.path is not None:
+        raise TaskError(
+            f"data.tasks ('{data.tasks}'): the records of '{task.name}' are on the hub: run "
+            f"`mttl build --config {data.tasks} --out DIR`, and set data.dir=DIR data.tasks=null"
+        )
+    files = [Path(file) for file in task.source.splits]
+    for file in files:
+        require_file(file, TaskError)
+    return files
 
 
 def partition_of(data: Data, gym: Gym) -> Partition:
@@ -79,7 +97,7 @@ def partition_of(data: Data, gym: Gym) -> Partition:
         return Partition.read(resolve_path(data.partition, "data.partition"))
     if data.tasks is None:
         return check(Partition, {"train": gym.tasks()}, f"'{gym.directory}'", TaskError)
-    tasks = load_tasks(resolve_path(data.tasks, "data.tasks")).values()
+    tasks = _custom_tasks(data).values()
     sides = {side: [task.name for task in tasks if task.side == side] for side in SIDES}
     if not sides["train"]:
         raise TaskError(

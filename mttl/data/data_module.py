@@ -20,7 +20,7 @@ from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
 from mttl.data.row_columns import lengths_of, numbers_of, pick
-from mttl.data.samplers import build_sampler, drawing
+from mttl.data.samplers import TaskBatchSampler, drawing
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.tasks.folder import Gym
 
@@ -108,35 +108,30 @@ class TextToTextDataModule(pl.LightningDataModule):
             "seed": self.seed,
             "rank": self._rank,
             "world_size": self._world_size,
+            **drawing(data.sampler.kind, getattr(data.sampler, "temperature", 1.0)),
         }
-        drawn = data.sampler.kind, getattr(data.sampler, "temperature", 1.0)
         task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
         stacks = (prompts + answers)[:, None]
         if not self.decoder_only:
             stacks = np.stack([prompts, answers], 1)
+        n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         if data.token_budget is None:
             # Prompt and answer both cost padding; the answer is read again by cross-attention.
-            sampler = build_sampler(
-                *(drawn[0], task_ids),
-                temperature=drawn[1],
+            sampler = TaskBatchSampler(
+                task_ids,
                 lengths=prompts + 2 * answers,
                 global_batch_size=data.global_batch_size,
-                n_parts=self._n_parts,
+                n_parts=1 if data.global_batch_size is None else n_parts,
                 **order,
             )
         else:
             order |= {"token_budget": data.token_budget, "packed_length": packed}
-            sampler = TokenBatchSampler(task_ids, sizes=stacks, **order, **drawing(*drawn))
+            sampler = TokenBatchSampler(task_ids, sizes=stacks, **order)
         if data.token_budget is not None or packed is not None:
             _tell_padding(list(sampler), stacks, packed)
-        kind: dict[str, Any] = {"decoder_only": self.decoder_only}
+        sizes = pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only
+        collate = TrainCollator(*sizes) if packed is None else PackedCollator(*sizes, packed)
         counted: dict[str, Any] = {}
-        if packed is None:
-            collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
-        else:
-            kind["packed_length"] = packed
-            collate = PackedCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
-        n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         if n_parts > 1 or data.global_batch_size is not None:
             counted = {"n_targets": collate.n_targets, "n_parts": n_parts}
         read = rows.select_columns(["input_ids", "labels", "task_id"])
@@ -198,13 +193,6 @@ class TextToTextDataModule(pl.LightningDataModule):
             "persistent_workers": self.data.n_workers > 0,
             "pin_memory": torch.cuda.is_available(),
         }
-
-    @property
-    def _n_parts(self) -> int:
-        """Into how many batches a process cuts its rows of a step."""
-        if self.data.global_batch_size is None or self.trainer is None:
-            return 1
-        return self.trainer.accumulate_grad_batches
 
     @property
     def _rank(self) -> int:

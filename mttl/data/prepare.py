@@ -7,7 +7,7 @@ settings and of the version of this format, so that no change of any of them can
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +19,9 @@ from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.prompt_form import PromptForm
 from mttl.data.prompt_prefix import PromptPrefix, check_codes
-from mttl.io.errors import TaskError, nearest
-from mttl.tasks.folder import SPLITS, Gym
-from mttl.tasks.rows import Row, RowFile
+from mttl.io.errors import TaskError
+from mttl.tasks.folder import Gym
+from mttl.tasks.rows import RowFile
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,13 @@ def prepare(
     encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     if form.descriptions:
-        texts = {task: _description(gym, task) for task in tasks}
+        texts = {task: gym.description(task) for task in tasks}
+        for task, text in texts.items():
+            if text is None:
+                raise TaskError(
+                    f"data.descriptions is on, but '{gym.directory / 'TASKS.csv'}' has no "
+                    f"description of '{task}'; add one, or turn it off."
+                )
         form = form.model_copy(update={"task_descriptions": texts})
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     if form.prefix == "code":
@@ -100,7 +106,7 @@ def prepare(
         return _build(sources, prompt_prefixes, encoder, max_rows, write)
 
     if cache_dir is None:
-        return _telling_what_was_cut(in_memory(build, COLUMNS))
+        return _with_log(in_memory(build, COLUMNS))
     settings = {
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
@@ -118,27 +124,17 @@ def prepare(
         ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
-    return _telling_what_was_cut(cached(build, COLUMNS, key, cache_dir))
+    return _with_log(cached(build, COLUMNS, key, cache_dir))
 
 
 def _read_sources(
     gym: Gym, tasks: Sequence[str], split: str, samples: Sequence[int]
 ) -> list[_Source]:
-    parts = split.split("+")
-    for part in parts:
-        if part not in SPLITS:
-            raise ValueError(
-                f"split is '{split}'; it must be train, dev, test, or several of them joined by "
-                f"'+'.{nearest(part, SPLITS)}"
-            )
-    if not tasks or not samples:
-        what = "tasks" if not tasks else "samples"
-        raise TaskError(f"{what} is empty: there is nothing to read in '{gym.directory}'.")
     sources: list[_Source] = []
     for task_id, task in enumerate(tasks):
         seen: set[str] = set()
         for sample in samples:
-            for part in parts:
+            for part in split.split("+"):
                 file = RowFile.scan(gym.file(task, part, sample))
                 if part == "test":
                     if file.digest in seen:
@@ -146,16 +142,6 @@ def _read_sources(
                     seen.add(file.digest)
                 sources.append(_Source(task_id, sample, file))
     return sources
-
-
-def _description(gym: Gym, task: str) -> str:
-    description = gym.description(task)
-    if description is None:
-        raise TaskError(
-            f"data.descriptions is on, but '{gym.directory / 'TASKS.csv'}' has no description "
-            f"of '{task}'; add one in the column 'description', or turn it off."
-        )
-    return description
 
 
 def _build(
@@ -171,7 +157,7 @@ def _build(
     lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
     unknown: set[str] = set()
     n_written = 0
-    rows = _rows(sources, max_rows)
+    rows = ((source, row) for source in sources for row in source.file.rows(max_rows))
     while some := list(islice(rows, AT_ONCE)):
         before = [prompt_prefixes[source.task_id] for source, _ in some]
         inputs = [
@@ -209,11 +195,7 @@ def _build(
     )
 
 
-def _rows(sources: Sequence[_Source], max_rows: int | None) -> Iterator[tuple[_Source, Row]]:
-    return ((source, row) for source in sources for row in source.file.rows(max_rows))
-
-
-def _telling_what_was_cut(rows: Dataset) -> Dataset:
+def _with_log(rows: Dataset) -> Dataset:
     if rows.info.description:
         _log.info("%s", rows.info.description)
     return rows

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from mttl.io.errors import CheckpointError, nearest
+from mttl.io.errors import CheckpointError
 
 KINDS = ("proportional", "uniform", "temperature", "homogeneous")
 
@@ -56,9 +56,6 @@ class TaskBatchSampler(Sampler[list[int]]):
             one (see `is_filler`), which must not count.
         lengths: Of every row; needed for windows only.
         length_window: Sort the rows of this many batches by length; 0 leaves them as drawn.
-
-    Raises:
-        ValueError: If an argument is out of its range.
     """
 
     def __init__(
@@ -77,29 +74,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         n_parts: int = 1,
     ):
         ids = np.asarray(task_ids, dtype=np.int64)
-        if ids.size == 0:
-            raise ValueError("task_ids is empty; there is no row to sample.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank ({rank}) must lie in [0, world_size = {world_size}).")
-        if seed < 0:
-            raise ValueError(f"seed ({seed}) must not be negative.")
-        if length_window < 0:
-            raise ValueError(f"length_window ({length_window}) must not be negative.")
-        if length_window and homogeneous:
-            raise ValueError(
-                f"length_window ({length_window}) must be 0 for homogeneous batches: sorting by "
-                "length would mix their tasks."
-            )
-        if length_window and (lengths is None or len(lengths) != ids.size):
-            raise ValueError(
-                f"length_window ({length_window}) needs the length of each of the {ids.size} rows."
-            )
         self.lengths = np.asarray(lengths if length_window else [], dtype=np.int64)
         self.length_window = length_window
-        if n_parts < 1:
-            raise ValueError(f"n_parts ({n_parts}) must be at least 1.")
         self.n_parts = n_parts
         self.global_batch_size = global_batch_size or batch_size * world_size * n_parts
         self.n_rows = ids.size
@@ -229,43 +205,22 @@ class TaskBatchSampler(Sampler[list[int]]):
 
 
 def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) -> np.ndarray:
-    """Return p_t = n_t^(1/temperature) / Σ n^(1/temperature), computed without overflow.
-
-    Raises:
-        ValueError: If ``temperature`` is not positive.
-    """
-    if not temperature > 0:
-        raise ValueError(f"temperature ({temperature}) must be positive.")
+    """Return p_t = n_t^(1/temperature) / Σ n^(1/temperature), computed without overflow."""
     scores = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
 
 
-def build_sampler(
-    kind: str, task_ids: Sequence[int] | np.ndarray, *, temperature: float = 1.0, **options: Any
-) -> TaskBatchSampler:
-    """Build the sampler of a kind; ``temperature`` matters to the kind of that name only.
-
-    Raises:
-        ValueError: If the kind is unknown.
-    """
-    return TaskBatchSampler(task_ids, **options, **drawing(kind, temperature))
-
-
 def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the arguments of a sampler that say how tasks are drawn.
+    """Return the arguments of a sampler by which tasks are drawn.
 
-    Raises:
-        ValueError: If the kind is unknown.
+    Args:
+        kind: One of `KINDS`.
+        temperature: Of the kind `temperature`.
     """
-    options: dict[str, dict[str, Any]] = {
+    return {
         "proportional": {},
         "uniform": {"temperature": math.inf},
         "temperature": {"temperature": temperature},
         "homogeneous": {"homogeneous": True},
-    }
-    if kind not in options:
-        raise ValueError(
-            f"sampler kind is '{kind}'; it must be one of {', '.join(KINDS)}.{nearest(kind, KINDS)}"
-        )
-    return options[kind]
+    }[kind]

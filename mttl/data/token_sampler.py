@@ -39,9 +39,6 @@ class TokenBatchSampler(TaskBatchSampler):
         packed_length: The most tokens of a sequence of several rows; None gives each its own.
         length_window: Sort the rows of about so many batches by length; 0 leaves them as drawn.
         options: As for `TaskBatchSampler`: temperature, seed, rank and world size.
-
-    Raises:
-        ValueError: If a row has more tokens than the budget, or an argument is out of its range.
     """
 
     def __init__(
@@ -57,13 +54,6 @@ class TokenBatchSampler(TaskBatchSampler):
     ):
         super().__init__(task_ids, batch_size=batch_size, **options)
         self.totals = sizes.sum(1)
-        if len(sizes) != self.n_rows or self.totals.max() > min(
-            token_budget, packed_length or token_budget
-        ):
-            raise ValueError(
-                f"token_budget ({token_budget}) and packed_length ({packed_length}) must hold the "
-                f"longest of {self.n_rows} rows, which has {self.totals.max()} tokens."
-            )
         self.sizes, self.token_budget, self.batch_size = sizes, token_budget, batch_size
         self.packed_length, self.length_window = packed_length, length_window
         self.n_drawn = self.n_rows

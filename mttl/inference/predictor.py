@@ -13,6 +13,7 @@ from lightning_fabric.plugins import Precision
 from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad_id_of
+from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.batched_answers import answer_texts, batches_by_length
 from mttl.inference.choices import OptionChoice, check_choices, choice_ids
@@ -92,17 +93,12 @@ class Predictor:
             return []
         task_ids = self.task_ids(names).to(self.device)
         options = {} if search else self.form.task_options
-        ranked = [place for place, name in enumerate(names) if name in options]
-        if ranked:
+        if ranked := [place for place, name in enumerate(names) if name in options]:
             return self._some_ranked(names, texts, ranked, batch_size, on_rows)
-
-        def generate(rows: Sequence[int], **inputs: Any) -> torch.Tensor:
-            return self.generate(task_ids[list(rows)], **inputs)
-
         self.model.eval()
         return answer_texts(
-            generate,
-            self.form.encoder(self.tokenizer, decoder_only=self.decoder_only),
+            lambda rows, **inputs: self.generate(task_ids[list(rows)], **inputs),
+            self.encoder,
             [self.form.text(task, text) for task, text in zip(names, texts, strict=True)],
             prompt_prefixes=[self.form.prompt_prefix(task) for task in names],
             decoder_only=self.decoder_only,
@@ -121,6 +117,7 @@ class Predictor:
         on_rows: Callable[[int], object],
     ) -> list[str]:
         """Choose answers at some places among the options of their tasks, and search the others."""
+        rest = [place for place in range(len(names)) if place not in set(ranked)]
         chosen = self.choose(
             [names[place] for place in ranked],
             [texts[place] for place in ranked],
@@ -129,24 +126,16 @@ class Predictor:
             batch_size=batch_size,
         )
         on_rows(len(ranked))
-        found = {place: choice.answer for place, choice in zip(ranked, chosen, strict=True)}
-        rest = [place for place in range(len(names)) if place not in found]
         others = self.predict(
-            [names[place] for place in rest],
-            [texts[place] for place in rest],
+            *([values[place] for place in rest] for values in (names, texts)),
             batch_size=batch_size,
             on_rows=on_rows,
         )
-        found |= dict(zip(rest, others, strict=True))
+        found = dict(zip((*ranked, *rest), (*(x.answer for x in chosen), *others), strict=True))
         return [found[place] for place in range(len(names))]
 
     def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Generate ids in the run's precision.
-
-        Args:
-            task_ids: The task of each prompt, shape (B,).
-            **inputs: What ``generate`` of transformers takes.
-        """
+        """Generate ids in the run's precision, as ``generate`` of transformers does."""
         with self.precision.forward_context():
             return self.model.generate(task_ids, **inputs)
 
@@ -163,7 +152,7 @@ class Predictor:
         """Choose among given answers by their likelihood; see `mttl.inference.choices`.
 
         Args:
-            tasks: As for `predict`, and so are the others.
+            tasks: The task of all texts, or of each.
             texts: Inputs.
             choices: The answers of all texts, or a list of them for each.
             per_token: Compare means over the tokens of an answer rather than sums.
@@ -184,13 +173,12 @@ class Predictor:
         answers = [check_choices(own, f"text {place + 1}") for place, own in enumerate(of_each)]
         if not answers:
             return []
-        encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
         ids: dict[tuple[str, ...], list[list[int]]] = {}
         for place, own in enumerate(answers, 1):
             if tuple(own) not in ids:
                 ids[tuple(own)] = self.choice_ids(own, f"text {place}")
-        prompts = encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
+        prompts = self.encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
         task_ids = self.task_ids(names).to(self.device)
         self.model.eval()
         found: list[OptionChoice] = [OptionChoice("", {})] * len(texts)
@@ -216,17 +204,22 @@ class Predictor:
         Raises:
             TaskError: If two of them are identical there.
         """
-        encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
-        return choice_ids(encoder, choices, f"{place}: choices", "shorten them")
+        return choice_ids(self.encoder, choices, f"{place}: choices", "shorten them")
 
-    def pipeline(self, task: str) -> "TaskPipeline":
-        """Return one task as a function of texts.
+    def pipeline(self, task: str) -> Callable[..., Any]:
+        """Return one task as a function of a text, or a list of them, with options of `predict`.
 
         Raises:
             TaskError: If the task is unknown.
         """
         self.task_ids([task])
-        return TaskPipeline(self, task)
+
+        def answer(texts: str | Sequence[str], **options: Any) -> str | list[str]:
+            several = [texts] if isinstance(texts, str) else texts
+            answers = self.predict(task, several, **options)
+            return answers[0] if isinstance(texts, str) else answers
+
+        return answer
 
     def _names(self, tasks: str | Sequence[str], texts: Sequence[str]) -> list[str]:
         if isinstance(texts, str):
@@ -243,6 +236,11 @@ class Predictor:
         return names
 
     @property
+    def encoder(self) -> TextEncoder:
+        """What encodes inputs and answers as in training."""
+        return self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
+
+    @property
     def decoder_only(self) -> bool:
         """Whether the model continues its input rather than answering it from an encoder."""
         return is_decoder_only(self.model.backbone)
@@ -251,27 +249,3 @@ class Predictor:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
-
-
-@dataclass(frozen=True)
-class TaskPipeline:
-    """One task of a model: call it with a text, or with a list of them.
-
-    Attributes:
-        predictor: The model.
-        task: Which of its tasks.
-    """
-
-    predictor: Predictor
-    task: str
-
-    def __call__(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
-        """Answer a text, or every text of a list.
-
-        Args:
-            texts: One or several.
-            **options: Of `Predictor.predict`.
-        """
-        if isinstance(texts, str):
-            return self.predictor.predict(self.task, [texts], **options)[0]
-        return self.predictor.predict(self.task, texts, **options)

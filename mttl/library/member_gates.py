@@ -39,7 +39,7 @@ def prepare_members(config: Config, imported: Built) -> None:
     model, gates = imported.model, None if config.moe is None else config.moe.router
     if not model.router.seen and "gate_steps" not in getattr(gates, "own_settings", ()):
         return
-    gym = open_gym(config.data)
+    gym = open_gym(config)
     tokenizer = build_tokenizer(config.backbone)
     metrics = {task: gym.metric(task) for task in imported.tasks}
     data = TextToTextDataModule(

@@ -71,15 +71,13 @@ class RowEnds(StoppingCriteria):
     """Hands every new token to its answer, and stops the rows whose answers have ended."""
 
     def __init__(self, answers: Sequence[StreamDecoder], choice: TokenChoice) -> None:
-        self._answers = answers
-        self._choice = choice
+        self._answers, self._choice = answers, choice
 
     def __call__(self, input_ids: Tensor, scores: Any, **settings: Any) -> Tensor:  # type: ignore[override]
         """Return which rows stop, shape (R,)."""
         for place, token in enumerate(input_ids[:, -1].tolist()):
             answer = self._answers[place]
-            if answer.wanted.dropped:
-                answer.drop()
+            answer.ended = answer.ended or answer.wanted.dropped
             if not answer.ended:
                 answer.add(token, self._choice.scores.get(place))
         return torch.tensor([answer.ended for answer in self._answers], device=input_ids.device)

@@ -4,17 +4,17 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mttl.io.errors import MttlError, nearest
 from mttl.io.reading import parse_json
@@ -28,10 +28,8 @@ from mttl.serving.served_task import ServedTask, chat_question
 
 CLIENT_GONE = 499  # what proxies call it
 TRUNCATED = "X-Truncated-Tokens"
-
-
-class _ClientGoneError(Exception):
-    """Nobody waits for the answer."""
+ROUTES = "/v1/completions, /v1/chat/completions, /v1/models, /metrics, /health"
+Pieces = asyncio.Queue[tuple[int, Piece] | None]  # None where the client is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,42 @@ class Limits:
 
     body: int
     seconds: float
+
+
+class Measured:
+    """Middleware that counts requests for answers, each when it has ended, by task and status.
+
+    The state of a request may name its ``model``, the ``status`` of a stream, which its headers
+    cannot know, and the ``events`` of a stream, which are closed.
+    """
+
+    def __init__(self, application: ASGIApp, server_metrics: ServerMetrics) -> None:
+        self.application, self.server_metrics = application, server_metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope.get("method") != "POST":
+            await self.application(scope, receive, send)
+            return
+        began, state = time.perf_counter(), scope.setdefault("state", {})
+
+        async def noting(message: Message) -> None:
+            if "status" in message:
+                state.setdefault("status", message["status"])
+            await send(message)
+
+        try:
+            await self.application(scope, receive, noting)
+        except Exception as error:
+            state["status"] = CLIENT_GONE if isinstance(error, ClientDisconnect) else 500
+            raise
+        finally:
+            if "events" in state:
+                await state["events"].aclose()
+            seconds = time.perf_counter() - began
+            self.server_metrics.add_request(
+                state.get("model", ""), state.get("status", CLIENT_GONE), seconds
+            )
 
 
 class Service:
@@ -61,32 +95,26 @@ class Service:
         server_metrics: ServerMetrics,
         key: str | None = None,
     ) -> None:
-        self.tasks, self.queue, self.limits, self.server_metrics = (
-            tasks,
-            queue,
-            limits,
-            server_metrics,
-        )
+        self.tasks, self.queue, self.limits = tasks, queue, limits
+        self.server_metrics = server_metrics
         self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 
     async def completions(self, request: Request) -> Response:
         """Answer questions that are texts."""
-        return await self.measured(request, partial(self._answer, kind=CompletionRequest))
+        return await self._answer(request, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:
         """Answer a question that is a chat."""
-        return await self.measured(request, partial(self._answer, kind=ChatRequest))
+        return await self._answer(request, ChatRequest)
 
-    async def models(self, request: Request) -> Response:
+    async def models(self) -> Response:
         """List the tasks."""
-        self._check_key(request)
         models = [self._model(name) for name in self.tasks]
         return JSONResponse({"object": "list", "data": models})
 
-    async def model(self, request: Request, name: str) -> Response:
+    async def model(self, name: str) -> Response:
         """Describe one task."""
-        self._check_key(request)
         return JSONResponse(self._model(self.task(name).name))
 
     async def health(self) -> Response:
@@ -94,9 +122,8 @@ class Service:
         status = "ok" if self.queue.is_open else "closing"
         return JSONResponse({"status": status}, 200 if self.queue.is_open else 503)
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self) -> Response:
         """Return the counters as Prometheus reads them."""
-        self._check_key(request)
         return PlainTextResponse(
             self.server_metrics.text(len(self.queue)), media_type="text/plain; version=0.0.4"
         )
@@ -116,7 +143,8 @@ class Service:
             )
         return self.tasks[name]
 
-    def _check_key(self, request: Request) -> None:
+    async def check_key(self, request: Request) -> None:
+        """Refuse a request without the key."""
         if self._key is None:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -129,51 +157,13 @@ class Service:
                 code="invalid_api_key",
             )
 
-    async def measured(
-        self, request: Request, answer: Callable[[Request, "Call"], Awaitable[Response]]
-    ) -> Response:
-        """Answer a request and count it; a stream is counted when it ends."""
-        began = time.perf_counter()
-        call = Call()
-        status = 500
-        try:
-            self._check_key(request)
-            response = await answer(request, call)
-            status = response.status_code
-            if isinstance(response, StreamingResponse):
-                response.body_iterator = self._counted(response.body_iterator, call, began)
-            return response
-        except ApiError as api_error:
-            status = api_error.status
-            raise
-        except (_ClientGoneError, ClientDisconnect):
-            status = CLIENT_GONE
-            return Response(status_code=CLIENT_GONE)
-        finally:
-            if not call.streams:
-                self.server_metrics.add_request(call.model, status, time.perf_counter() - began)
-
-    async def _counted(self, parts: Any, call: "Call", began: float) -> AsyncIterator[str]:
-        """Pass the parts of a stream on, and count it."""
-        status = CLIENT_GONE  # unless it comes to its end
-        try:
-            async for part in parts:
-                yield part
-            status = call.status
-        except Exception:
-            status = 500
-            raise
-        finally:
-            await parts.aclose()
-            self.server_metrics.add_request(call.model, status, time.perf_counter() - began)
-
     async def _answer(
-        self, request: Request, call: "Call", kind: type[CompletionRequest] | type[ChatRequest]
+        self, request: Request, kind: type[CompletionRequest] | type[ChatRequest]
     ) -> Response:
         ends = time.monotonic() + self.limits.seconds
         asked = parse_request(kind, await self.body(request))
         task = self.task(asked.model)
-        call.model = task.name
+        request.state.model = task.name
         questions = (
             [chat_question(asked.messages, task.form, task.name)]
             if isinstance(asked, ChatRequest)
@@ -193,78 +183,52 @@ class Service:
         self.server_metrics.add_tokens(prompt=reply.n_prompt_tokens)
         headers = {TRUNCATED: str(n_lost)} if n_lost else {}
         if asked.stream:
-            call.streams = True
             usage = asked.stream_options is not None and asked.stream_options.include_usage
-            events = self._events(arriving, reply, len(wanted), usage, call)
+            events = _events(request, arriving, reply, len(wanted), usage)
+            request.state.events, request.state.status = events, CLIENT_GONE  # until its end
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         answers = [Piece()] * len(wanted)
         async for place, piece in arriving:
             answers[place] = piece
         return JSONResponse(reply.whole(answers), headers=headers)
 
-    async def _events(
-        self,
-        arriving: AsyncIterator[tuple[int, Piece]],
-        reply: Reply,
-        n_answers: int,
-        usage: bool,
-        call: "Call",
-    ) -> AsyncIterator[str]:
-        """Return a stream of server-sent events."""
-        n_tokens = 0
-        try:
-            for index in range(n_answers if reply.chat else 0):
-                yield _event(reply.first_event(index))
-            async for place, piece in arriving:
-                n_tokens += piece.n_tokens
-                yield _event(reply.part(place, piece))
-            if usage:
-                yield _event(reply.counts(n_tokens))
-            yield "data: [DONE]\n\n"
-        except ApiError as api_error:  # too late for a status
-            call.status = api_error.status
-            yield _event(api_error.body)
-        except _ClientGoneError:
-            call.status = CLIENT_GONE
-        finally:
-            await arriving.aclose()  # type: ignore[attr-defined]
-
     async def arriving(
         self,
         request: Request,
-        pieces: "asyncio.Queue[tuple[int, Piece]]",
+        pieces: Pieces,
         wanted: Sequence[GenerationRequest],
         ends: float,
     ) -> AsyncIterator[tuple[int, Piece]]:
         """Return the pieces of answers until all have ended; drop them where nobody waits."""
-        gone = asyncio.ensure_future(_disconnected(request))
-        arrives = asyncio.ensure_future(pieces.get())
-        n_open = len(wanted)
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            pieces.put_nowait(None)
+
+        watching, n_open = asyncio.ensure_future(watch()), len(wanted)
         try:
             while n_open:
-                left = max(ends - time.monotonic(), 0.0)
-                await asyncio.wait(
-                    [arrives, gone], timeout=left, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not arrives.done():
-                    if gone.done():
-                        raise _ClientGoneError
+                try:
+                    async with asyncio.timeout(max(ends - time.monotonic(), 0.0)):
+                        arrived = await pieces.get()
+                except TimeoutError as error:
                     raise ApiError(
                         504,
                         f"the answer took more than {self.limits.seconds:g} seconds; ask for fewer "
                         "tokens, or try again when the server has less to do",
                         code="timeout",
-                    )
-                place, piece = arrives.result()
+                    ) from error
+                if arrived is None:
+                    raise ClientDisconnect
+                place, piece = arrived
                 if piece.failed:
                     raise ApiError(500, "the model failed; see the log of the server")
                 n_open -= piece.finish is not None
                 self.server_metrics.add_tokens(answer=piece.n_tokens)
                 yield place, piece
-                arrives = asyncio.ensure_future(pieces.get())
         finally:
-            gone.cancel()
-            arrives.cancel()
+            watching.cancel()
             for row in wanted:
                 row.dropped = True
 
@@ -294,19 +258,37 @@ class Service:
             raise ApiError(400, str(error)) from error
 
 
-@dataclass
-class Call:
-    """What is known of a request so far."""
+async def _events(
+    request: Request,
+    arriving: AsyncIterator[tuple[int, Piece]],
+    reply: Reply,
+    n_answers: int,
+    usage: bool,
+) -> AsyncIterator[str]:
+    """Return a stream of server-sent events."""
+    n_tokens = 0
+    try:
+        for index in range(n_answers if reply.chat else 0):
+            yield _event(reply.first_event(index))
+        async for place, piece in arriving:
+            n_tokens += piece.n_tokens
+            yield _event(reply.part(place, piece))
+        if usage:
+            yield _event(reply.counts(n_tokens))
+        yield "data: [DONE]\n\n"
+        request.state.status = 200
+    except ApiError as api_error:  # too late for the headers
+        request.state.status = api_error.status
+        yield _event(api_error.body)
+    except ClientDisconnect:
+        pass
+    finally:
+        await arriving.aclose()  # type: ignore[attr-defined]
 
-    model: str = ""
-    streams: bool = False
-    status: int = 200
 
-
-def arrivals() -> tuple["asyncio.Queue[tuple[int, Piece]]", Callable[[int, Piece], None]]:
+def arrivals() -> tuple[Pieces, Callable[[int, Piece], None]]:
     """Return where pieces of answers arrive, and what sends them there from any thread."""
-    loop = asyncio.get_running_loop()
-    pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+    loop, pieces = asyncio.get_running_loop(), Pieces()
 
     def send(place: int, piece: Piece) -> None:
         with suppress(RuntimeError):  # the server has ended, and its loop is closed
@@ -320,30 +302,36 @@ def make_application(
 ) -> FastAPI:
     """Return the application that answers requests."""
     application = FastAPI(title="mttl", openapi_url=None)
-    application.post("/v1/completions")(service.completions)
-    application.post("/v1/chat/completions")(service.chat)
-    application.get("/v1/models")(service.models)
-    application.get("/v1/models/{name:path}")(service.model)
+    application.add_middleware(Measured, server_metrics=service.server_metrics)
+    guarded = APIRouter(dependencies=[Depends(service.check_key)])
+    guarded.post("/v1/completions")(service.completions)
+    guarded.post("/v1/chat/completions")(service.chat)
+    guarded.get("/v1/models")(service.models)
+    guarded.get("/v1/models/{name:path}")(service.model)
+    guarded.get("/metrics")(service.metrics)
+    application.include_router(guarded)
     application.get("/health")(service.health)
-    application.get("/metrics")(service.metrics)
     add_routes(application)
 
+    def reply(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+        return JSONResponse(error.body, error.status, headers=headers or error.headers)
+
     @application.exception_handler(ApiError)
-    async def refuse(request: Request, api_error: ApiError) -> Response:
-        return JSONResponse(api_error.body, api_error.status, headers=api_error.headers)
+    async def refuse(request: Request, error: ApiError) -> Response:
+        return reply(error)
 
     @application.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        paths = [getattr(route, "path", "") for route in application.routes]
-        routes = ", ".join(path for path in paths if "{" not in path)
-        message = f"{request.method} {request.url.path}: {error.detail}. There are {routes}"
-        api_error = ApiError(error.status_code, message)
-        return JSONResponse(api_error.body, api_error.status, headers=error.headers)
+        message = f"{request.method} {request.url.path}: {error.detail}; there are {ROUTES}"
+        return reply(ApiError(error.status_code, message), error.headers)
+
+    @application.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
     @application.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        api_error = ApiError(500, "internal error; see the log of the server")
-        return JSONResponse(api_error.body, api_error.status)
+        return reply(ApiError(500, "internal error; see the log of the server"))
 
     return application
 
@@ -352,11 +340,6 @@ def allow_origins(origins: Sequence[str], application: FastAPI) -> None:
     """Let pages of other origins ask; browsers then get an answer to their preflight requests."""
     allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
     application.add_middleware(CORSMiddleware, **allowed, expose_headers=[TRUNCATED])
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _event(part: Mapping[str, Any]) -> str:

@@ -75,10 +75,3 @@ class GenerationRequest:
     send: Callable[[Piece], object] = field(repr=False)
     alone: Callable[[], object] | None = field(default=None, repr=False)
     dropped: bool = False
-
-
-def fit_together(wanted: Sequence[GenerationRequest]) -> bool:
-    """Return whether a model has positions for a batch: its longest prompt and longest answer."""
-    n_positions = wanted[0].n_positions
-    longest = max(len(row.prompt) for row in wanted) + max(row.most_tokens for row in wanted)
-    return n_positions is None or longest <= n_positions

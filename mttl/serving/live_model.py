@@ -24,11 +24,9 @@ from mttl.skills.skilled_model import SkilledModel
 
 
 class LiveRequest(Part):
-    """A question of the page.
+    """A question of the page, in the prompt form of a task, and by default with its weights.
 
     Attributes:
-        task: The task whose prompt form, and by default whose routing weights, are used.
-        text: The question.
         tasks: Shares of tasks in a mixture of routing weights.
         skills: A weight for every skill.
         start: The task whose routing weights `skills` changes; by default all are replaced.
@@ -105,11 +103,11 @@ class LiveModel:
                 400,
                 f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
             )
-        start = None if request.start is None else self._row(task, request.start)
-        wanted = self._rows[id(task.predictor)].new_tensor(weights)
-        if start is None:
-            start = torch.zeros_like(self._rows[id(task.predictor)][:, 0])
-        pairs = self._pairs.to(wanted.device)
+        own = self._rows[id(task.predictor)]
+        start = torch.zeros_like(own[:, 0])
+        if request.start is not None:
+            start = self._row(task, request.start)
+        wanted, pairs = own.new_tensor(weights), self._pairs.to(own.device)
         change = (wanted - self._shown(start)).expand_as(pairs)
         return start + torch.zeros_like(change).scatter(1, pairs, change).view_as(start)
 

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from mttl.assembly.load_tasks import load_tasks
 from mttl.io.errors import MttlError
-from mttl.serving.application import Call, Limits, Service, arrivals
+from mttl.serving.application import Limits, Service, arrivals
 from mttl.serving.generation_request import GenerationRequest
 from mttl.serving.live_model import LiveModel, LiveRequest
 from mttl.serving.protocol import parse_part
@@ -40,13 +40,13 @@ class LivePage:
 
         @application.post("/live")
         async def live(request: Request) -> Response:
-            return await service.measured(request, partial(self._answer, service))
+            return await self._answer(service, request)
 
-    async def _answer(self, service: Service, request: Request, call: Call) -> Response:
+    async def _answer(self, service: Service, request: Request) -> Response:
         ends = time.monotonic() + service.limits.seconds
         asked = parse_part(LiveRequest, await service.body(request))
         task = service.task(asked.task)
-        call.model = task.name
+        request.state.model = task.name
         assert self.model is not None  # else there is no task
         await asyncio.to_thread(task.encode, [asked.text])  # refuses what is empty or too long
         row = self.model.row(asked)

@@ -4,7 +4,7 @@ What is not supported is refused, unless its value asks for nothing: many client
 of all parameters.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -24,52 +24,45 @@ from mttl.serving.api_errors import ApiError
 MOST_ANSWERS = 128  # of one request
 
 
-def _anything(value: Any) -> bool:
-    return True
+class _Anything:
+    """Holds every value."""
+
+    def __contains__(self, value: Any) -> bool:
+        return True
 
 
-# Parameters that are not supported, with what says of a value whether it changes nothing.
-NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "best_of": (1,).__contains__,
-    "echo": (False,).__contains__,
-    "frequency_penalty": (0,).__contains__,
-    "function_call": ("none", "auto").__contains__,
-    "functions": ([],).__contains__,
-    "logit_bias": lambda value: isinstance(value, dict) and not any(value.values()),
-    "metadata": _anything,
-    "modalities": (["text"],).__contains__,
-    "parallel_tool_calls": (True, False).__contains__,
-    "prediction": _anything,  # like caches, it saves time alone
-    "presence_penalty": (0,).__contains__,
-    "prompt_cache_key": _anything,
-    "prompt_cache_options": _anything,
-    "prompt_cache_retention": _anything,
-    "reasoning_effort": ("none",).__contains__,
-    "response_format": ({"type": "text"},).__contains__,
-    "safety_identifier": _anything,
-    "service_tier": ("auto", "default").__contains__,
-    "store": (False,).__contains__,
-    "suffix": ("",).__contains__,
-    "tool_choice": ("none", "auto").__contains__,
-    "tools": ([],).__contains__,
-    "user": _anything,
-    "verbosity": ("medium",).__contains__,
+ANY = _Anything()
+# Parameters that are not supported, with the values that change nothing.
+NEUTRAL: dict[str, Container[Any]] = {
+    **dict.fromkeys(("metadata", "safety_identifier", "user"), ANY),
+    # Like caches, they save time alone.
+    **dict.fromkeys(("prediction", "prompt_cache_key", "prompt_cache_options"), ANY),
+    "prompt_cache_retention": ANY,
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+    **dict.fromkeys(("echo", "store"), (False,)),
+    **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
+    **dict.fromkeys(("functions", "tools"), ([],)),
+    "best_of": (1,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "verbosity": ("medium",),
 }
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], BeforeValidator(_as_list)]
+Texts = Annotated[list[Text], BeforeValidator(lambda x: [x] if isinstance(x, str) else x)]
 
 
 class Part(BaseModel):
     """A part of a request; values that ask for nothing are left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    neutral: ClassVar[Mapping[str, Callable[[Any], bool]]] = {}
+    neutral: ClassVar[Mapping[str, Container[Any]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -79,14 +72,14 @@ class Part(BaseModel):
         return {
             name: value
             for name, value in values.items()
-            if value is not None and not (name in cls.neutral and cls.neutral[name](value))
+            if value is not None and value not in cls.neutral.get(name, ())
         }
 
 
 class StreamOptions(Part):
     """What a stream holds besides answers."""
 
-    neutral = {"include_obfuscation": (False,).__contains__}
+    neutral = {"include_obfuscation": (False,)}
     include_usage: bool = False
 
 
@@ -118,7 +111,7 @@ class CompletionRequest(_Request):
 class TextPart(Part):
     """A part of a message."""
 
-    neutral = {"prompt_cache_breakpoint": _anything}
+    neutral = {"prompt_cache_breakpoint": ANY}
     type: Literal["text"]
     text: str
 
@@ -126,7 +119,7 @@ class TextPart(Part):
 class Message(Part):
     """A message of a chat."""
 
-    neutral = {"name": _anything}
+    neutral = {"name": ANY}
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -166,23 +159,22 @@ def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
 
 
 def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
-    """Return a request of a protocol; arguments and errors are those of `parse_part`."""
+    """Return a request of a protocol, as `parse_part` does."""
     request = parse_part(kind, values)
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(
-            400,
-            "stream_options is for streams: set stream, or leave it out",
-            param="stream_options",
-        )
-    if isinstance(request, ChatRequest):
-        if request.max_tokens not in (None, request.max_completion_tokens or request.max_tokens):
-            raise ApiError(
-                400, "max_completion_tokens is another name of max_tokens: give one of them"
-            )
-        if request.top_logprobs and not request.logprobs:
-            raise ApiError(
-                400, "top_logprobs needs logprobs: set it, or leave both out", param="top_logprobs"
-            )
+    chat = request if isinstance(request, ChatRequest) else None
+    most = chat and chat.max_completion_tokens
+    problems = {
+        "stream_options is for streams: set stream, or leave it out": not request.stream
+        and request.stream_options is not None,
+        "max_completion_tokens is another name of max_tokens: give one of them": most
+        and request.max_tokens not in (None, most),
+        "top_logprobs needs logprobs: set it, or leave both out": chat
+        and chat.top_logprobs
+        and not chat.logprobs,
+    }
+    for problem, wrong in problems.items():
+        if wrong:
+            raise ApiError(400, problem, param=problem.partition(" ")[0])
     return request
 
 

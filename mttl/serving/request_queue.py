@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mttl.inference.predictor import Predictor
 from mttl.serving.answer_batch import answer_batch
 from mttl.serving.api_errors import ApiError
-from mttl.serving.generation_request import GenerationRequest, Piece, fit_together
+from mttl.serving.generation_request import GenerationRequest, Piece
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,17 @@ class _Waiting(NamedTuple):
     @property
     def kind(self) -> tuple[int, int, int]:
         """Answers of one kind can share a batch; beams end together, so lengths must be one."""
-        n_beams = self.wanted.n_beams
-        if self.wanted.alone is not None:
-            return id(self.wanted), 1, 0
-        return id(self.predictor), n_beams, self.wanted.most_tokens if n_beams > 1 else 0
+        row = self.wanted
+        if row.alone is not None:
+            return id(row), 1, 0
+        return id(self.predictor), row.n_beams, row.most_tokens if row.n_beams > 1 else 0
+
+
+def _fit(batch: Sequence[_Waiting]) -> bool:
+    """Return whether a model has positions for a batch: its longest prompt and longest answer."""
+    rows = [waiting.wanted for waiting in batch]
+    longest = max(len(row.prompt) for row in rows) + max(row.most_tokens for row in rows)
+    return rows[0].n_positions is None or longest <= rows[0].n_positions
 
 
 class RequestQueue:
@@ -131,10 +138,9 @@ class RequestQueue:
                 first = self._waiting[0]
                 batch = [first]
                 for other in self._waiting[1:]:
-                    together = [w.wanted for w in (*batch, other)]
-                    if len(together) > self._batch_size:
+                    if len(batch) == self._batch_size:
                         break
-                    if other.kind == first.kind and fit_together(together):
+                    if other.kind == first.kind and _fit([*batch, other]):
                         batch.append(other)
                 left = first.since + self._wait - time.monotonic()
                 if len(batch) < self._batch_size and left > 0 and not self._closed:

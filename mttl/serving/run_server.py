@@ -41,13 +41,13 @@ def serve(options: Namespace) -> None:
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
-        warn = options.host not in LOCAL and key is None
-        cors = options.cors
         warning = "warning: anybody who reaches this address may ask; see --api-key"
+        warnings = [warning] * (options.host not in LOCAL and key is None)
+        cors = options.cors
         answer_requests(
             listener,
             tasks,
-            lambda place: [f"serving {len(tasks)} tasks at {place}v1", *[warning] * warn],
+            lambda place: [f"serving {len(tasks)} tasks at {place}v1", *warnings],
             key=key,
             limits=Limits(body=options.most_bytes, seconds=options.timeout),
             batch_size=options.batch_size,
@@ -69,13 +69,7 @@ def answer_requests(
     key: str | None = None,
     add_routes: Callable[[Service, FastAPI], object] = lambda service, application: None,
 ) -> None:
-    """Answer until Ctrl-C or SIGTERM; accepted requests are answered first.
-
-    ``notices`` returns the lines to print at the start, given the address.
-
-    Raises:
-        KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
-    """
+    """Answer as `serve` does; ``notices`` returns the lines to print first, given the address."""
     server_metrics = ServerMetrics()
     queue = RequestQueue(
         batch_size=batch_size,
@@ -87,10 +81,8 @@ def answer_requests(
     server = Server(uvicorn_settings(service, partial(add_routes, service)), queue)
     host, port = listener.getsockname()[:2]
     first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
-    console = make_console(stderr=True)
-    console.print(f"{first} (Ctrl-C or SIGTERM ends)", markup=False)
-    for line in others:
-        console.print(line, markup=False)
+    lines = [f"{first} (Ctrl-C or SIGTERM ends)", *others]
+    make_console(stderr=True).print("\n".join(lines), markup=False)
     server.run(sockets=[listener])
     listener.close()
     queue.close(at_once=server.force_exit)
@@ -104,12 +96,7 @@ def served_tasks(
 ) -> dict[str, ServedTask]:
     """Return the tasks of models; models that differ only in routing weights become one."""
     models = share_backbone(models)
-    encoders = {
-        id(predictor): predictor.form.encoder(
-            predictor.tokenizer, decoder_only=predictor.decoder_only
-        )
-        for predictor in models.values()
-    }
+    encoders = {id(predictor): predictor.encoder for predictor in models.values()}
     for name, predictor in models.items():
         predictor.form.prompt_prefix(name)  # raises where a description is missing
     return {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
@@ -65,11 +66,11 @@ class ServedTask:
 
         ``send`` gets the pieces of each answer, with its place.
         """
-        if len(prompts) * request.n > MOST_ANSWERS:
+        if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
             raise ApiError(
                 400,
-                f"{len(prompts)} questions with n={request.n} want {len(prompts) * request.n} "
-                f"answers; a request may want at most {MOST_ANSWERS}",
+                f"{len(prompts)} questions with n={request.n} want {n_wanted} answers; a request "
+                f"may want at most {MOST_ANSWERS}",
                 param="n",
             )
         asked = request.max_tokens
@@ -88,29 +89,26 @@ class ServedTask:
                 "their own; leave logprobs out, or draw with a temperature above 0",
                 param="logprobs",
             )
-        task_id = int(self.predictor.task_ids([self.name]))
-        wanted = []
-        for prompt in prompts:
-            for _ in range(request.n):
-                place = len(wanted)
-                seed = None if request.seed is None else f"{request.seed}/{place}"
-                wanted.append(
-                    GenerationRequest(
-                        task_id=task_id,
-                        prompt=prompt,
-                        most_tokens=most_tokens,
-                        n_beams=n_beams,
-                        n_positions=self._n_positions if self.predictor.decoder_only else None,
-                        temperature=temperature,
-                        top_p=request.top_p or 1.0,
-                        seed=seed,
-                        stop=tuple(request.stop),
-                        n_logprobs=request.n_logprobs,
-                        stream=request.stream,
-                        send=lambda piece, place=place: send(place, piece),
-                    )
-                )
-        return wanted
+        settings = {
+            "task_id": int(self.predictor.task_ids([self.name])),
+            "most_tokens": most_tokens,
+            "n_beams": n_beams,
+            "n_positions": self._n_positions if self.predictor.decoder_only else None,
+            "temperature": temperature,
+            "top_p": request.top_p or 1.0,
+            "stop": tuple(request.stop),
+            "n_logprobs": request.n_logprobs,
+            "stream": request.stream,
+        }
+        return [
+            GenerationRequest(
+                prompt=prompt,
+                seed=None if request.seed is None else f"{request.seed}/{place}",
+                send=partial(send, place),
+                **settings,
+            )
+            for place, prompt in enumerate(own for own in prompts for _ in range(request.n))
+        ]
 
     @property
     def _n_positions(self) -> int | None:

@@ -43,9 +43,7 @@ def _all_but_rows(predictor: Predictor) -> Any:
         tuple(sorted(predictor.search.items())),
         type(predictor.precision),
         getattr(predictor.precision, "dtype", None),
-        router.n_groups,
-        router.n_heads,
-        router.n_skills,
+        (router.n_groups, router.n_heads, router.n_skills),
     )
     known = torch.arange(router.n_tasks, device=predictor.device)
     with torch.no_grad():
@@ -59,16 +57,12 @@ def _join(group: Mapping[str, Predictor]) -> Predictor:
         predictor.model.router.matrix()[:, predictor.task_ids([name]).to(predictor.device)]
         for name, predictor in group.items()
     ]
-    descriptions = {
-        name: predictor.form.task_descriptions[name]
-        for name, predictor in group.items()
-        if name in predictor.form.task_descriptions
-    }
+    known = {name: predictor.form.task_descriptions for name, predictor in group.items()}
+    descriptions = {name: own[name] for name, own in known.items() if name in own}
+    router = GivenRows(torch.cat(rows, dim=1))
     return replace(
         first,
-        model=SkilledModel(
-            first.model.backbone, GivenRows(torch.cat(rows, dim=1)), first.model.slot
-        ),
+        model=SkilledModel(first.model.backbone, router, first.model.slot),
         tasks=tuple(group),
         form=first.form.model_copy(update={"task_descriptions": descriptions}),
     )

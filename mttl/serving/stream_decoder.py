@@ -25,10 +25,8 @@ class StreamDecoder:
     def __init__(
         self, wanted: GenerationRequest, tokenizer: PreTrainedTokenizerBase, ends: Set[int]
     ) -> None:
-        self.wanted = wanted
-        self.ended = False
-        self._tokenizer = tokenizer
-        self._ends = ends
+        self.wanted, self.ended = wanted, False
+        self._tokenizer, self._ends = tokenizer, ends
         self._ids: list[int] = []
         self._n_whole = 0  # tokens whose text no further byte changes
         self._scores: list[TokenScore] = []
@@ -70,10 +68,6 @@ class StreamDecoder:
         for token in ids:
             if not self.ended:
                 self.add(token)
-
-    def drop(self) -> None:
-        """Add nothing more, for nobody waits."""
-        self.ended = True
 
     def _end(self, reason: str, text: str) -> None:
         self.ended = True

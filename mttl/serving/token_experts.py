@@ -17,8 +17,7 @@ def token_experts(
 ) -> dict[str, Any]:
     """Return the tokens of a question and of its answer, and the experts that took each.
 
-    The model reads the answer once more, as it reads right answers in training; the token that ends
-    it is not read.
+    The model reads the answer once more, as it reads right answers in training, without its end.
 
     Returns:
         ``prompt`` and ``answer``, texts of tokens; and ``layers``, each with its ``name``, its

@@ -9,7 +9,7 @@ from itertools import compress, islice
 
 from mttl.io.errors import TaskError
 from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
-from mttl.tasks.functions import EACH, FUNCTIONS
+from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.rows import TSV
 from mttl.tasks.sampling import Line
 from mttl.tasks.task import Task
@@ -40,26 +40,6 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
         yield from _each(write, numbers, chunk, task, split)
 
 
-def each_alone(task: Task) -> bool:
-    """Return whether a record becomes the same line, or none, whatever the other records are."""
-    return task.prepare is None or task.prepare in EACH
-
-
-def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[int, Line]]:
-    """Yield the rows that are kept, and their labels, without writing their inputs.
-
-    Yields:
-        The number of a row that is kept (from 1), and its right answers; of a task whose samples do
-        not depend on them, none.
-    """
-    answer = _answer_writer(task)
-    for numbers, chunk in _rows(task, split, records):
-        if task.kind == "classification":
-            yield from zip(numbers, _each(answer, numbers, chunk, task, split), strict=True)
-        else:
-            yield from ((number, ()) for number in numbers)
-
-
 def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
     """Give the rows that are kept and prepared, some at a time, with their numbers."""
     kept = _kept(task, split, records)
@@ -81,15 +61,13 @@ def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
             chunk = list(islice(prepared, _CHUNK))
         except TaskError:
             raise
-        except RecordError as error:
-            raise TaskError(f"{_place(task, split, last)}: {error}") from error
-        except KeyError as error:
-            raise TaskError(f"{_place(task, split, last)}: the field {error} is missing") from error
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise TaskError(
-                f"{_place(task, split, last)}: the record is malformed for '{task.prepare}' "
-                f"({error!r})"
-            ) from error
+        except (RecordError, LookupError, AttributeError, TypeError, ValueError) as error:
+            what = f"the record is malformed for '{task.prepare}' ({error!r})"
+            if isinstance(error, RecordError):
+                what = str(error)
+            elif isinstance(error, KeyError):
+                what = f"the field {error} is missing"
+            raise TaskError(f"{_place(task, split, last)}: {what}") from error
         if not chunk:
             return
         yield [number for number, _ in chunk], [record for _, record in chunk]

@@ -99,8 +99,6 @@ class Gym:
         Raises:
             TaskError: If the task, the sample, or the split of it is absent.
         """
-        if split not in SPLITS:
-            raise ValueError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}.")
         files = self._files_of(task)
         if (sample, split) in files:
             return files[sample, split].path

@@ -9,21 +9,19 @@ included: its published files are rebuilt with them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mttl.tasks.filters import FieldError, shown
-from mttl.tasks.prepared_records import (
-    Prepare,
-    Rows,
-    concept_sets,
-    conversations,
-    ordered_pair,
-    questions_with_answers,
-    shuffled_answers,
-)
 from mttl.tasks.template_field import Record
 
+if TYPE_CHECKING:
+    from numpy.random import RandomState
+
+Rows = Iterator[tuple[int, Record]]
+Prepare = Callable[[Rows], Rows]
+
+_SEED = 42
 _SUMMARY_NOTICE = (
     "This article's plot summary may be too long or excessively detailed. Please help improve it "
     "by removing unnecessary details and making it more concise."
@@ -176,27 +174,79 @@ def _column(value: Any, name: str) -> list[Any]:
     return list(value[name]) if isinstance(value, Mapping) else [item[name] for item in value]
 
 
-# Functions of one record: whatever the others are, it becomes the same, or is dropped.
-EACH: dict[str, Callable[[Any], Record | None]] = {
-    "acronym": acronym,
-    "aqua_options": aqua_options,
-    "duorc_plot": duorc_plot,
-    "freebase_answers": freebase_answers,
-    "hotpot_paragraphs": hotpot_paragraphs,
-    "lama_sentence": lama_sentence,
-    "majority_label": majority_label,
-    "math_options": math_options,
-    "named_mask": named_mask,
-    "onestop_text": onestop_text,
-    "quarel_answer": quarel_answer,
-    "scicite_citation": scicite_citation,
-    "stars": stars,
-    "well_formed": well_formed,
-    "whole_score": whole_score,
-    "wiki_table": wiki_table,
-}
+def ordered_pair(better: str, worse: str) -> Prepare:
+    """Put two sentences in an order drawn by seed; `good` is the place of the better one."""
+
+    def prepare(rows: Rows) -> Rows:
+        random = _draws()
+        for number, record in rows:
+            pair = record[better], record[worse]
+            good = int(random.random_sample() <= 0.5)
+            yield number, {"first": pair[good], "second": pair[1 - good], "good": good}
+
+    return prepare
+
+
+def shuffled_answers(rows: Rows) -> Rows:
+    """Put the four answers of SciQ in an order drawn by seed."""
+    random = _draws()
+    names = ("distractor1", "distractor2", "distractor3", "correct_answer")
+    for number, record in rows:
+        answers = [record[name] for name in names]
+        random.shuffle(answers)
+        yield number, {**record, "answers": answers}
+
+
+def concept_sets(rows: Rows) -> Rows:
+    """Gather the sentences written about one set of concepts."""
+    sets: dict[Any, tuple[int, dict[str, Any]]] = {}
+    for number, record in rows:
+        new = (number, {"concepts": record["concepts"], "targets": []})
+        sets.setdefault(record["concept_set_idx"], new)[1]["targets"].append(record["target"])
+    yield from sets.values()
+
+
+def conversations(rows: Rows) -> Rows:
+    """Gather the utterances about one prompt; ``_comma_`` is a comma, ``hit:`` marks a slip."""
+    talks: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
+    for number, record in rows:
+        if "hit:" in record["utterance"]:
+            continue
+        prompt, context = record["prompt"].replace("_comma_", ","), record["context"]
+        new = (number, {"prompt": prompt, "context": context, "utterances": []})
+        talk = talks.setdefault((prompt, context), new)[1]
+        talk["utterances"].append(record["utterance"].replace("_comma_", ","))
+    yield from talks.values()
+
+
+def questions_with_answers(rows: Rows) -> Rows:
+    """Gather the candidate answers of one question of MultiRC, and the right ones of them."""
+    questions: dict[Any, tuple[int, dict[str, Any]]] = {}
+    for number, record in rows:
+        new = (number, {**record, "answers": [], "right": []})
+        question = questions.setdefault(record["idx"]["question"], new)[1]
+        question["answers"].append(record["answer"])
+        if record["label"] not in (0, 1):
+            raise FieldError(f"the field 'label' is {shown(record['label'])}; it must be 0 or 1")
+        if record["label"]:
+            question["right"].append(record["answer"])
+    for number, question in questions.values():
+        yield number, {**question, "right": question["right"] or ["NO ANSWER!"]}
+
+
+def _draws() -> "RandomState":
+    from numpy.random import RandomState  # names and texts of tasks are read without it
+
+    return RandomState(_SEED)
+
+
+_OF_ONE_RECORD = (
+    *(acronym, aqua_options, duorc_plot, freebase_answers, hotpot_paragraphs, lama_sentence),
+    *(majority_label, math_options, named_mask, onestop_text, quarel_answer, scicite_citation),
+    *(stars, well_formed, whole_score, wiki_table),
+)
 FUNCTIONS: dict[str, Prepare] = {
-    **{name: each(function) for name, function in EACH.items()},
+    **{function.__name__: each(function) for function in _OF_ONE_RECORD},
     "blimp_pair": ordered_pair("sentence_good", "sentence_bad"),
     "concept_sets": concept_sets,
     "conversations": conversations,

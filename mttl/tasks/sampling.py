@@ -14,35 +14,19 @@ References:
     EMNLP 2021, arXiv:2104.08835.
 """
 
-import re
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mttl.io.errors import TaskError
-from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.task import Bound, Holdout, Task
 
 SAMPLES = (100, 13, 21, 42, 87)
 HOLDOUT_SEED = 42
 
-_LOOKED_UP = re.compile(r"\{[^{}]*\|name1?\}")
-
 Indices = NDArray[np.int64]
 Line = tuple[str, ...]
-
-
-class Labelled(Protocol):
-    """Lines that give the labels of some of them on request."""
-
-    def labels(self, indices: Indices) -> Indices:
-        """Return a number per line, equal where the outputs are equal.
-
-        The text ``task.labels[i]`` has the number `i`; other texts have numbers after those.
-        """
-        ...
 
 
 class Cut(NamedTuple):
@@ -83,18 +67,12 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
     return found
 
 
-def labels_are_named(task: Task) -> bool:
-    """Return whether outputs can be no others than the names in the task's labels."""
-    return _LOOKED_UP.fullmatch(task.output) is not None
-
-
-def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[Indices, Indices]:
+def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
     """Draw one sample.
 
     Args:
         task: Says how; one without a `k` takes the whole pool, in its order.
-        lines: The lines of the train split; only labels of classification tasks are asked for,
-            and no more of them than decide.
+        labels: Numbers of all lines of a classification task, equal where the outputs are equal.
         pool: The lines to draw from, as from `cut`.
         sample: Its seed.
 
@@ -108,70 +86,21 @@ def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[I
     if k is None:
         return pool, pool[:0]
     order = pool[shuffled(len(pool), sample)]
-    if task.source.dev is None and k >= len(pool):
-        raise _no_dev(task, len(pool), "all")
-    if task.kind == "text-to-text":
-        return order[:k], order[k : 2 * k]
-    n_labels = len(task.labels) if labels_are_named(task) else 0
-    n_read = 4 * k * n_labels or len(order)
-    while True:
-        labels = lines.labels(order[:n_read])
-        counts = np.bincount(labels, minlength=n_labels)
-        # With 2k lines of every label there is, later ones change nothing.
-        decided = n_labels > 0 and counts.min() >= 2 * k
-        if n_read >= len(order) or decided:
-            break
-        n_read *= 2
-    present, first = np.unique(labels, return_index=True)
-    by_label = [np.flatnonzero(labels == label) for label in present[np.argsort(first)]]
-    most = max(map(len, by_label))
+    groups = [np.arange(len(order))]
+    if task.kind == "classification":
+        found = labels[order]
+        present, first = np.unique(found, return_index=True)
+        groups = [np.flatnonzero(found == label) for label in present[np.argsort(first)]]
+    most = max(map(len, groups))
     if task.source.dev is None and k >= most:
-        raise _no_dev(task, most, "all of the commonest output")
-    train, dev = ([places[a:b] for places in by_label] for a, b in ((0, k), (k, 2 * k)))
-    return order[np.concatenate(train)], order[np.concatenate(dev)]
-
-
-def _no_dev(task: Task, n: int, what: str) -> TaskError:
-    return TaskError(
-        f"task '{task.name}': k is {task.k}, and train would take {what} of the lines to draw from "
-        f"({n}), so that none is left for dev; k must be below {n}, or 'dev' in source name lines "
-        "of its own"
-    )
-
-
-def draw(
-    task: Task, train: Sequence[Line], test: Sequence[Line] | None, sample: int
-) -> dict[str, list[Line]]:
-    """Draw one sample from lines in memory."""
-    pool, test_indices = cut(task, len(train), None if test is None else len(test))
-    train_indices, dev_indices = few_shot(task, _InMemory(task, train), pool, sample)
-    return {
-        "train": [train[i] for i in train_indices],
-        "dev": [train[i] for i in dev_indices],
-        "test": [(train if test is None else test)[i] for i in test_indices],
-    }
-
-
-class LabelNumbers:
-    """Numbers of outputs: those of the task's label names, then others as they come."""
-
-    def __init__(self, task: Task):
-        self._published = task.name in published_sums()
-        self._numbers: dict[Line, int] = {(name,): i for i, name in enumerate(task.labels)}
-
-    def __getitem__(self, outputs: Line) -> int:
-        if not self._published:  # reading drops blanks around a text
-            outputs = tuple(map(str.strip, outputs))
-        return self._numbers.setdefault(outputs, len(self._numbers))
-
-
-class _InMemory:
-    def __init__(self, task: Task, lines: Sequence[Line]):
-        numbers = LabelNumbers(task)
-        self._labels = np.array([numbers[line[1:]] for line in lines], dtype=np.int64)
-
-    def labels(self, indices: Indices) -> Indices:
-        return self._labels[indices]
+        what = "all" if most == len(pool) else "all of the commonest output"
+        raise TaskError(
+            f"task '{task.name}': k is {k}, and train would take {what} of the lines to draw from "
+            f"({most}), so that none is left for dev; k must be below {most}, or 'dev' in source "
+            "name lines of its own"
+        )
+    train, dev = (np.concatenate([group[a:b] for group in groups]) for a, b in ((0, k), (k, 2 * k)))
+    return order[train], order[dev]
 
 
 def _held_out(holdout: Holdout, n: int) -> Cut:

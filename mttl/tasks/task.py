@@ -1,7 +1,6 @@
 """What a task is: where its records are, how one becomes a line, and how an answer is scored."""
 
 from collections.abc import Callable, Collection
-from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
@@ -98,7 +97,7 @@ class Source:
     columns: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()
     unavailable: Text | None = None
-    dev: Text | None = field(default=None, repr=False)  # fingerprints of gyms are of the others
+    dev: Text | None = None
 
     @property
     def splits(self) -> list[str]:
@@ -145,7 +144,7 @@ class Task:
     rows: Text | None = None
     cleaning: Annotated[str, AfterValidator(_one_of(TEXT_FILTERS))] | None = None
     prepare: Annotated[str, AfterValidator(_one_of(FUNCTIONS))] | None = None
-    side: Side = field(default="train", repr=False)
+    side: Side = "train"
 
     @property
     def reproducible(self) -> bool:

@@ -116,8 +116,8 @@ def training_tasks(settings: argparse.Namespace) -> list[str]:
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym, partition_of
 
-    data = load_config(settings.config, settings.override).data
-    return list(partition_of(data, open_gym(data)).train)
+    config = load_config(settings.config, settings.override)
+    return list(partition_of(config.data, open_gym(config)).train)
 
 
 def work(side: str, tasks: list[str], settings: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def work(side: str, tasks: list[str], settings: argparse.Namespace) -> dict[str,
     torch.set_num_threads(1)
     given = [*settings.override, f"data.batch_size={settings.rows}", f"skills.rank={RANK}"]
     config = load_config(f"{settings.config}+router/private.yaml", given)
-    built, gym = build_model(config, tasks), open_gym(config.data)
+    built, gym = build_model(config, tasks), open_gym(config)
     data = TextToTextDataModule(gym, tasks, built.tokenizer, config.data, decoder_only=False)
     metrics = {task: gym.metric(task) for task in tasks}
     model: Any = built.model

@@ -200,7 +200,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     fragment.write_text("generation: {num_beams: 2}\n")
     given = f"{run / 'config.yaml'}+{fragment}"
     beams = adapt(run, tmp_path / "beams", "router_only", config=given)
-    assert "it answers with another section generation (num_beams=2" in refused(run, out, beams)
+    assert "its generation is num_beams=2" in refused(run, out, beams)
 
 
 @pytest.mark.parametrize(

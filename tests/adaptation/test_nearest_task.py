@@ -10,9 +10,8 @@ import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import job_module, nearest_task, run_job
+from mttl.adaptation.job import best_task, job_module, nearest_task, run_job
 from mttl.adaptation.modes import adapted, row_starts
-from mttl.adaptation.nearest_task import best_task
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule

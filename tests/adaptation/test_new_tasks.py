@@ -50,8 +50,8 @@ def test_the_call_and_the_command_agree(run: Path, tmp_path: Path) -> None:
     called = mttl.adapt(run, tasks=["first"], **STEPS)
     assert [as_row(result) for result in called] == rows
     assert len(rows) == 2
-    # And so they do for a part of the jobs, with the files named.
-    assert mttl.adapt(run, tasks="first", samples=[100], config=config, **STEPS) == called[1:]
+    # And so they do for a part of the jobs, with the files named, and the sample twice.
+    assert mttl.adapt(run, tasks="first", samples=[100, 100], config=config, **STEPS) == called[1:]
     table = mttl.few_shot_table(called)
     assert list(table.columns[0].cells) == ["first", "mean"]
 
@@ -164,11 +164,6 @@ def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     assert source.is_dir()
 
 
-def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
-    results = mttl.adapt(run, tasks="first", mode="zero_shot", samples=[13, 13])
-    assert [result.sample for result in results] == [13]
-
-
 def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "gym", {"double": NEW["twice"]}, samples=(21,))
     (result,) = mttl.adapt(run / "skills", gym=gym, tasks="double", **STEPS)
@@ -264,7 +259,7 @@ def test_questions_look_as_in_training(kind, prefix, described, tmp_path) -> Non
     assert list(rows["input"]) == [adapted.prompt_prefix + text for text, _ in PAIRS]
     shown = {"name": "[new] ", "code": f"[{task_code('new')}] ", "none": ""}[prefix]
     assert adapted.prompt_prefix == shown + ("say b " if described else "")
-    _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
+    _, scored = score_batches(adapted.outcome.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
 
 

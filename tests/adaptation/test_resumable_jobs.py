@@ -27,16 +27,6 @@ def test_a_second_start_reads_what_was_written(tmp_path: Path) -> None:
     assert ResumableJobs(path, Score).finished == {"a": Score("a", 0.5)}
 
 
-def test_others_are_read_and_not_written(tmp_path: Path) -> None:
-    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
-    ResumableJobs(theirs, Score).add(Score("a", 0.5))
-    before = theirs.read_text()
-    results = ResumableJobs(mine, Score, [theirs])
-    results.add(Score("b", 1.0))
-    assert set(results.finished) == {"a", "b"}
-    assert theirs.read_text() == before
-
-
 def test_another_writer_is_told_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with (

@@ -16,7 +16,7 @@ from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.run_callbacks import RunLock, SaveBest, SaveLast
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.data.loader import ResumableLoader
-from mttl.data.samplers import build_sampler
+from mttl.data.samplers import TaskBatchSampler
 from mttl.io.errors import ConfigError, TrainingError
 
 
@@ -50,7 +50,7 @@ def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -
         num_sanity_val_steps=0,
         enable_checkpointing=True,
     )
-    sampler = build_sampler("proportional", [0] * 9, batch_size=1, seed=0)
+    sampler = TaskBatchSampler([0] * 9, batch_size=1, seed=0)
     trainer.fit(
         Scored(scores),
         ResumableLoader([0.0] * 9, sampler),

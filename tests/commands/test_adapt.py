@@ -184,7 +184,7 @@ def test_a_reference_is_read_and_left_as_it_is(folder, tmp_path, capsys, refused
 
 def test_mistakes_are_answered(folder, tmp_path, refused) -> None:
     given = arguments(folder, tmp_path)
-    assert "has no dev tasks" in refused(adapt.main, *given, "--tasks", "dev")
+    assert "--tasks names no task" in refused(adapt.main, *given, "--tasks", "dev")
     assert "--tasks names no task" in refused(adapt.main, *given, "--tasks", ",")
     several = "must be numbers joined by commas"
     assert several in refused(adapt.main, *given, "--samples", "13;7")

@@ -197,7 +197,7 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
     message = refused(search.main, *arguments(folder, out, low))
     assert "trial adapt.warmup=-1: adapt.warmup" in message
     message = refused(search.main, *arguments(folder, out, GRID), "--tasks", "test")
-    assert "has no test tasks" in message
+    assert "--tasks names no task" in message
     assert not started
     assert not out.exists()
     assert search.main(arguments(folder, out, GRID)) == 0

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,9 @@ from helpers.gyms import write_config
 from helpers.raw import write_jsonl
 from mttl.config.data_schema import Data
 from mttl.config.load import load_config
+from mttl.config.schema import Config
 from mttl.data.chosen_tasks import gym_folder, open_gym, partition_of
 from mttl.io.errors import ConfigError, TaskError
-from mttl.io.shipped_files import shipped_folder
 from mttl.tasks.partition import Partition
 
 TASKS = """
@@ -46,25 +48,38 @@ def tasks(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_gym_lies_beside_the_file_and_is_built_once(tasks: Path) -> None:
-    data = Data(tasks=str(tasks))
-    gym = open_gym(data)
-    assert gym.directory == gym_folder(data) == tasks.with_suffix(".gym")
+@pytest.fixture
+def configured(tasks: Path) -> Callable[..., Config]:
+    """A configuration of these tasks, or of others."""
+
+    def configure(**data: Any) -> Config:
+        own = {"dir": None, "tasks": str(tasks), "partition": "auto", "max_output_length": 20}
+        path = write_config(tasks.with_name("run.yaml"), tasks.parent, data=own | data)
+        return load_config([str(path)])
+
+    return configure
+
+
+def test_tasks_are_converted_once_into_the_cache(tasks: Path, configured: Any) -> None:
+    config = configured()
+    gym = open_gym(config)
+    assert gym.directory == gym_folder(config)
+    assert gym.directory.parent == Path(config.run.dir) / ".cache"
     assert [gym.shots(task) for task in gym.tasks()] == [None, 3, None]
     assert gym.rows("first", "test", 100)[2].input == "test 2\ty\nz"
     assert gym.metric("second") == "ACC"
     before = {path: path.stat().st_mtime_ns for path in gym.directory.glob("*/*")}
-    assert len(before) == 12
-    open_gym(data)
+    assert len(before) == 9
+    open_gym(config)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert open_gym(data, samples=[13]).samples("first") == [13, 100]
-    other = Data(dir=str(tasks.parent / "other"), tasks=str(tasks))
-    assert open_gym(other).directory == tasks.parent / "other"
+    assert open_gym(config, samples=[13]).samples("first") == [13]
+    write_jsonl(tasks.with_name("dev.jsonl"), [{"text": "new", "answer": "x"}])
+    assert len(open_gym(config).rows("first", "dev", 100)) == 1
 
 
-def test_partitions(tasks: Path) -> None:
+def test_partitions(tasks: Path, configured: Any) -> None:
     data = Data(tasks=str(tasks))
-    gym = open_gym(data)
+    gym = open_gym(configured())
     assert partition_of(data, gym) == Partition(train=("first", "second"), test=("unseen",))
     alone = Data(dir=str(gym.directory))
     assert partition_of(alone, gym) == Partition(train=("first", "second", "unseen"))
@@ -83,40 +98,33 @@ def test_partitions(tasks: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("k: 3", "k: 9", "mine.yaml'): task 'second': k is 9, and train would take all"),
+        ("k: 3", "k: 9", "task 'second': k is 9, and train would take all"),
         ("{answer}", "{reply}", "row 1: the field 'reply' is missing; the record has text"),
-        ("dev: dev.jsonl", "dev: none.jsonl", "mine.yaml'): task 'first': the file"),
+        ("dev: dev.jsonl", "dev: none.jsonl", "none.jsonl' does not exist"),
+        ("{train: train.jsonl}", "{path: glue}", "mine.yaml --out DIR`, and set data.dir=DIR"),
         ("  first:", "  boolq:", "defines 'boolq', which is a task of CrossFit's"),
         ("k: all", "k: none", "k: \"none\" must be a whole number from 1 on, or 'all'"),
     ],
 )
-def test_a_task_that_cannot_be_built_is_named(
-    tasks: Path, old: str, new: str, message: str
+def test_a_task_that_cannot_be_converted_is_named(
+    tasks: Path, configured: Any, old: str, new: str, message: str
 ) -> None:
     tasks.write_text(TASKS.replace(old, new, 1))
     with pytest.raises(TaskError, match=re.escape(message)):
-        open_gym(Data(tasks=str(tasks)))
+        open_gym(configured())
+    assert list(tasks.parent.rglob("first")) == []
 
 
-@pytest.mark.parametrize("name", ["lexical", "grid"])
-def test_nothing_is_built_into_a_gym_that_ships(tasks: Path, name: str) -> None:
-    table = shipped_folder() / "data" / name / "TASKS.csv"
-    before = table.read_bytes()
-    with pytest.raises(ConfigError, match=rf"into data\.dir \('data/{name}'\).*data\.dir=null"):
-        open_gym(Data(dir=f"data/{name}", tasks=str(tasks)))
-    assert table.read_bytes() == before
-    assert not (table.parent / "first").exists()
-
-
-def test_mistakes_in_the_section(tasks: Path) -> None:
+def test_mistakes_in_the_section(tasks: Path, configured: Any) -> None:
     config = write_config(tasks.with_name("run.yaml"), tasks.parent)
-    with pytest.raises(ConfigError, match="dir must name the folder of a gym"):
-        load_config([str(config)], ["data.dir=null"])
+    for both in (["data.dir=null"], [f"data.tasks={tasks}"]):
+        with pytest.raises(ConfigError, match="dir must name the folder of a gym, or be null with"):
+            load_config([str(config)], both)
     with pytest.raises(ConfigError, match=r"data\.partition"):
         load_config([str(config)], ["data.partition=3"])
     data = Data(tasks=str(tasks), partition={"train": ["first"], "tset": []})
     with pytest.raises(TaskError, match=r"data\.partition: unknown key 'tset'"):
-        partition_of(data, open_gym(data))
+        partition_of(data, open_gym(configured()))
 
 
 def test_a_run_on_files_of_ones_own(tasks: Path) -> None:

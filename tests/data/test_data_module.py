@@ -20,7 +20,7 @@ def gym(make_gym):
 
 
 def data_of(**settings):
-    return Data.model_validate({"dir": "", "partition": "", **settings})
+    return Data.model_validate({"dir": "gym", "partition": "", **settings})
 
 
 @pytest.fixture
@@ -122,8 +122,9 @@ def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_modu
     make_module().prepare_data()  # without a cache there is nothing to do
 
 
-@pytest.mark.parametrize("kind", ["proportional", "uniform", "homogeneous"])
-@pytest.mark.parametrize("stop", [2, 5, 8], ids=["first epoch", "its end", "second epoch"])
+@pytest.mark.parametrize(  # in the first epoch, at its end, in the second epoch
+    ("kind", "stop"), [("proportional", 2), ("uniform", 5), ("homogeneous", 8), ("proportional", 5)]
+)
 def test_a_run_stopped_by_max_steps_resumes_exactly(make_module, tmp_path, kind, stop):
     whole, _ = fit(make_module(sampler=kind), max_steps=13)
     before, trainer = fit(make_module(sampler=kind), max_steps=stop)
@@ -142,9 +143,13 @@ def test_a_run_stopped_in_time_resumes_exactly(make_module, tmp_path, stop):
     assert before.seen + after.seen == whole.seen
 
 
-@pytest.mark.parametrize("limit", [{"max_epochs": 3, "max_steps": -1}, {"max_steps": 15}], ids=str)
-@pytest.mark.parametrize("every", [3, 5, 7])
-@pytest.mark.parametrize("asks", [True, False])
+EPOCHS, STEPS = {"max_epochs": 3, "max_steps": -1}, {"max_steps": 15}
+
+
+@pytest.mark.parametrize(
+    ("limit", "every", "asks"),
+    [(EPOCHS, 3, True), (STEPS, 5, True), (EPOCHS, 5, False), (STEPS, 7, False)],
+)
 def test_a_checkpoint_from_within_a_run_resumes_exactly(make_module, tmp_path, limit, every, asks):
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=every, save_top_k=-1)
     whole, _ = fit(make_module(), callbacks=[keep], **limit)

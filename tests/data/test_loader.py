@@ -3,7 +3,7 @@ from torch.utils.data import Dataset
 
 from mttl.data.collate import TrainCollator
 from mttl.data.loader import ResumableLoader
-from mttl.data.samplers import build_sampler
+from mttl.data.samplers import TaskBatchSampler
 
 
 class Numbers(Dataset):
@@ -15,7 +15,7 @@ class Numbers(Dataset):
 
 
 def loader(n_workers=0):
-    sampler = build_sampler("proportional", [0] * 10, batch_size=3, seed=0)
+    sampler = TaskBatchSampler([0] * 10, batch_size=3, seed=0)
     return ResumableLoader(Numbers(), sampler, collate_fn=list, num_workers=n_workers)
 
 
@@ -53,8 +53,8 @@ class Answers(Dataset):
 
 def test_batches_of_a_step_know_its_tokens_and_fillers_have_none():
     collate = TrainCollator(pad_id=0, n_tasks=1, decoder_only=False)
-    sampler = build_sampler(
-        *("proportional", [0] * 5),
+    sampler = TaskBatchSampler(
+        [0] * 5,
         **{"batch_size": 1, "seed": 0, "global_batch_size": 4, "n_parts": 4},
     )
     counted = {"n_targets": collate.n_targets, "n_parts": 4}

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,8 +55,3 @@ def test_a_packed_batch_holds_the_rows_of_a_padded_one(lengths, packed_length):
         whole = [*rows[row]["input_ids"], *rows[row]["labels"]]
         assert own[: len(whole)].tolist() == whole
         assert not own[len(whole) :].any()
-
-
-def test_task_ids_are_checked():
-    with pytest.raises(ValueError, match="task id 2 is out of range"):
-        PackedCollator(0, 2, True, packed_length=9)(ROWS)

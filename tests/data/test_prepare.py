@@ -70,7 +70,7 @@ def test_prefix_and_descriptions(gym, byte_tokenizer):
 
 def test_a_missing_description(make_gym, byte_tokenizer):
     gym = make_gym({"a": 1, "b": 1}, table="task,metric,description\na,EM,Do a.\nb,EM,\n")
-    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one in"):
+    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one,"):
         prepare(gym, byte_tokenizer, descriptions=True)
 
 
@@ -176,12 +176,6 @@ def test_a_tokenizer_that_loses_line_breaks_is_told(gym, caplog):
 
 
 def test_mistakes(gym, byte_tokenizer):
-    with pytest.raises(ValueError, match=r"split is 'train\+vali'; it must be train, dev, test"):
-        prepare(gym, byte_tokenizer, split="train+vali")
-    with pytest.raises(TaskError, match="tasks is empty: there is nothing to read"):
-        prepare(gym, byte_tokenizer, tasks=[])
-    with pytest.raises(TaskError, match="samples is empty"):
-        prepare(gym, byte_tokenizer, samples=[])
     with pytest.raises(TaskError, match="has no task 'c'"):
         prepare(gym, byte_tokenizer, tasks=["c"])
     with pytest.raises(TaskError, match="task 'a' has no sample 42"):
@@ -191,5 +185,5 @@ def test_mistakes(gym, byte_tokenizer):
     with pytest.raises(TaskError, match="line 1: no tab"):
         prepare(gym, byte_tokenizer)
     path.unlink()
-    with pytest.raises(TaskError, match=r"cannot read '.*a_16_100_train.tsv': No such file"):
+    with pytest.raises(TaskError, match=r"'.*a_16_100_train.tsv' does not exist"):
         prepare(gym, byte_tokenizer)

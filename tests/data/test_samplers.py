@@ -1,5 +1,4 @@
 import math
-import re
 from collections import Counter
 
 import numpy as np
@@ -8,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mttl.data.samplers import KINDS, TaskBatchSampler, build_sampler, task_probabilities
+from mttl.data.samplers import KINDS, TaskBatchSampler, drawing, task_probabilities
 
 task_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 kinds = st.sampled_from(KINDS)
 
 
 def build(kind, task_ids, batch_size=4, seed=3, **more):
-    return build_sampler(kind, task_ids, batch_size=batch_size, seed=seed, temperature=2.0, **more)
+    return TaskBatchSampler(
+        task_ids, batch_size=batch_size, seed=seed, **drawing(kind, 2.0), **more
+    )
 
 
 def sized(*sizes):
@@ -138,27 +139,6 @@ def test_temperature_moves_from_proportional_to_uniform():
     )
     # No overflow: 900 ** (1 / 0.001) is not a float.
     assert task_probabilities(sizes, 0.001) == pytest.approx([1.0, 0.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"task_ids": []}, "task_ids is empty"),
-        ({"batch_size": 0}, "batch_size (0) must be at least 1"),
-        ({"rank": 2, "world_size": 2}, "rank (2) must lie in [0, world_size = 2)"),
-        ({"temperature": 0.0}, "temperature (0.0) must be positive"),
-        ({"seed": -1}, "seed (-1) must not be negative"),
-        ({"n_parts": 0}, "n_parts (0) must be at least 1"),
-    ],
-)
-def test_arguments_out_of_range(arguments, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        TaskBatchSampler(**{"task_ids": [0, 1], "batch_size": 1, **arguments})
-
-
-def test_an_unknown_kind():
-    with pytest.raises(ValueError, match=r"sampler kind is 'unifrom'.*Did you mean 'uniform'"):
-        build("unifrom", [0])
 
 
 def test_between_epochs_the_data_may_change():

@@ -118,9 +118,3 @@ def test_another_budget_is_told_apart():
     plain.set_position(0, 1)
     with pytest.raises(CheckpointError, match="token_budget None there, 40 here"):
         sampler(rows).load_state_dict(plain.state_dict())
-
-
-@pytest.mark.parametrize("options", [{"token_budget": 9}, {"packed_length": 9, "stacks": 1}])
-def test_a_row_that_does_not_fit_is_refused(options):
-    with pytest.raises(ValueError, match="must hold the longest of 2 rows, which has 10 tokens"):
-        sampler([(5, 5), (1, 1)], **options)

@@ -203,7 +203,7 @@ def test_requests_that_are_none(serve: Any, folders: dict[str, Path]) -> None:
         assert "more than 200 bytes" in told(413, content=parts, headers=JSON)
         missing = raw.get(f"{served.address}/v1/engines")
         assert missing.status_code == 404
-        assert "There are /v1/completions" in missing.json()["error"]["message"]
+        assert "there are /v1/completions" in missing.json()["error"]["message"]
         assert raw.get(url).status_code == 405
 
 

@@ -55,7 +55,7 @@ NOTHING: list[dict[str, Any]] = [
     {"user": "someone", "metadata": {"a": "b"}, "safety_identifier": "x", "prediction": {}},
     {"prompt_cache_key": "x", "prompt_cache_options": {}, "prompt_cache_retention": "24h"},
     {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "best_of": 1, "n": 1},
-    {"logit_bias": {"50256": 0}, "echo": False, "suffix": "", "store": False, "stop": []},
+    {"echo": False, "suffix": "", "store": False, "stop": []},
     {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"},
     {"tool_choice": "none", "function_call": "none", "parallel_tool_calls": True},
     {"parallel_tool_calls": False, "service_tier": "auto", "verbosity": "medium"},

@@ -66,39 +66,35 @@ def answered(tokenizer: Any, ids: list[int], **settings: Any) -> list[Piece]:
 
 IDS = st.lists(st.integers(2, len(Words.PARTS) - 1), max_size=12)
 # Whole characters as often as parts of them.
-BYTES = st.lists(st.one_of(st.just(EURO), st.integers(2, 12).map(lambda i: [i])), max_size=9)
+BYTES = st.lists(st.one_of(st.just(EURO), st.integers(2, 12).map(lambda i: [i])), max_size=9).map(
+    lambda parts: [token for part in parts for token in part]
+)
 STOPS = st.lists(st.sampled_from(["ab", "b ", "\n", "€", "bab", ". "]), max_size=2).map(tuple)
 
 
-@pytest.mark.parametrize("clean", [False, True])
-@given(ids=IDS, stop=STOPS)
-def test_a_stream_joins_to_the_whole_answer(clean: bool, ids: list[int], stop: Any) -> None:
-    tokenizer = Words(clean)
-    (whole,) = answered(tokenizer, ids, stop=stop)
-    pieces = answered(tokenizer, ids, stop=stop, stream=True)
+@pytest.mark.parametrize(
+    ("tokenizer", "scored"),
+    [(Words(), None), (Words(True), None), (Words(), 1), (FALLBACKS[0], 1), (FALLBACKS[1], 1)],
+    ids=["words", "cleaned", "scored words", "llama", "gemma"],
+)
+@given(data=st.data(), stop=STOPS)
+def test_a_stream_joins_to_the_whole_answer(tokenizer: Any, scored: Any, data, stop: Any) -> None:
+    ids = data.draw(IDS if isinstance(tokenizer, Words) else BYTES)
+    (whole,) = answered(tokenizer, ids, stop=stop, n_logprobs=scored)
+    pieces = answered(tokenizer, ids, stop=stop, n_logprobs=scored, stream=True)
     assert "".join(piece.text for piece in pieces) == whole.text
     assert pieces[-1].finish == whole.finish == "stop"
     assert sum(piece.n_tokens for piece in pieces) == whole.n_tokens
     assert not any(text in whole.text for text in stop)
-    if not stop:
-        assert whole.text == tokenizer.decode(ids).strip()
-        assert whole.n_tokens == len(ids)
-
-
-@pytest.mark.parametrize("tokenizer", FALLBACKS, ids=["llama", "gemma"])
-@given(parts=BYTES, stop=STOPS)
-def test_bytes_are_read_as_a_whole(tokenizer: Any, parts: list[list[int]], stop: Any) -> None:
-    ids = [token for part in parts for token in part]
-    (whole,) = answered(tokenizer, ids, stop=stop, n_logprobs=1)
-    pieces = answered(tokenizer, ids, stop=stop, n_logprobs=1, stream=True)
-    assert "".join(piece.text for piece in pieces) == whole.text
-    assert "".join(token.text for token in whole.tokens) == whole.text
     assert [token for piece in pieces for token in piece.tokens] == list(whole.tokens)
     for token in whole.tokens:
         assert whole.text[token.offset :].startswith(token.text)
+    if scored:
+        assert "".join(token.text for token in whole.tokens) == whole.text
     if not stop:
         assert whole.text == tokenizer.decode(ids, skip_special_tokens=True).strip()
-        assert [-token.logprob for token in whole.tokens] == ids
+        assert whole.n_tokens == len(ids)
+        assert [-token.logprob for token in whole.tokens] == (ids if scored else [])
 
 
 @pytest.mark.parametrize("tokenizer", FALLBACKS, ids=["llama", "gemma"])
@@ -109,18 +105,6 @@ def test_a_run_of_bytes_waits_for_its_end(tokenizer: Any) -> None:
     assert texts == ["ab", "€a", "ab", ""]
     texts = [piece.text for piece in answered(tokenizer, [*EURO, 6, 11], stream=True)]
     assert texts == ["\N{REPLACEMENT CHARACTER}" * 4 + "a", ""]
-
-
-@given(ids=IDS, stop=STOPS)
-def test_scored_tokens_join_to_the_answer(ids: list[int], stop: Any) -> None:
-    (whole,) = answered(Words(), ids, stop=stop, n_logprobs=1)
-    pieces = answered(Words(), ids, stop=stop, n_logprobs=1, stream=True)
-    assert "".join(token.text for token in whole.tokens) == whole.text
-    assert [token for piece in pieces for token in piece.tokens] == list(whole.tokens)
-    for token in whole.tokens:
-        assert whole.text[token.offset :].startswith(token.text)
-    if not stop:
-        assert [-token.logprob for token in whole.tokens] == ids
 
 
 def test_a_stream_does_not_wait_for_more_than_it_has_to() -> None:

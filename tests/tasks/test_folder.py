@@ -43,11 +43,6 @@ def test_a_missing_split_lists_those_present(make_gym):
         Gym(gym.directory).rows("one", "dev", 100)
 
 
-def test_an_unknown_split(make_gym):
-    with pytest.raises(ValueError, match="split is 'valid'; it must be one of train, dev, test"):
-        make_gym({"one": 2}).rows("one", "valid", 100)
-
-
 def test_two_files_of_one_sample(make_gym):
     gym = make_gym({"one": 2})
     (gym.directory / "one" / "one_32_100_train.tsv").write_text("a\tb\n")

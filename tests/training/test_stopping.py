@@ -16,7 +16,7 @@ from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
 from mttl.checkpoints.run_callbacks import SaveLast
 from mttl.data.loader import ResumableLoader
-from mttl.data.samplers import build_sampler
+from mttl.data.samplers import TaskBatchSampler
 from mttl.io.errors import StopRequested, TrainingError
 from mttl.training.callbacks import GracefulStop
 from mttl.training.metrics_file import MetricsFile
@@ -70,7 +70,7 @@ class Raise(Callback):
 
 def loader() -> ResumableLoader:
     """Return batches of one row each, from 1 to 12 in some order."""
-    sampler = build_sampler("proportional", [0] * N_BATCHES, batch_size=1, seed=0)
+    sampler = TaskBatchSampler([0] * N_BATCHES, batch_size=1, seed=0)
     return ResumableLoader([float(i + 1) for i in range(N_BATCHES)], sampler)
 
 

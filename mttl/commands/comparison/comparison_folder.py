@@ -122,7 +122,7 @@ class MethodComparison:
     @cached_property
     def gym(self) -> Gym:
         """The tasks on disk."""
-        return open_gym(self.common.data)
+        return open_gym(self.common)
 
     @cached_property
     def partitions(self) -> list[Partition]:

@@ -160,7 +160,7 @@ def read_settings(folder: Path) -> Section | None:
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:
     """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
-    table = gym_folder(settings.data) / "TASKS.csv" if isinstance(settings, Config) else None
+    table = gym_folder(settings) / "TASKS.csv" if isinstance(settings, Config) else None
     rows = read_table(table, TaskError) if table is not None and table.exists() else []
     return {
         row["task"].strip(): row[column].strip()
@@ -196,7 +196,7 @@ def open_run(
         raise CheckpointError(
             f"'{run}' has no config.yaml of a training on text, so its rows are not known: {advice}"
         )
-    built, gym = load_run(run, backbone=backbone), open_gym(config.data)
+    built, gym = load_run(run, backbone=backbone), open_gym(config)
     module = TextToTextModule(
         *(built.model, built.tokenizer, {task: gym.metric(task) for task in built.tasks}),
         generation=config.generation,

@@ -6,33 +6,26 @@ was damaged or is of another definition since.
 """
 
 import hashlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from mttl.io.errors import MttlError, TaskError
-from mttl.io.files import atomic_path
 from mttl.io.record import Record
-from mttl.tasks.building.hub import UnavailableError
-from mttl.tasks.building.record_files import counted
-from mttl.tasks.building.sources import local_files, open_records
-from mttl.tasks.building.split_lines import Lines, make_lines
+from mttl.tasks.building.sources import UnavailableError, local_files, open_records
 from mttl.tasks.md5_sums import published_sums
-from mttl.tasks.sampling import SAMPLES, Indices, cut, few_shot
+from mttl.tasks.sample_files import file_names, fingerprint, write_samples
+from mttl.tasks.sampling import SAMPLES
 from mttl.tasks.task import Task
 
 RECORD = ".built.json"
-SPLITS = ("train", "dev", "test")
-_BLOCK = 5000
 
 Status = Literal["verified", "built", "differs", "incomplete", "unavailable", "failed"]
-OnRows = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -63,30 +56,24 @@ class _Built(Record):
 
 
 def build_task(
-    task: Task,
-    out: Path,
-    *,
-    samples: Sequence[int] = SAMPLES,
-    raw: Path | None = None,
-    on_rows: OnRows = lambda n: None,
+    task: Task, out: Path, *, samples: Sequence[int] = SAMPLES, raw: Path | None = None
 ) -> Outcome:
     """Build the files of a task, unless they are complete.
 
     Raises:
         OSError: If a file cannot be written.
     """
-    made_from = _fingerprint(task, raw)
+    made_from = fingerprint(task, local_files(task.source, raw))
     found = check_task(task, out, samples=samples, made_from=made_from)
     if found.status != "incomplete":
         return Outcome(task.name, found.status, found.detail, skipped=True)
     folder = out / task.name
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        sums = _write(task, folder, samples, raw, on_rows)
-    except UnavailableError as error:
-        return Outcome(task.name, "unavailable", str(error))
+        sums = write_samples(task, folder, samples, partial(open_records, raw=raw))
     except TaskError as error:
-        return Outcome(task.name, "failed", str(error))
+        status = "unavailable" if isinstance(error, UnavailableError) else "failed"
+        return Outcome(task.name, status, str(error))
     except OSError as error:
         error.filename = error.filename or str(folder)  # a failed write does not name its file
         raise
@@ -95,10 +82,8 @@ def build_task(
             folder.rmdir()
     record = _read_record(folder)
     before = record.files if record.made_from == made_from else {}
-    again = tuple(f"_{s}_{split}{task.ending}" for s in samples for split in SPLITS)
-    for name in record.files:  # a sample has the files of one k
-        if name.endswith(again) and name not in sums:
-            (folder / name).unlink(missing_ok=True)
+    for name in record.files.keys() - before.keys() - sums.keys():  # of another definition
+        (folder / name).unlink(missing_ok=True)
     _Built(made_from=made_from, files=before | sums).write(folder / RECORD)
     return _compared(task, sums)
 
@@ -131,58 +116,6 @@ def count_files(task: Task, out: Path, samples: Sequence[int] = SAMPLES) -> tupl
     return sum((out / task.name / name).is_file() for name in names), len(names)
 
 
-def file_names(task: Task, samples: Sequence[int]) -> list[str]:
-    """Return the names of a task's files."""
-    k = "all" if task.k is None else task.k
-    stems = [f"{task.name}_{k}_{s}_{split}" for s in samples for split in SPLITS]
-    return [stem + task.ending for stem in stems]
-
-
-def _write(
-    task: Task, folder: Path, samples: Sequence[int], raw: Path | None, on_rows: OnRows
-) -> dict[str, str]:
-    """Write the files of a task and return their sums."""
-
-    def lines_of(split: str) -> Lines:
-        records = open_records(task.source, split, raw=raw, scratch=folder)
-        return make_lines(task, split, counted(records, on_rows), scratch=folder)
-
-    train = lines_of(task.source.train)
-    test = train if task.source.test is None else lines_of(task.source.test)
-    dev = None if task.source.dev is None else lines_of(task.source.dev)
-    if dev is not None and not len(dev):
-        raise TaskError(f"task '{task.name}': the lines of dev ('{task.source.dev}') are none.")
-    pool, held_out = cut(task, len(train), None if test is train else len(test))
-    sums: dict[str, str] = {}
-    first_test: Path | None = None
-    for sample in samples:
-        train_name, dev_name, test_name = file_names(task, [sample])
-        train_indices, dev_indices = few_shot(task, train, pool, sample)
-        sums[train_name] = _write_lines(folder / train_name, train, train_indices)
-        if dev is not None:
-            dev_indices, _ = few_shot(task, dev, np.arange(len(dev), dtype=np.int64), sample)
-        sums[dev_name] = _write_lines(folder / dev_name, dev or train, dev_indices)
-        if first_test is None:
-            first_test = folder / test_name
-            sums[test_name] = _write_lines(first_test, test, held_out)
-        else:
-            with atomic_path(folder / test_name) as temporary:
-                shutil.copyfile(first_test, temporary)
-            sums[test_name] = sums[first_test.name]
-    return sums
-
-
-def _write_lines(path: Path, lines: Lines, indices: Indices) -> str:
-    """Write lines in the order of their indices; return the MD5 sum of the file."""
-    digest = hashlib.md5(usedforsecurity=False)
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        for start in range(0, len(indices), _BLOCK):
-            block = b"".join(lines.take(indices[start : start + _BLOCK]))
-            digest.update(block)
-            file.write(block)
-    return digest.hexdigest()
-
-
 def _compared(task: Task, sums: Mapping[str, str]) -> Outcome:
     published = published_sums().get(task.name, {})
     known = [name for name in sums if name in published]
@@ -207,14 +140,3 @@ def _read_record(folder: Path) -> _Built:
     with suppress(MttlError):
         return _Built.read(folder / RECORD)
     return _Built()
-
-
-def _fingerprint(task: Task, raw: Path | None) -> str:
-    """Return a short text that is another one whenever the definition or the source is."""
-    files = [
-        (str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in local_files(task.source, raw)
-    ]
-    task = replace(task, category="", description="")  # they are in no file
-    text = repr((task, None if raw is None else str(raw.resolve()), files))
-    text += task.source.dev or ""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -14,12 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mttl.io.errors import TaskError
 from mttl.io.files import DISK_REFUSES
-from mttl.tasks.building.record_files import Records
 from mttl.tasks.task import Source
 from mttl.tasks.template_field import Record
 
@@ -42,37 +38,6 @@ class OutOfReachError(UnavailableError):
     """The hub does not answer."""
 
 
-class TableRecords:
-    """Records of a table on disk, memory-mapped; read a block at a time."""
-
-    def __init__(self, table: Any, name: str):
-        self.name = name
-        self._table = table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __iter__(self) -> Iterator[Record]:
-        for start in range(0, len(self), 1000):
-            yield from _transposed(self._table[start : start + 1000])
-
-    def take(self, indices: NDArray[np.int64]) -> list[Record]:
-        """Return the records at these places."""
-        return _transposed(self._table[indices.tolist()])
-
-
-class StreamedRecords:
-    """Records that are fetched while they are read."""
-
-    def __init__(self, stream: Any, name: str):
-        self.name = name
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[Record]:
-        with explained(self.name):
-            yield from self._stream
-
-
 def hub_in_reach() -> bool:
     """Return whether the hub answers; asked once, it spares every data set a wait of 20 seconds."""
     address = os.environ.get("HF_ENDPOINT") or ADDRESS  # as the library has it
@@ -87,7 +52,7 @@ def hub_in_reach() -> bool:
     return True
 
 
-def hub_records(source: Source, split: str) -> Records:
+def hub_records(source: Source, split: str) -> Iterator[Record]:
     """Return the records of one split, from the first of the names of a data set that has them.
 
     Raises:
@@ -114,23 +79,29 @@ def hub_records(source: Source, split: str) -> Records:
     raise UnavailableError(f"{'; '.join(reasons)}. By hand: {page}, then --raw")
 
 
-def _load(source: Source, name: str, revision: str | None, split: str) -> Records:
+def _load(source: Source, name: str, revision: str | None, split: str) -> Iterator[Record]:
     import datasets
 
-    shown = f"{name} on the hub, split {split}"
     with explained(name), _no_bars():
         if revision == PARQUET:
             # Files are named, and loaded as files: the data set itself would be its script again.
             folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
             files = {split: f"{folder}/{source.config or '*'}/{split}/*.parquet"}
-            table = datasets.load_dataset("parquet", data_files=files, split=split)
-            return TableRecords(table, shown)
+            return _read(datasets.load_dataset("parquet", data_files=files, split=split), name)
         builder = datasets.load_dataset_builder(name, source.config, revision=revision)
         stream = _small_part(builder.info.splits, source)
-        found = datasets.load_dataset(
+        data = datasets.load_dataset(
             name, source.config, revision=revision, split=split, streaming=stream
         )
-        return StreamedRecords(found, shown) if stream else TableRecords(found, shown)
+        return _read(data, name)
+
+
+def _read(data: Any, name: str) -> Iterator[Record]:
+    """Yield the records of a table, or of a stream that is fetched while it is read."""
+    with explained(name):
+        for columns in data.iter(1000):
+            for values in zip(*columns.values(), strict=True):
+                yield dict(zip(columns, values, strict=True))
 
 
 def _small_part(splits: Any, source: Source) -> bool:
@@ -138,12 +109,6 @@ def _small_part(splits: Any, source: Source) -> bool:
     sizes = {name: info.num_bytes or 0 for name, info in (splits or {}).items()}
     wanted = sum(sizes.get(name, 0) for name in {source.train, source.test})
     return 2 * wanted < sum(sizes.values())
-
-
-def _transposed(columns: dict[str, list[Any]]) -> list[Record]:
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
 
 
 @contextmanager
@@ -170,53 +135,35 @@ def explained(name: str) -> Iterator[None]:
         UnavailableError: If it cannot be had for another reason, which the message tells.
         OSError: If the disk is full or may not be written, which no other data set would change.
     """
-    try:
-        yield
-    except Exception as error:
-        if (refused := _refusal_of_the_disk(error)) is not None:
-            raise refused from None
-        reason = _reason(error)
-        if reason is None:
-            raise
-        if reason == "script":
-            raise ScriptOnlyError(f"'{name}' is a loading script") from error
-        if reason == "offline":
-            raise OutOfReachError("there is no way to the hub, or HF_HUB_OFFLINE is set") from error
-        raise UnavailableError(f"'{name}' {reason}") from error
-
-
-def _refusal_of_the_disk(error: BaseException | None) -> OSError | None:
-    """Return what the system said, where a full disk is behind an error of the library."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in DISK_REFUSES:
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _reason(error: Exception) -> str | None:
-    """Return why a data set is unavailable; None for what must not be swallowed."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    message = " ".join(str(error).split())
-    match error:
-        case RuntimeError() if "scripts are no longer supported" in message:
-            return "script"
-        case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
-            return "offline"
-        case DatasetNotFoundError() if "gated" in message:
-            return (
-                "is gated: accept its terms on its page on the hub, then log in with "
-                "`hf auth login`"
-            )
-        case DatasetNotFoundError():
-            return f"is not on the hub ({message})"
-        case HfHubHTTPError():
-            return f"was refused by the hub ({message})"
-        case DatasetsError() | OSError() | ValueError():
-            # No such configuration, split or file; or files that are damaged, or no table.
-            return f"cannot be loaded ({message})"
-    if type(error).__module__.startswith(_HTTP_LIBRARIES):
-        return "offline"
-    return None
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno in DISK_REFUSES:
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        message = " ".join(str(error).split())
+        no_way = OutOfReachError("there is no way to the hub, or HF_HUB_OFFLINE is set")
+        match error:
+            case RuntimeError() if "scripts are no longer supported" in message:
+                raise ScriptOnlyError(f"'{name}' is a loading script") from error
+            case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
+                raise no_way from error
+            case DatasetNotFoundError() if "gated" in message:
+                why = "is gated: accept its terms on its page, then log in with `hf auth login`"
+            case DatasetNotFoundError():
+                why = f"is not on the hub ({message})"
+            case HfHubHTTPError():
+                why = f"was refused by the hub ({message})"
+            case DatasetsError() | OSError() | ValueError():
+                # No such configuration, split or file; or files that are damaged, or no table.
+                why = f"cannot be loaded ({message})"
+            case _ if type(error).__module__.startswith(_HTTP_LIBRARIES):
+                raise no_way from error
+            case _:
+                raise
+        raise UnavailableError(f"'{name}' {why}") from error

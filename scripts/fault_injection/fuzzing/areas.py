@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fuzzing import samples
@@ -39,10 +38,10 @@ from mttl.peft_format.peft_folder import read_peft
 from mttl.runtime.command import USER_MISTAKE, run_command
 from mttl.sparse.loop import load_state
 from mttl.sparse.skill_file import SparseSkill
-from mttl.tasks.building.record_files import JsonLines, open_file
-from mttl.tasks.building.task_table import update_task_table
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.partition import Partition
+from mttl.tasks.read_records import read_records
+from mttl.tasks.sample_files import update_task_table
 from mttl.tasks.task_file import load_tasks
 from mttl.training.metrics_file import MetricsFile
 
@@ -108,14 +107,7 @@ def _task_table(folder: Path) -> Any:
 def _records(name: str) -> Read:
     columns = ("text", "label") if name.endswith(".tsv") else ()
 
-    def read(folder: Path) -> Any:
-        records = open_file(folder / name, columns, folder)
-        found = list(records)
-        if isinstance(records, JsonLines):
-            return [found, len(records), records.take(np.arange(0, len(records), 20))]
-        return found
-
-    return read
+    return lambda folder: list(read_records(folder / name, columns))
 
 
 def _configuration(folder: Path) -> Any:

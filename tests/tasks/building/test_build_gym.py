@@ -2,19 +2,19 @@ import errno
 import json
 import os
 import re
-from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
+from mttl.tasks import sample_files
 from mttl.tasks.building import build_gym
-from mttl.tasks.building import split_lines as lines
 from mttl.tasks.building.build_gym import build_task, check_task, count_files
 from mttl.tasks.convert import convert
-from mttl.tasks.folder import Gym
+from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.rows import line_of
-from mttl.tasks.sampling import SAMPLES, draw
+from mttl.tasks.sampling import SAMPLES, cut, few_shot
 from mttl.tasks.task import Source
 
 
@@ -32,23 +32,19 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("convert_all", [0, 10**6])
 @pytest.mark.parametrize("task", [make_task(), copying_task()])
-def test_files_are_what_is_drawn_in_memory(raw, out, task, convert_all, monkeypatch):
-    """Whether all lines are converted or only those that are asked for."""
-    monkeypatch.setattr(build_gym, "make_lines", partial(lines.make_lines, convert_all=convert_all))
-    told = []
-    outcome = build_task(task, out, raw=raw, on_rows=told.append)
+def test_files_are_what_is_drawn_from_the_lines(raw, out, task):
+    outcome = build_task(task, out, raw=raw)
     assert (outcome.status, outcome.skipped) == ("built", False)
-    assert sum(told) > 0
     train = list(convert(task, "train", rows(60)))
-    test = list(convert(task, "validation", rows(9))) if task.source.test else None
+    test = list(convert(task, "validation", rows(9))) if task.source.test else train
+    pool, held_out = cut(task, len(train), len(test) if task.source.test else None)
     for sample in SAMPLES:
-        for split, expected in draw(task, train, test, sample).items():
+        places = few_shot(task, np.arange(60) % 3, pool, sample)
+        for split, lines, at in zip(SPLITS, (train, train, test), (*places, held_out), strict=True):
             path = out / task.name / f"{task.name}_2_{sample}_{split}.jsonl"
-            assert path.read_bytes().decode() == "".join(
-                line_of(".jsonl", line[0], line[1:]) for line in expected
-            )
+            expected = [line_of(".jsonl", lines[i][0], lines[i][1:]) for i in at]
+            assert path.read_bytes().decode() == "".join(expected)
     assert Gym(out).samples(task.name) == sorted(SAMPLES)
     assert len(files(out)) == 16
 
@@ -191,7 +187,6 @@ def test_malformed_records(raw, out, bad, message):
     write_jsonl(raw / "colours__default/train.jsonl.gz", [*rows(60), bad])
     outcome = build_task(make_task(), out, raw=raw)
     assert outcome.status == "failed"
-    assert "train.jsonl.gz" in outcome.detail
     assert message in outcome.detail
     assert list(out.iterdir()) == []
 
@@ -237,7 +232,7 @@ def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
         def write(self, data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(lines.tempfile, "TemporaryFile", lambda dir: Full())
+    monkeypatch.setattr(sample_files.tempfile, "TemporaryFile", lambda dir: Full())
     with pytest.raises(OSError, match="No space left") as caught:
         build_task(make_task(), out, raw=raw)
     assert caught.value.filename == str(out / "colours")

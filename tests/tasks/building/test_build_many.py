@@ -10,9 +10,9 @@ from mttl.tasks.building.build_gym import Outcome, build_task
 from mttl.tasks.building.build_many import build_many
 
 
-def run(names, out, n_workers, **options):
+def run(names, out, n_workers):
     tasks = [make_task(name) for name in names]
-    return build_many(tasks, out, samples=[13], n_workers=n_workers, build=play, **options)
+    return build_many(tasks, out, samples=[13], n_workers=n_workers, build=play)
 
 
 def test_processes_build_what_one_does(tmp_path):
@@ -22,27 +22,18 @@ def test_processes_build_what_one_does(tmp_path):
         found = list(build_many(tasks, out, samples=[13], raw=raw, n_workers=n_workers))
         assert {outcome.status for outcome in found} == {"built"}
         assert {outcome.task for outcome in found} == {task.name for task in tasks}
-    for path in (tmp_path / "one").rglob("*.tsv"):
-        assert (
-            path.read_bytes()
-            == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
-        )
+    for path in (tmp_path / "one").rglob("*.jsonl"):
+        other = tmp_path / "two" / path.relative_to(tmp_path / "one")
+        assert path.read_bytes() == other.read_bytes()
     assert all(build_task(task, tmp_path / "two", samples=[13], raw=raw).skipped for task in tasks)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_a_fault_stops_no_other_task(tmp_path, n_workers):
-    rows: dict[str, int] = {}
-    found = run(
-        ["a", "faulty", "b", "c"],
-        tmp_path,
-        n_workers,
-        on_rows=lambda name, n: rows.update({name: n}),
-    )
+    found = run(["a", "faulty", "b", "c"], tmp_path, n_workers)
     outcomes = {outcome.task: outcome for outcome in found}
     assert outcomes["faulty"] == Outcome("faulty", "failed", "ZeroDivisionError: a fault")
     assert [outcomes[name].status for name in "abc"] == ["built"] * 3
-    assert rows == dict.fromkeys(["a", "faulty", "b", "c"], 7)
 
 
 def test_a_process_that_dies_costs_its_task_only(tmp_path):

@@ -6,14 +6,11 @@ the tests are skipped.
 
 import csv
 import hashlib
-from functools import partial
 
 import pytest
 
 from helpers.fact_templates import SHARED
-from mttl.tasks.building import build_gym
 from mttl.tasks.building.build_gym import build_task
-from mttl.tasks.building.split_lines import make_lines
 from mttl.tasks.folder import Gym
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.sampling import SAMPLES
@@ -53,20 +50,6 @@ def test_files_are_the_published_ones(name, gym):
     built = Gym(gym)
     for sample in SAMPLES:
         assert all(built.rows(name, split, sample) for split in ("train", "dev", "test"))
-
-
-@pytest.mark.skipif(not served(), reason=f"no raw records at {RAW}; set MTTL_SHARED")
-@pytest.mark.parametrize(
-    "name",
-    ["glue-rte", "google_wellformed_query", "hate_speech18", "lama-google_re", "race-middle"],
-)
-def test_files_are_the_published_ones_where_lines_are_converted_when_asked_for(
-    name, tmp_path, monkeypatch
-):
-    """As those of sources too large to be converted whole."""
-    monkeypatch.setattr(build_gym, "make_lines", partial(make_lines, convert_all=0))
-    outcome = build_task(crossfit()[name], tmp_path, raw=RAW)
-    assert outcome.status == "verified", outcome.detail
 
 
 @pytest.mark.skipif(not GYM.is_dir(), reason=f"no gym at {GYM}; set MTTL_SHARED")

@@ -1,4 +1,4 @@
-"""Processes that share the jobs of an adaptation; none is started here."""
+"""Parts of the jobs of an adaptation, and processes that share them; none is started here."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mttl.adaptation import shard as workers
-from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.shard import Shard
 from mttl.io.errors import MttlError
 
@@ -38,15 +38,6 @@ def test_each_worker_is_shown_a_gpu_of_its_own(monkeypatch, shard):
     ]
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_parts_that_are_started_by_hand_take_gpus_in_turn():
-    moved = []
-    adaptation = SimpleNamespace(run=SimpleNamespace(model=SimpleNamespace(to=moved.append)))
-    for number in (1, 2, 3):
-        Adaptation.to_device(adaptation, number)
-    assert moved == [torch.device("cuda", index) for index in (0, 1, 0)]
-
-
 @pytest.mark.parametrize(("status", "raised"), [(2, False), (1, True), (-9, True)])
 def test_jobs_that_a_worker_reports_are_left_to_the_caller(monkeypatch, status, raised):
     """So that what others finished is shown, and written, where some diverged."""
@@ -55,3 +46,15 @@ def test_jobs_that_a_worker_reports_are_left_to_the_caller(monkeypatch, status, 
     monkeypatch.setattr(workers, "subprocess", started)
     with pytest.raises(MttlError, match="worker 1, 2 of 2") if raised else nullcontext():
         workers.start_workers(2, Shard(), ["adapt"])
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+@pytest.mark.parametrize("n_shards", [1, 2, 3])
+def test_workers_of_parts_share_all_jobs(n_shards: int, n_workers: int) -> None:
+    jobs = [FewShotJob("a", sample, 13) for sample in range(7)]
+    for number in range(1, n_shards + 1):
+        part = Shard(number, n_shards)
+        workers = [part.part(worker, n_workers).share(jobs) for worker in range(1, n_workers + 1)]
+        shared = sorted((job for jobs in workers for job in jobs), key=lambda job: job.sample)
+        assert shared == part.share(jobs)
+    assert Shard().part(2, 3) == Shard(2, 3)

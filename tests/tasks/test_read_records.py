@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mttl.io.errors import TaskError
-from mttl.tasks.building.read_records import read_records
+from mttl.tasks.read_records import read_records
 
 
 def write(path, data):
@@ -89,7 +89,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_a_disk_that_fails_while_it_is_read(tmp_path, monkeypatch):
-    from mttl.tasks.building import read_records as module
+    from mttl.tasks import read_records as module
 
     class Failing(io.RawIOBase):
         def readable(self):

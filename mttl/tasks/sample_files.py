@@ -1,0 +1,141 @@
+"""The few-shot files of a task, written from its records with bounded memory.
+
+The lines of a split are kept in a file without a name; memory holds 16 bytes a line.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mttl.io.errors import TaskError
+from mttl.io.files import atomic_path, write_table
+from mttl.io.reading import read_table
+from mttl.tasks.convert import convert
+from mttl.tasks.folder import SPLITS
+from mttl.tasks.read_records import from_files
+from mttl.tasks.rows import TSV, line_of
+from mttl.tasks.sampling import Indices, Line, cut, few_shot
+from mttl.tasks.task import Source, Task
+from mttl.tasks.template_field import Record
+
+_COLUMNS = ("task", "metric", "category", "description")
+
+
+def file_names(task: Task, samples: Iterable[int]) -> list[str]:
+    """Return the names of a task's files."""
+    k = "all" if task.k is None else task.k
+    return [f"{task.name}_{k}_{s}_{split}{task.ending}" for s in samples for split in SPLITS]
+
+
+def fingerprint(task: Task, files: Iterable[Path]) -> str:
+    """Return a short text that changes with the task's definition and the files it is read from."""
+    stats = [(str(path), path.stat()) for path in files]
+    states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    task = replace(task, category="", description="", side="train")  # they are in no file
+    return hashlib.sha256(repr((task, states)).encode()).hexdigest()[:16]
+
+
+def write_samples(
+    task: Task,
+    folder: Path,
+    samples: Sequence[int],
+    open_records: Callable[[Source, str], Iterable[Record]] = from_files,
+) -> dict[str, str]:
+    """Write the files of a task.
+
+    Args:
+        task: The task.
+        folder: The folder of its files, which exists.
+        samples: Which few-shot samples.
+        open_records: Returns the records of a split, or file, of a source.
+
+    Returns:
+        The MD5 sums by name of file.
+
+    Raises:
+        TaskError: If a record cannot be read or written, or a file would be empty.
+    """
+
+    def lines_of(split: str) -> Lines:
+        return Lines(task, split, open_records(task.source, split), scratch=folder)
+
+    train = lines_of(task.source.train)
+    test = train if task.source.test is None else lines_of(task.source.test)
+    dev = None if task.source.dev is None else lines_of(task.source.dev)
+    if dev is not None and not len(dev):
+        raise TaskError(f"task '{task.name}': the lines of dev ('{task.source.dev}') are none.")
+    pool, held_out = cut(task, len(train), None if test is train else len(test))
+    sums: dict[str, str] = {}
+    first_test: Path | None = None
+    for sample in samples:
+        train_name, dev_name, test_name = file_names(task, [sample])
+        train_indices, dev_indices = few_shot(task, train.labels, pool, sample)
+        sums[train_name] = train.write(folder / train_name, train_indices)
+        if dev is not None:
+            dev_indices, _ = few_shot(task, dev.labels, np.arange(len(dev)), sample)
+        sums[dev_name] = (dev or train).write(folder / dev_name, dev_indices)
+        if first_test is None:
+            first_test = folder / test_name
+            sums[test_name] = test.write(first_test, held_out)
+        else:
+            with atomic_path(folder / test_name) as temporary:
+                shutil.copyfile(first_test, temporary)
+            sums[test_name] = sums[first_test.name]
+    return sums
+
+
+class Lines:
+    """The lines of a split, as they stand in a file.
+
+    Attributes:
+        labels: For each line of a classification task a number, equal where the outputs are equal.
+    """
+
+    def __init__(
+        self, task: Task, split: str, records: Iterable[Record], scratch: Path | None = None
+    ):
+        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 -- lives as long as this
+        lengths, labels = array("q"), array("q")
+        numbers: dict[Line, int] = {}
+        for line in convert(task, split, records):
+            lengths.append(self._file.write(line_of(task.ending, line[0], line[1:]).encode()))
+            if task.kind == "classification":
+                outputs = line[1:]
+                if task.ending != TSV:  # reading drops blanks around a text
+                    outputs = tuple(map(str.strip, outputs))
+                labels.append(numbers.setdefault(outputs, len(numbers)))
+        self._ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        self.labels = np.array(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def write(self, path: Path, indices: Indices) -> str:
+        """Write lines in the order of their indices; return the MD5 sum of the file."""
+        digest = hashlib.md5(usedforsecurity=False)
+        starts, ends = self._ends[indices].tolist(), self._ends[indices + 1].tolist()
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            for start, end in zip(starts, ends, strict=True):
+                self._file.seek(start)
+                line = self._file.read(end - start)
+                digest.update(line)
+                file.write(line)
+        return digest.hexdigest()
+
+
+def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
+    """Write tasks into TASKS.csv of a gym; rows of other tasks, and further columns, stay."""
+    path = gym / "TASKS.csv"
+    found = read_table(path, TaskError, ["task"]) if path.exists() else []
+    rows = {row["task"]: row for row in found}
+    for task in tasks:
+        new = {column: getattr(task, column) for column in _COLUMNS[1:]} | {"task": task.name}
+        rows[task.name] = rows.get(task.name, {}) | new
+    columns = list(dict.fromkeys([*_COLUMNS, *(found[0] if found else ())]))
+    write_table(path, columns, (row for _, row in sorted(rows.items())))
