@@ -286,7 +286,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         ),
         (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
         (("--runs", f"mine={tmp_path / 'gone'}"), "is not a run: it has no config"),
-        (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"config\.yaml' is missing"),
+        (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"is not a run: it has no config"),
         (("--runs", f"mine={a},{c}"), r"differ in more than their seeds: optim\.lr \(0\.1 and"),
         (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\), .*max_eval_rows"),
         (("--runs", f"mine={a},{a}"), "have one seed, 1: name one of them"),

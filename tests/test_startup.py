@@ -155,7 +155,7 @@ NAMES = {
     ],
     "ablate": [(["EMPTY"], "routing.npz' does not exist")],
     "compare": [
-        (["EMPTY", "RUN"], "config.yaml' is missing"),
+        (["EMPTY", "RUN"], "is not a run"),
         (["--tasks", "thrd_past"], "Did you mean 'third_past'"),
         (["--method", "mine=none.yaml"], "the file 'none.yaml' does not"),
         (["--runs", "mine=EMPTY"], "is not a run"),

@@ -79,7 +79,7 @@ def add_tasks(
     return replace(
         run,
         folder=folder,
-        meta=meta | {"settings": dumped, "backbone": meta["backbone"] | run.places},
+        meta=meta | {"settings": dumped, "backbone": meta["backbone"] | {"places": run.places}},
         tasks=tuple(names),
         skills=skills,
         router=router,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_packed, parts
 from mttl.assembly.model import Built, load_run
-from mttl.checkpoints.inventory_folder import check_named
+from mttl.checkpoints.inventory_files import check_named
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import read_table
 from mttl.metrics.crossfit import check_metric

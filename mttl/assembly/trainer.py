@@ -11,11 +11,8 @@ from pytorch_lightning.loggers import Logger
 
 from mttl.assembly.model import Built
 from mttl.checkpoints.checkpoint_file import CheckpointFile
+from mttl.checkpoints.run_callbacks import RunLock, SaveBest, SaveLast, SharedSteps
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.checkpoints.run_lock import RunLock
-from mttl.checkpoints.save_best import SaveBest
-from mttl.checkpoints.save_last import SaveLast
-from mttl.checkpoints.shared_steps import SharedSteps
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import Router

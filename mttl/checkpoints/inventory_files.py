@@ -1,30 +1,30 @@
-"""The files of a saved inventory: settings, checksums and tensors."""
+"""Where the inventory of a run lies, and its small files: facts, names of tasks, checksums."""
 
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import write_text
-from mttl.io.reading import check_name, file_sha256, read_json, reason, require_file
-from mttl.io.record import Record, check
+from mttl.io.reading import file_sha256, read_json
+from mttl.io.record import Printable, Record, check
 from mttl.runtime.version import VERSION
 
 FORMAT_VERSION = 1
-# Version of folders that hold only the differences from another.
-ADAPTED_VERSION = 2
 # Key of the digests of all files in meta.json.
 CHECKSUMS = "sha256"
 # Key of the inventory that a task was adapted from.
 SOURCE = "source"
+AGAIN = (
+    "Copy the whole folder again from where it was written, or write it again: repeat the training "
+    "command with --resume, or the adaptation with --save"
+)
 _ANOTHER_VERSION = "Load it with the mttl that wrote it, which it names under libraries"
 LIBRARIES = ("torch", "transformers", "pytorch-lightning")
 
@@ -49,7 +49,7 @@ class SourceFacts(Record):
 class InventoryFacts(Record):
     """The content of ``meta.json``."""
 
-    format_version: Literal[1, 2]
+    format_version: Literal[1]
     backbone: BackboneFacts
     libraries: dict[str, str]
     settings: dict[str, Any]
@@ -57,9 +57,51 @@ class InventoryFacts(Record):
     sha256: dict[str, str]
 
 
+def inventory_folder(folder: str | Path) -> Path:
+    """Return the folder ``skills/`` with a trained inventory.
+
+    Args:
+        folder: That folder, or the run folder around it.
+
+    Raises:
+        CheckpointError: If it is neither.
+    """
+    found = find_inventory(Path(folder))
+    if found is not None:
+        return found
+    raise CheckpointError(
+        f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ with "
+        "one. Give the folder of a run that has ended; --resume finishes an interrupted one"
+    )
+
+
+def find_inventory(*places: Path) -> Path | None:
+    """Return the folder ``skills/`` in the first of some places that has one."""
+    candidates = (path for place in places for path in (place / "skills", place))
+    return next((path for path in candidates if os.path.lexists(path / "meta.json")), None)
+
+
+def check_named(source: str | None, adapted: Sequence[str]) -> None:
+    """Check that a command that answers was given trained inventories.
+
+    Args:
+        source: The folder of a run.
+        adapted: Folders of tasks that were adapted from it.
+
+    Raises:
+        ConfigError: If nothing is named.
+        CheckpointError: If a folder holds no inventory.
+    """
+    if source is None and not adapted:
+        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
+    for folder in (source, *adapted):
+        if folder is not None:
+            inventory_folder(folder)
+
+
 def libraries() -> dict[str, str]:
     """Return the versions of what writes inventories."""
-    return {"mttl": VERSION} | {name: _version(name) for name in LIBRARIES}
+    return {"mttl": VERSION} | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
@@ -78,10 +120,15 @@ def read_facts(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: If a file is missing or damaged, or the format is not this version's.
     """
-    meta = _read_json(folder / "meta.json", dict)
-    if meta.get("format_version") in (FORMAT_VERSION, ADAPTED_VERSION):
-        check_checksums(folder, meta)
-    check(InventoryFacts, meta, f"'{folder / 'meta.json'}'", CheckpointError, _ANOTHER_VERSION)
+    path = folder / "meta.json"
+    meta = read_json(path, CheckpointError)
+    noted = check(InventoryFacts, meta, f"'{path}'", CheckpointError, _ANOTHER_VERSION).sha256
+    found = checksums(folder, meta)
+    for name in sorted(noted.keys() | found.keys()):
+        if noted.get(name) != found.get(name):
+            exists = (folder / name).exists()
+            state = "damaged (its checksum is not the one noted)" if exists else "missing"
+            raise CheckpointError(f"'{folder / name}' is {state}. {AGAIN}")
     return meta
 
 
@@ -91,28 +138,9 @@ def read_names(folder: Path) -> tuple[str, ...]:
     Raises:
         CheckpointError: If the file is missing or damaged, or a name is not allowed.
     """
-    place = f"'{folder / 'tasks.json'}': a task's name"
-    names = _read_json(folder / "tasks.json", list)
-    return tuple(check_name(name, place, CheckpointError) for name in names)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file.
-
-    Raises:
-        CheckpointError: If it is missing or damaged, or a number is not finite.
-    """
-    require_file(path, CheckpointError)
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(_unreadable(path, f"damaged ({reason(error)})")) from error
-    strange = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if strange:
-        raise CheckpointError(
-            _unreadable(path, f"damaged ('{strange[0]}' holds numbers that are not finite)")
-        )
-    return tensors
+    path = folder / "tasks.json"
+    names = read_json(path, CheckpointError)
+    return check(tuple[Printable, ...], names, f"'{path}'", CheckpointError, AGAIN)
 
 
 def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
@@ -127,24 +155,6 @@ def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
     return _file_sums(folder) | {"meta.json": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def check_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Compare the files of an inventory with their checksums.
-
-    Args:
-        folder: The folder ``skills/``.
-        meta: Content of its ``meta.json``.
-
-    Raises:
-        CheckpointError: If a file differs, or is missing.
-    """
-    noted, found = meta.get(CHECKSUMS, {"meta.json": ""}), checksums(folder, meta)
-    for name in sorted(noted.keys() | found.keys()):
-        if noted.get(name) != found.get(name):
-            damaged = "damaged (its checksum is not the one noted)"
-            state = damaged if (folder / name).exists() else "missing"
-            raise CheckpointError(_unreadable(folder / name, state))
-
-
 def inventory_digest(skills: Path) -> str:
     """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
 
@@ -153,7 +163,7 @@ def inventory_digest(skills: Path) -> str:
     digest = hashlib.sha256()
     for name, own in _file_sums(skills).items():
         digest.update(f"{name} {own}".encode())
-    meta = _read_json(skills / "meta.json", dict)
+    meta = read_json(skills / "meta.json", CheckpointError, dict)
     built = [meta["backbone"]["fingerprint"], meta["settings"]]
     if SOURCE in meta:
         built.append(meta[SOURCE]["inventory"])
@@ -164,24 +174,3 @@ def inventory_digest(skills: Path) -> str:
 def _file_sums(folder: Path) -> dict[str, str]:
     paths = sorted([*folder.glob("*.safetensors"), folder / "tasks.json"])
     return {path.name: file_sha256(path, CheckpointError) for path in paths}
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    try:
-        return read_json(path, CheckpointError, kind)
-    except CheckpointError as error:
-        raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
-
-
-def _unreadable(path: Path, state: str) -> str:
-    return (
-        f"'{path}' is {state}. Copy the whole folder again from where it was written, or write it "
-        "again: repeat the training command with --resume, or the adaptation with --save"
-    )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,8 @@ def check_place(folder: RunFolder, *, resume: bool) -> None:
     if not resume and _visible(folder.path):
         raise ConfigError(
             f"the run folder '{folder.path}' exists already and is never overwritten. "
-            "Continue that run with --resume, choose another name with "
-            "-k run.name=NAME, or delete the folder"
+            "Continue that run with --resume, choose another name with -k run.name=NAME, or delete "
+            "the folder"
         )
     if resume and not folder.path.is_dir():
         raise ConfigError(
@@ -82,15 +82,11 @@ def check_place(folder: RunFolder, *, resume: bool) -> None:
 
 
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
-    """Check that a new run overwrites nothing, or that an interrupted one can continue.
-
-    Returns:
-        The step to continue from; 0 for a new run, and for one that was killed before it had saved
-        a state.
+    """Return the step to continue from: 0 for a new run, and for one without a saved state.
 
     Raises:
-        ConfigError: If a new run would overwrite an earlier one, or there is nothing to continue,
-            or the configuration has changed outside its section ``trainer``.
+        ConfigError: As for `check_place`, or if the configuration has changed outside its section
+            ``trainer``.
         CheckpointError: If a file of the interrupted run is missing or damaged.
     """
     if not resume:
@@ -123,18 +119,16 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     state = load_torch(folder.last, "Copy it again, or start a new run with -k run.name=NAME")
     if folder.best.is_file():
         load_torch(folder.best, "Copy it again, or delete it to go on without those weights")
-    elif (score := _best_score(state)) is not None:
-        logger.warning(
-            "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best from "
-            "here on are kept; if no validation follows, the last ones",
-            *(folder.best, score),
-        )
+    else:
+        scores = [own.get("best_model_score") for own in state["callbacks"].values()]
+        score = next((score for score in scores if score is not None), None)
+        if score is not None:
+            logger.warning(
+                "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best "
+                "from here on are kept; if no validation follows, the last ones",
+                *(folder.best, float(score)),
+            )
     return int(state["global_step"])
-
-
-def _best_score(state: Mapping[str, Any]) -> float | None:
-    scores = [own.get("best_model_score") for own in state["callbacks"].values()]
-    return next((float(score) for score in scores if score is not None), None)
 
 
 def check_still_there(folder: RunFolder) -> None:
@@ -161,20 +155,16 @@ def changed_settings(
     ignore: tuple[str, ...] = ("trainer.", "adapt.", "search.", "moe.parallel"),
     but: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return the dotted names of settings that differ, with both values.
+    """Return the dotted names of settings that differ between two YAML texts, with both values.
 
     Args:
-        before: A configuration as YAML.
+        before: A configuration.
         now: Another one.
-        ignore: Beginnings of names that may differ; by default, those that may change when a run
-            is resumed.
+        ignore: Beginnings of names that may differ; by default, of those that may when resuming.
         but: Names that may not differ in spite of ``ignore``.
     """
-    return [
-        f"{name} ({first} before, {second} now)"
-        for name, first, second in _differences(before, now)
-        if name in but or not name.startswith(ignore)
-    ]
+    differences = _differences(before, now, "{} before, {} now")
+    return [line for name, line in differences if name in but or not name.startswith(ignore)]
 
 
 def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[str]:
@@ -183,17 +173,8 @@ def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[
     Raises:
         CheckpointError: If one has no configuration.
     """
-    texts = []
-    for run in (one, other):
-        path = RunFolder(run).config
-        if not path.is_file():
-            raise CheckpointError(f"'{path}' is missing, and with it the settings of the run")
-        texts.append(read_text(path, CheckpointError))
-    return [
-        f"{name} ({first} and {second})"
-        for name, first, second in _differences(*texts)
-        if not name.startswith(ignore)
-    ]
+    differences = _differences(_settings_text(one), _settings_text(other), "{} and {}")
+    return [line for name, line in differences if not name.startswith(ignore)]
 
 
 def seed_of(run: Path) -> int:
@@ -202,21 +183,25 @@ def seed_of(run: Path) -> int:
     Raises:
         CheckpointError: If the folder has no configuration.
     """
-    path = RunFolder(run).config
-    if not path.is_file():
-        raise CheckpointError(f"'{run}' is not a run: it has no config.yaml")
-    seed = dotted_settings(read_text(path, CheckpointError)).get("run.seed")
+    seed = dotted_settings(_settings_text(run)).get("run.seed")
     if type(seed) is not int:
-        raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")
+        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be a whole number")
     return seed
 
 
-def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name and both values of every setting that differs."""
-    first, second = (dotted_settings(text) for text in (one, other))
+def _settings_text(run: Path) -> str:
+    path = RunFolder(run).config
+    if not path.is_file():
+        raise CheckpointError(f"'{run}' is not a run: it has no config.yaml")
+    return read_text(path, CheckpointError)
+
+
+def _differences(one: str, other: str, form: str) -> Iterator[tuple[str, str]]:
+    """Yield every setting that differs, and a line with its name and both values."""
+    first, second = dotted_settings(one), dotted_settings(other)
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
-            yield name, first.get(name), second.get(name)
+            yield name, f"{name} ({form.format(first.get(name), second.get(name))})"
 
 
 def dotted_settings(text: str) -> dict[str, Any]:

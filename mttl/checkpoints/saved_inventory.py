@@ -18,7 +18,6 @@ The folder of an adapted task holds what differs from the inventory that it was 
 ``meta.json`` where that is, and its digest; it reads as the whole.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -27,20 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from mttl.checkpoints.inventory_files import (
-    ADAPTED_VERSION,
+    AGAIN,
     FORMAT_VERSION,
     SOURCE,
+    find_inventory,
     inventory_digest,
+    inventory_folder,
     libraries,
     read_facts,
     read_names,
-    read_tensors,
     write_facts,
 )
-from mttl.checkpoints.inventory_folder import find_inventory, inventory_folder
 from mttl.checkpoints.model_tensors import (
     Model,
     fingerprint,
@@ -51,7 +51,7 @@ from mttl.checkpoints.model_tensors import (
 from mttl.checkpoints.whole_tensors import for_first, is_first
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder
-from mttl.io.safetensors_file import write_tensors
+from mttl.io.safetensors_file import read_tensors, write_tensors
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
@@ -68,11 +68,10 @@ class SavedInventory:
     backbone: dict[str, Tensor] | None
 
     @property
-    def places(self) -> dict[str, dict[str, str]]:
-        """Where folders of the backbone are, as an entry of the facts about it; maybe none."""
+    def places(self) -> dict[str, str]:
+        """Where folders of the backbone are, by the setting that names them."""
         noted = self.meta["backbone"].get("places", {})
-        found = {key: str((self.folder.parent / place).resolve()) for key, place in noted.items()}
-        return {"places": found} if found else {}
+        return {key: str((self.folder.parent / place).resolve()) for key, place in noted.items()}
 
 
 def save_inventory(
@@ -85,9 +84,7 @@ def save_inventory(
     settings: Mapping[str, Any],
     places: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a folder ``skills/``, whole or not at all.
-
-    The processes of a sharded training must call it together; the first one writes.
+    """Write a folder ``skills/``; the processes of a sharded training must call it together.
 
     Args:
         folder: Where; an earlier one is replaced once the new one is complete.
@@ -99,24 +96,31 @@ def save_inventory(
         places: Folders that the settings of the backbone name, by setting, wherever they are read.
     """
     parameters = own_parameters(model)
-    meta: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "backbone": {
-            "name": backbone_name,
-            "trained": backbone_trained,
-            "fingerprint": fingerprint(parameters, values=not backbone_trained),
-            **({"places": dict(places)} if places else {}),
-        },
-        "libraries": libraries(),
-        "settings": dict(settings),
-    }
+    facts = _facts(parameters, backbone_name, backbone_trained, places or {}, settings)
     tensors = [skill_tensors(model), router_tensors(model), parameters if backbone_trained else {}]
     skills, router, backbone = (
         {name: for_first(tensor) for name, tensor in part.items()} for part in tensors
     )
     if is_first():
         parts = skills, router, backbone if backbone_trained else None
-        write_inventory(SavedInventory(Path(folder), meta, tuple(tasks), *parts))
+        write_inventory(SavedInventory(Path(folder), facts, tuple(tasks), *parts))
+
+
+def _facts(
+    parameters: Mapping[str, Tensor],
+    name: str,
+    trained: bool,
+    places: Mapping[str, str],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    backbone = {
+        "name": name,
+        "trained": trained,
+        "fingerprint": fingerprint(parameters, values=not trained),
+        "places": dict(places),
+    }
+    facts = {"format_version": FORMAT_VERSION, "backbone": backbone}
+    return facts | {"libraries": libraries(), "settings": dict(settings)}
 
 
 def write_inventory(inventory: SavedInventory) -> None:
@@ -152,23 +156,13 @@ def save_adapted_inventory(
     """
     trained = backbone_trained or source.backbone is not None
     parameters = own_parameters(model)
-    backbone = {
-        "name": source.meta["backbone"]["name"],
-        "trained": trained,
-        "fingerprint": fingerprint(parameters, values=not trained),
-        **source.places,
-    }
+    name = source.meta["backbone"]["name"]
     origin = source.folder.resolve()
-    meta = {
-        "format_version": ADAPTED_VERSION,
-        "backbone": backbone,
-        "libraries": libraries(),
-        "settings": dict(settings),
-        SOURCE: {
-            "path": str(origin),
-            "relative": os.path.relpath(origin, place.resolve()),
-            "inventory": inventory_digest(source.folder),
-        },
+    facts = _facts(parameters, name, trained, source.places, settings)
+    facts[SOURCE] = {
+        "path": str(origin),
+        "relative": os.path.relpath(origin, place.resolve()),
+        "inventory": inventory_digest(source.folder),
     }
     folder.mkdir(parents=True)
     write_tensors(folder / "router.safetensors", router_tensors(model))
@@ -183,7 +177,7 @@ def save_adapted_inventory(
         }
         if changed:
             write_tensors(folder / f"{name}.safetensors", changed)
-    write_facts(folder, meta, [task])
+    write_facts(folder, facts, [task])
 
 
 def read_inventory(folder: str | Path, source: str | Path | None = None) -> SavedInventory:
@@ -194,25 +188,19 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
         source: Where that is now, if it was moved.
 
     Raises:
-        CheckpointError: If it is not such a folder, a file is missing or damaged, the format is not
-            this version's, or what a task was adapted from is missing or another.
+        CheckpointError: If it is not such a folder, or one of another version, a file is missing or
+            damaged, or what a task was adapted from is missing or another.
     """
     folder = inventory_folder(folder)
     meta = read_facts(folder)
     if source is not None and SOURCE not in meta:
         raise CheckpointError(f"'{folder}' is a run, not an adapted task: leave the other run out")
     base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
-    trained = meta["backbone"]["trained"]
-    return SavedInventory(
-        folder=folder,
-        meta=meta,
-        tasks=read_names(folder),
-        skills=_read_part(folder, "skills", base and base.skills),
-        router=_read_part(folder, "router", None),
-        backbone=_read_part(folder, "backbone", base and (base.backbone or {}))
-        if trained
-        else None,
-    )
+    skills = _read_part(folder, "skills", base and base.skills)
+    router, backbone = _read_part(folder, "router", None), None
+    if meta["backbone"]["trained"]:
+        backbone = _read_part(folder, "backbone", base and (base.backbone or {}))
+    return SavedInventory(folder, meta, read_names(folder), skills, router, backbone)
 
 
 def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -220,7 +208,7 @@ def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict
     path = folder / f"{name}.safetensors"
     if below is not None and not path.exists():
         return below
-    return (below or {}) | read_tensors(path)
+    return (below or {}) | read_tensors(path, AGAIN)
 
 
 def _read_source(
@@ -251,16 +239,13 @@ def load_into(model: Model, saved: SavedInventory) -> None:
         CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
             another shape; nothing is copied then, and the message lists them by cause.
     """
-    targets = {"skills": skill_tensors(model), "router": router_tensors(model)}
-    _load(model, saved, targets)
+    _load(model, saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
 
 
 def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
     """Copy the skills of an earlier run, and its backbone, into a model; its router is left out.
 
-    Args:
-        model: A model with inventories of the run's kinds, or with attention over such.
-        saved: The run.
+    It has inventories of the run's kinds, or attention over such.
 
     Raises:
         CheckpointError: As for `load_into`.
@@ -291,9 +276,7 @@ def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tens
 def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Copy tensors of an inventory into those of a model, all or none.
 
-    Args:
-        saved: The inventory.
-        targets: Those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some of them.
+    The ``targets`` are those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some.
 
     Raises:
         CheckpointError: If names or shapes differ; the message lists them.
@@ -314,22 +297,18 @@ def count_saved(path: Path, beginning: str = "") -> int:
     """Return the number of parameters in a safetensors file, from its header alone.
 
     Single numbers are settings, such as a temperature, whole numbers are places, such as those of
-    sparse skills, and `start_…` is what skills began with: none are counted.
-
-    Args:
-        path: The file.
-        beginning: Count those only whose names begin so.
+    sparse skills, and `start_…` is what skills began with: none are counted, nor are parameters
+    whose names do not have the ``beginning``.
     """
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    shapes = [
-        entry["shape"]
-        for name, entry in header.items()
-        if name != "__metadata__"
-        and name.startswith(beginning)
-        and not name.rpartition(".")[2].startswith("start_")
-        and entry["dtype"].startswith(("F", "BF"))
-    ]
+    with safe_open(path, framework="pt") as file:
+        entries = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = [
+            entry.get_shape()
+            for name, entry in entries.items()
+            if name.startswith(beginning)
+            and not name.rpartition(".")[2].startswith("start_")
+            and entry.get_dtype().startswith(("F", "BF"))
+        ]
     return sum(math.prod(shape) for shape in shapes if shape)
 
 

@@ -27,11 +27,7 @@ def is_first() -> bool:
 
 
 def of_first(value: Value) -> Value:
-    """Return what the first process knows; the processes must ask for it together.
-
-    Args:
-        value: Anything that can be pickled.
-    """
+    """Return what the first process knows; the processes must ask for it together."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
@@ -54,11 +50,9 @@ def for_first(tensor: Tensor) -> Tensor:
 
 
 def spread_like(value: Any, target: Tensor) -> Any:
-    """Spread a whole tensor over the processes as a target of its shape is; leave all else alone.
+    """Spread a whole tensor, the same in every process, as a target of its shape is.
 
-    Args:
-        value: The same in every process.
-        target: A tensor of a model.
+    All else is left alone.
     """
     same_shape = isinstance(value, Tensor) and value.shape == target.shape
     if not same_shape or not isinstance(target, DTensor) or isinstance(value, DTensor):
@@ -69,12 +63,7 @@ def spread_like(value: Any, target: Tensor) -> Any:
 
 
 def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into a module; those that are not given stay.
-
-    Args:
-        module: Spread over processes or not.
-        tensors: By the names of its state.
-    """
+    """Copy whole tensors into a module, spread over processes or not, by the names of its state."""
     own = module.state_dict()
     parts = {
         name: spread_like(value, own[name]) if name in own else value

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mttl.checkpoints.inventory_folder import check_named
+from mttl.checkpoints.inventory_files import check_named
 from mttl.commands.options import (
     CommandParser,
     add_adapted,

@@ -36,8 +36,8 @@ from mttl.runtime.command import make_console, say
 if TYPE_CHECKING:
     from mttl.assembly.model import Built
     from mttl.inference.model_card import Kind
-    from mttl.library.low_rank_change import LowRank
     from mttl.merging.check_written import Answers
+    from mttl.merging.low_rank_factors import LowRank
     from mttl.peft_format.skill_formats import SkillAdapter
 
 BASE, EXACT = "base_model", "exact"
@@ -87,9 +87,9 @@ def main(options: argparse.Namespace) -> None:
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport
+    from mttl.library.member_sources import lasting_name
     from mttl.merging.check_written import check_written, logits
     from mttl.merging.fold import strip, unfold
-    from mttl.peft_format.base_facts import lasting_name
 
     built = load_run(options.run, backbone=options.backbone)
     if options.inventory or options.task or options.all:

@@ -62,8 +62,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
+    from mttl.library.member_sources import adapters_in
     from mttl.peft_format.lora_import import without_base
-    from mttl.peft_format.member_sources import adapters_in
     from mttl.peft_format.peft_folder import read_peft
     from mttl.training.report import attachment_table
 
@@ -125,10 +125,7 @@ def import_loras(
     common = common_settings(folders)
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]
     tasks = named(names, [folder.path.resolve().name for folder in folders])
-    try:
-        layers = stack_members(adapters)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    layers = stack_members(adapters)
     private = options.router != "polytropon"
     scaling = common or {"scale": 1.0}
     sections = {

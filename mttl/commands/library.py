@@ -1,4 +1,4 @@
-"""Keep a library of skills: low-rank adapters of one model, each in a folder with a card.
+"""Keep a library of skills: low-rank adapters of one model, each in a folder of PEFT with a card.
 
 mttl library add skills 'adapters/*' someone/some-lora --licence mit
 mttl library add skills runs/private --rank 8
@@ -17,6 +17,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,7 @@ ONE_EACH = ("private", "polytropon")
 def add(options: argparse.Namespace) -> None:
     """Add members."""
     from mttl.library.library_folder import add_members, library_to_be, member_problems
-    from mttl.peft_format.base_facts import describe_base
-    from mttl.peft_format.member_sources import MemberOptions, base_problems, gather
+    from mttl.library.member_sources import MemberOptions, base_problems, describe_base, gather
 
     library = library_to_be(options.library)
     found = gather(options.sources, MemberOptions(options.rank, options.skills, options.backbone))
@@ -89,7 +89,7 @@ def check_members(
 ) -> None:
     """Check in a temporary library that members answer as their sources do."""
     from mttl.assembly.model import load_run
-    from mttl.checkpoints.inventory_folder import find_inventory
+    from mttl.checkpoints.inventory_files import find_inventory
     from mttl.library.library_folder import add_members
     from mttl.merging.check_written import (
         changed_answer,
@@ -170,10 +170,10 @@ def run(options: argparse.Namespace) -> None:
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
     from mttl.library.library_folder import open_library
+    from mttl.library.library_run import make_run
+    from mttl.library.member_gates import prepare_members
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
-    from mttl.peft_format.library_run import make_run
-    from mttl.peft_format.member_gates import prepare_members
     from mttl.training.report import attachment_table
 
     library = open_library(options.library)
@@ -241,7 +241,6 @@ def export(options: argparse.Namespace) -> None:
     """Write members as adapters of PEFT."""
     from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written
-    from mttl.peft_format.lora_export import write_member
 
     library = open_library(options.library)
     names = library.chosen(options.members)
@@ -249,7 +248,7 @@ def export(options: argparse.Namespace) -> None:
     with new_folder(options.out) as temporary:
         for name in names:
             member = library.member(name)
-            write_member(temporary / name, member, library.base)
+            copytree(library.place(name), temporary / name)
             if network is not None:
                 changes = {} if options.no_probe else {name: member.changes}
                 answers = {key: changed_answer(network, own) for key, own in changes.items()}
@@ -280,13 +279,10 @@ def cluster(options: argparse.Namespace) -> None:
     changes = [member.changes for member in members]
     points = embedded(inner_products(changes, by=options.by), options.components)
     scores = {}
-    try:
-        if options.clusters:
-            labels = k_means(points, options.clusters, seed=options.seed)
-        else:
-            labels, scores = best_clusters(points, options.most or len(points), seed=options.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if options.clusters:
+        labels = k_means(points, options.clusters, seed=options.seed)
+    else:
+        labels, scores = best_clusters(points, options.most or len(points), seed=options.seed)
     if options.random:
         labels = shuffled(labels, seed=options.seed)
     shares = task_shares([member.card.task for member in members], labels)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.checkpoints.inventory_folder import inventory_folder
+from mttl.checkpoints.inventory_files import inventory_folder
 from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError, nearest
 from mttl.io.reading import read_json
 from mttl.tasks.folder import Gym

@@ -33,7 +33,7 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from mttl.checkpoints.inventory_folder import inventory_folder
+from mttl.checkpoints.inventory_files import inventory_folder
 from mttl.commands.name_checks import check_different, check_routing
 from mttl.commands.options import (
     POSITIVE,

@@ -11,7 +11,7 @@ interrupted command continues where it stopped.
 
 import argparse
 
-from mttl.checkpoints.inventory_folder import check_named
+from mttl.checkpoints.inventory_files import check_named
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
     NATURAL,

@@ -12,7 +12,7 @@ what it accepted. It needs `pip install fastapi uvicorn prometheus_client`.
 import argparse
 import re
 
-from mttl.checkpoints.inventory_folder import check_named
+from mttl.checkpoints.inventory_files import check_named
 from mttl.commands.options import (
     NATURAL,
     POSITIVE,

@@ -6,12 +6,31 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mttl.io.errors import CheckpointError
 from mttl.io.files import atomic_path
+from mttl.io.reading import reason, require_file
 
 _REFUSAL = re.compile(r"\(os error (\d+)\)")
+
+
+def read_tensors(path: str | Path, advice: str = "Copy it again") -> dict[str, Tensor]:
+    """Return the tensors of a file, by name and in that order; ``advice`` is for a damaged one.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or a number is not finite.
+    """
+    require_file(path, CheckpointError)
+    try:
+        tensors = dict(sorted(load_file(path).items()))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({reason(error)}). {advice}") from error
+    strange = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+    if strange is not None:
+        raise CheckpointError(f"'{path}': '{strange}' holds numbers that are not finite. {advice}")
+    return tensors
 
 
 def write_tensors(

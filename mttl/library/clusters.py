@@ -22,8 +22,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.library.low_rank_change import LowRank
+from mttl.io.errors import ConfigError
 from mttl.library.stacking import stack_members
+from mttl.merging.low_rank_factors import LowRank
 
 STARTS = 10
 
@@ -62,12 +63,12 @@ def k_means(points: Float[Tensor, "K c"], n_clusters: int, *, seed: int = 0) -> 
     """Return the cluster of every point: the best of ten starts; numbered by their first points.
 
     Raises:
-        ValueError: If there are fewer points than clusters, or no cluster.
+        ConfigError: If there are fewer points than clusters, or no cluster.
     """
     from sklearn.cluster import KMeans
 
     if not 1 <= n_clusters <= len(points):
-        raise ValueError(f"n_clusters ({n_clusters}) must lie between 1 and {len(points)} members")
+        raise ConfigError(f"n_clusters ({n_clusters}) must lie between 1 and {len(points)} members")
     model = KMeans(n_clusters, n_init=STARTS, random_state=seed)  # pyright: ignore[reportArgumentType]
     found = model.fit_predict(points.numpy())
     order = {label: number for number, label in enumerate(dict.fromkeys(found.tolist()))}
@@ -87,10 +88,10 @@ def best_clusters(
     """Return the clusters of the best silhouette, and the silhouettes of all numbers tried.
 
     Raises:
-        ValueError: If there are fewer than three points, or ``most`` is below 2.
+        ConfigError: If there are fewer than three points, or ``most`` is below 2.
     """
     if len(points) < 3 or most < 2:
-        raise ValueError(
+        raise ConfigError(
             f"a number of clusters is chosen among 2 … {most}, of {len(points)} members; give at "
             "least 3 members and 2 clusters, or the number itself"
         )

@@ -1,43 +1,43 @@
-"""A library on disk: a folder per member, and one file that says which of them count.
+"""A library on disk: adapters of PEFT with a card each, and one file that says which of them count.
 
 | path | content |
 |---|---|
 | ``library.json`` | format version, number of changes so far, base model, members with hashes |
-| ``members/<name>/card.json`` | see `mttl.library.member_card` |
-| ``members/<name>/weights.safetensors`` | ``<path of the layer>.down`` (I, r), ``….up`` (O, r) |
+| ``members/<name>/`` | a LoRA adapter of PEFT, and ``card.json`` (`mttl.library.member_card`) |
 
 A member belongs to the library once ``library.json`` names it, which is replaced in one step. So
 many members come in, or none; what a writer that was killed has left is removed by the next one.
 Writers wait for each other at ``.lock``; readers need not.
 """
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from mttl.checkpoints.inventory_files import read_tensors
+from pydantic import AfterValidator
+
 from mttl.io.errors import CheckpointError, ConfigError, nearest, some
 from mttl.io.files import locked, new_folder
-from mttl.io.reading import file_sha256, read_bytes
+from mttl.io.reading import file_sha256, shown
 from mttl.io.record import Record
-from mttl.io.safetensors_file import write_tensors
-from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import (
+    CARD,
     LIBRARY,
     BaseModel,
     MemberCard,
     check_library,
-    check_member_name,
-    parse_card,
+    member_name,
 )
+from mttl.merging.low_rank_factors import LowRank
+from mttl.peft_format.lora_export import lora_adapter
+from mttl.peft_format.lora_import import read_lora
+from mttl.peft_format.peft_folder import CONFIG, TENSORS, read_peft, write_peft
 
-CARD, WEIGHTS = "card.json", "weights.safetensors"
 LOCK = ".lock"
-DOWN, UP = ".down", ".up"
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ class Member:
 
     def trimmed(self) -> "Member":
         """Return the same member without what fills ranks and layers up with zeros."""
-        kept = {path: part.trimmed() if part.rank else part for path, part in self.changes.items()}
-        filled = [path for path, part in kept.items() if not part.rank and self.changes[path].rank]
-        return Member(self.card, {path: kept[path] for path in sorted({*kept} - {*filled})})
+        kept = {path: self.changes[path].trimmed() for path in sorted(self.changes)}
+        return Member(self.card, {path: part for path, part in kept.items() if part.rank})
 
 
 class _LibraryFile(Record):
@@ -66,7 +65,7 @@ class _LibraryFile(Record):
 
     format_version: Literal[1] = 1
     version: int
-    members: dict[str, str]
+    members: dict[Annotated[str, AfterValidator(member_name)], str]
     base: BaseModel
 
 
@@ -78,7 +77,7 @@ class Library:
         folder: Where it lies.
         base: The model below all members.
         version: How many changes it has seen.
-        hashes: SHA-256 of each member's card, by name, in alphabetical order.
+        hashes: Hash of each member's files, by name, in alphabetical order.
     """
 
     folder: Path
@@ -108,42 +107,31 @@ class Library:
             found |= dict.fromkeys(names)
         return list(found)
 
+    def place(self, name: str) -> Path:
+        """Return the folder of a member."""
+        return self.folder / "members" / name
+
     def card(self, name: str) -> MemberCard:
         """Return the card of a member.
 
         Raises:
-            CheckpointError: If it is missing or not the one that was noted.
+            CheckpointError: If it is missing or damaged.
         """
-        path = self.folder / "members" / name / CARD
-        data = read_bytes(path, CheckpointError)
-        if _sha256(data) != self.hashes[name]:
-            raise CheckpointError(
-                f"'{path}' is damaged (its checksum is not the one noted in {LIBRARY}). Copy it "
-                "again, or remove the member and add it again"
-            )
-        return parse_card(data, f"'{path}'")
+        return MemberCard.read(self.place(name) / CARD)
 
     def member(self, name: str) -> Member:
         """Return a member.
 
         Raises:
-            CheckpointError: If a file is missing or damaged.
+            CheckpointError: If a file is missing, or not the one that was noted.
         """
-        card = self.card(name)
-        path = self.folder / "members" / name / WEIGHTS
-        if file_sha256(path, CheckpointError) != card.weights["sha256"]:
+        folder = self.place(name)
+        if _digest(folder) != self.hashes[name]:
             raise CheckpointError(
-                f"'{path}' is damaged (its checksum is not the one noted on its card). Copy it "
+                f"'{folder}' is damaged (its checksum is not the one noted in {LIBRARY}). Copy it "
                 "again, or remove the member and add it again"
             )
-        tensors = read_tensors(path)
-        if tensors.keys() != {f"{layer}{end}" for layer in card.targets for end in (DOWN, UP)}:
-            raise CheckpointError(f"'{path}' has other layers than its card. Copy it again")
-        changes = {
-            layer: LowRank(tensors[f"{layer}{DOWN}"], tensors[f"{layer}{UP}"])
-            for layer in card.targets
-        }
-        return Member(card, changes)
+        return Member(self.card(name), read_lora(read_peft(folder))).trimmed()
 
 
 def open_library(folder: str | Path) -> Library:
@@ -152,10 +140,7 @@ def open_library(folder: str | Path) -> Library:
     Raises:
         CheckpointError: If the folder is not a library, or one of another format.
     """
-    path = check_library(folder)
-    facts = _LibraryFile.read(path)
-    for name in facts.members:
-        check_member_name(name, f"'{path}'")  # it is part of a path
+    facts = _LibraryFile.read(check_library(folder))
     return Library(Path(folder), facts.base, facts.version, dict(sorted(facts.members.items())))
 
 
@@ -172,9 +157,9 @@ def member_problems(
     for member in members:
         name, source = member.card.name, member.card.source
         try:
-            check_member_name(name, source)
-        except CheckpointError as error:
-            problems.append(str(error))
+            member_name(name)
+        except ValueError as error:
+            problems.append(f"{source}: the name of a member is {shown(name)}; it {error}")
         if name in taken:
             problems.append(f"{source}: the name '{name}' is taken by {taken[name]}")
         taken.setdefault(name, source)
@@ -186,25 +171,17 @@ def member_problems(
                 f"{source}: the base model has no linear layer {some([*map(repr, absent)], 3)}"
             )
         for path, part in member.changes.items():
-            if part.rank < 1:
-                problems.append(f"{source}: the change of '{path}' has rank 0")
-            elif not (part.down.isfinite().all() and part.up.isfinite().all()):
-                problems.append(f"{source}: '{path}' holds numbers that are not finite")
-            elif path in base.layers and part.sizes != base.layers[path]:
+            if path in base.layers and part.sizes != base.layers[path]:
                 problems.append(
                     f"{source}: '{path}' has {part.sizes[0]} -> {part.sizes[1]} features; in the "
                     f"base model it has {base.layers[path][0]} -> {base.layers[path][1]}"
                 )
-            else:
-                continue
-            break
+                break
     return problems
 
 
 def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    """Add all members to a library, or none; the library is made where there is none.
-
-    Base, targets and weights on the cards are filled in.
+    """Add all members to a library, which may be new, or none; their cards are filled in.
 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all
@@ -217,7 +194,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
         if not is_library(path):
             _write_library(before)
         _sweep(before)
-        added = {member.card.name: _write_member(path, base, member) for member in members}
+        added = {member.card.name: _write_member(before, member) for member in members}
         hashes = dict(sorted({**before.hashes, **added}.items()))
         library = replace(before, version=before.version + 1, hashes=hashes)
         _write_library(library)
@@ -281,23 +258,29 @@ def _sweep(library: Library) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_member(folder: Path, base: BaseModel, member: Member) -> str:
-    """Write a member's folder; return the hash of its card."""
-    tensors = {}
-    for path, part in member.changes.items():
-        tensors |= {f"{path}{DOWN}": part.down.float(), f"{path}{UP}": part.up.float()}
-    with new_folder(folder / "members" / member.card.name) as new:
-        write_tensors(new / WEIGHTS, tensors, {"format": "pt"})
+def _write_member(library: Library, member: Member) -> str:
+    """Write a member's folder; return its hash. Zeros fill its layers up to one rank."""
+    base, changes = library.base, member.changes
+    rank = max(part.rank for part in changes.values())
+    config, tensors = lora_adapter(
+        {path: part.padded(rank) for path, part in changes.items()},
+        base=base.name,
+        task_type=base.task_type,
+        transposed=base.transposed,
+    )
+    place = library.place(member.card.name)
+    with new_folder(place) as new:
+        write_peft(new, config, {name: tensor.float() for name, tensor in tensors.items()})
         filled = {
             "base": {"name": base.name, "fingerprint": base.fingerprint},
-            "targets": {path: part.rank for path, part in member.changes.items()},
+            "targets": {path: part.rank for path, part in changes.items()},
             "weights": {
-                "sha256": file_sha256(new / WEIGHTS, CheckpointError),
-                "parameters": sum(tensor.numel() for tensor in tensors.values()),
+                "sha256": file_sha256(new / TENSORS, CheckpointError),
+                "parameters": sum(part.rank * sum(part.sizes) for part in changes.values()),
             },
         }
         member.card.model_copy(update=filled).write(new / CARD)
-        return _sha256((new / CARD).read_bytes())
+    return _digest(place)
 
 
 def _write_library(library: Library) -> None:
@@ -306,5 +289,6 @@ def _write_library(library: Library) -> None:
     facts.write(library.folder / LIBRARY)
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digest(member: Path) -> str:
+    sums = [file_sha256(member / name, CheckpointError) for name in (CARD, CONFIG, TENSORS)]
+    return sha256("".join(sums).encode()).hexdigest()

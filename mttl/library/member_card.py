@@ -6,11 +6,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mttl.io.errors import CheckpointError
-from mttl.io.reading import check_name, shown
+from mttl.io.reading import printable
 from mttl.io.record import Record
 
 LIBRARY = "library.json"  # which members count
-_FORBIDDEN = frozenset("*?[]/\\:")
+CARD = "card.json"
+_FORBIDDEN = "*/:?[\\]"
 
 
 def check_library(folder: str | Path) -> Path:
@@ -25,6 +26,17 @@ def check_library(folder: str | Path) -> Path:
             f"'{folder}' is not a library: it has no {LIBRARY}. mttl library add makes one"
         )
     return path
+
+
+def member_name(name: str) -> str:
+    """Return a name that a folder of a library can have.
+
+    Raises:
+        ValueError: If it can have none.
+    """
+    if printable(name).startswith(".") or set(_FORBIDDEN) & set(name):
+        raise ValueError(f"must not begin with a point nor hold any of {' '.join(_FORBIDDEN)}")
+    return name
 
 
 class BaseModel(Record):
@@ -77,29 +89,3 @@ class MemberCard(Record):
     def rank(self) -> int:
         """The largest rank of a layer."""
         return max(self.targets.values())
-
-
-def parse_card(text: str | bytes, place: str) -> MemberCard:
-    """Read a card.
-
-    Raises:
-        CheckpointError: If it is not a card, or one of another format.
-    """
-    card = MemberCard.parse(text, place)
-    check_member_name(card.name, place)
-    return card
-
-
-def check_member_name(name: Any, place: str) -> str:
-    """Return a name that a folder of a library can have.
-
-    Raises:
-        CheckpointError: If it can have none.
-    """
-    check_name(name, f"{place}: the name of a member", CheckpointError)
-    if name.startswith(".") or _FORBIDDEN & set(name):
-        raise CheckpointError(
-            f"{place}: the name of a member is {shown(name)}; it is a folder's name, must not "
-            "begin with a point and must hold none of " + " ".join(sorted(_FORBIDDEN))
-        )
-    return name

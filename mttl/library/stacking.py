@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.library.low_rank_change import LowRank
+from mttl.io.errors import CheckpointError, ConfigError
+from mttl.merging.low_rank_factors import LowRank
 
 Changes = Mapping[str, LowRank]
 
@@ -20,14 +21,14 @@ def stack_members(
     so that each skill changes what its member changes, exactly.
 
     Raises:
-        ValueError: If a layer's features differ between members; it is named.
+        CheckpointError: If a layer's features differ between members; it is named.
     """
     rank = max(part.rank for member in members for part in member.values())
     shapes: dict[str, tuple[int, int]] = {}
     for member in members:
         for path, part in member.items():
             if shapes.setdefault(path, part.sizes) != part.sizes:
-                raise ValueError(
+                raise CheckpointError(
                     f"'{path}' has {part.sizes[0]} -> {part.sizes[1]} features in one adapter and "
                     f"{shapes[path][0]} -> {shapes[path][1]} in another: their backbones differ"
                 )
@@ -53,7 +54,7 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
     differs where scales do.
 
     Raises:
-        ValueError: If ranks differ in a layer; it is named.
+        ConfigError: If ranks differ in a layer; it is named.
 
     References:
         Bagherifard, Rajabzadeh et al., *GenKnowSub: Improving Modularity and Reusability of LLMs
@@ -73,7 +74,7 @@ def _less(path: str, part: LowRank, general: Sequence[LowRank]) -> LowRank:
         return part
     ranks = {one.rank for one in (part, *general)}
     if len(ranks) > 1:
-        raise ValueError(
+        raise ConfigError(
             f"'{path}' has the ranks {', '.join(map(str, sorted(ranks)))} in a member and in the "
             "general ones; factors are subtracted from factors of the same rank"
         )

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from mttl.assembly.saved_run import Built
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import reason
-from mttl.library.low_rank_change import LowRank
+from mttl.merging.low_rank_factors import LowRank
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import read_architecture
 from mttl.routing.context import Routing

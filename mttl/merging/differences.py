@@ -27,7 +27,6 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
     loaded model has no place for may be missing, and buffers of zeros be left out of the base.
     """
     common = [name for name in base if name in other]
-    pairs = {name: (other.entry(name), base.entry(name)) for name in common}
     loaded = base.loaded
     causes = {
         "missing": [name for name in base if name not in other and not loaded.is_extra(name)],
@@ -36,36 +35,34 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
             for name in other
             if name not in base and not (loaded.is_buffer(name) and not other[name].any())
         ],
-        "of another shape": _other_shapes(pairs),
+        "of another shape": other_shapes(other, base),
         "of another type": [
-            f"{name} {_short(found.dtype)} instead of {_short(wanted.dtype)}"
-            for name, (found, wanted) in pairs.items()
-            if found.dtype != wanted.dtype
-            and not (found.dtype.is_floating_point and wanted.dtype.is_floating_point)
+            f"{name} {_short(other[name])} instead of {_short(base[name])}"
+            for name in common
+            if other[name].dtype != base[name].dtype
+            and not (other[name].is_floating_point() and base[name].is_floating_point())
         ],
     }
     if not any(causes.values()):
         causes["whole numbers with other values"] = [
             name
             for name in common
-            if not base.entry(name).dtype.is_floating_point
-            and not torch.equal(base[name], other[name])
+            if not base[name].is_floating_point() and not torch.equal(base[name], other[name])
         ]
     return grouped(causes)
 
 
 def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -> list[str]:
     """Return how Fisher information does not fit a base."""
-    pairs = {name: (fisher.entry(name), base.entry(name)) for name in fisher if name in base}
     return grouped(
         {
             "missing": [name for name in changed if name not in fisher],
             "unexpected": [name for name in fisher if name not in base],
-            "of another shape": _other_shapes(pairs),
+            "of another shape": other_shapes(fisher, base),
             "of another type": [
-                f"{name} {_short(found.dtype)} instead of floating point"
-                for name, (found, _) in pairs.items()
-                if not found.dtype.is_floating_point
+                f"{name} {_short(fisher[name])} instead of floating point"
+                for name in fisher
+                if name in base and not fisher[name].is_floating_point()
             ],
         }
     )
@@ -95,16 +92,18 @@ def setting_differences(base: Path, other: Path) -> list[str]:
     )
 
 
-def _other_shapes(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
-    return [
-        f"{name} {tuple(found.shape)} instead of {tuple(wanted.shape)}"
-        for name, (found, wanted) in pairs.items()
-        if found.shape != wanted.shape
-    ]
+def other_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors that have other shapes than wanted, with both."""
+    shapes = {
+        name: (tuple(found[name].shape), tuple(wanted[name].shape))
+        for name in found
+        if name in wanted
+    }
+    return [f"{name} {one} instead of {two}" for name, (one, two) in shapes.items() if one != two]
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _short(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _settings(path: Path) -> dict[str, Any]:

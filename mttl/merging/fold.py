@@ -74,8 +74,7 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     Raises:
         CheckpointError: If tokens choose experts.
         ValueError: If ``mixing`` does not fit the router, a kind of skill has no plain weights, or
-            a weight to be changed is shared with another layer, or tokens choose experts. Nothing
-            is changed then.
+            a weight to be changed is shared with another layer. Nothing is changed then.
     """
     require_plain(model)
     router = model.router
@@ -83,9 +82,8 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     if mixing.shape != expected:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
     skilled = model.skilled_layers()
-    if not skilled or model.token_layers():
-        told = "tokens choose the experts of this model, and no weights of a task stand for them"
-        raise ValueError(told if model.token_layers() else "it is folded already; unfold it first")
+    if not skilled:
+        raise ValueError("it is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
     return _replace(model.backbone, plain)
@@ -111,7 +109,7 @@ def unfold(folded: FoldedBackbone) -> None:
 
 
 def require_plain(model: SkilledModel) -> None:
-    """Refuse a model that plain weights cannot stand for, whatever its skills.
+    """Refuse a model that plain weights cannot stand for.
 
     Raises:
         CheckpointError: If tokens choose experts.
@@ -181,9 +179,8 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
     if is_transposed(base):
         new_weight = new_weight.t()
     if packed:
-        return dense_layer(
-            base, new_weight.to(kept.dtype), None if new_bias is None else new_bias.to(kept.dtype)
-        )
+        new_bias = None if new_bias is None else new_bias.to(kept.dtype)
+        return dense_layer(base, new_weight.to(kept.dtype), new_bias)
     made = copy.deepcopy(base)
     made.weight = _parameter(new_weight, layer.weight)
     if bias is not None and new_bias is not None:

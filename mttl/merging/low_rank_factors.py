@@ -1,13 +1,58 @@
 """One task's mixture as one pair of factors: exact where the skills allow it, else by SVD."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.mix import mix_factors
-from mttl.library.low_rank_change import LowRank
 from mttl.skills.inventory import Inventory
 from mttl.skills.weights.lora import LoRAInventory
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A weight change ``up @ downᵀ``.
+
+    Attributes:
+        down: Input-side factor A, shape (I, r).
+        up: Output-side factor B, shape (O, r); the skills' scale is in it.
+        dropped: Frobenius norm of what was cut off; 0 where nothing was.
+    """
+
+    down: Float[Tensor, "I r"]
+    up: Float[Tensor, "O r"]
+    dropped: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        """Columns of the factors."""
+        return self.down.shape[1]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Features in and out."""
+        return self.down.shape[0], self.up.shape[0]
+
+    @property
+    def norm(self) -> float:
+        """Frobenius norm of the whole change, what was cut off included."""
+        down, up = self.down.double(), self.up.double()
+        kept = ((down.t() @ down) * (up.t() @ up)).sum()  # ‖B Aᵀ‖² without the product
+        return (float(kept) + self.dropped**2) ** 0.5
+
+    def padded(self, rank: int) -> "LowRank":
+        """Return the same change with columns of zeros up to a rank."""
+        extra = (0, rank - self.rank)
+        down, up = (torch.nn.functional.pad(factor, extra) for factor in (self.down, self.up))
+        return LowRank(down, up, self.dropped)
+
+    def trimmed(self) -> "LowRank":
+        """Return the same change without columns of zeros at the end."""
+        used = (self.down.any(0) | self.up.any(0)).nonzero()
+        rank = int(used.max()) + 1 if len(used) else 0
+        return LowRank(self.down[:, :rank], self.up[:, :rank], self.dropped)
 
 
 @torch.no_grad()
@@ -39,12 +84,7 @@ def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) ->
 
     With ``A = Q R`` and ``B = P S`` the product's singular values are those of the small matrix
     ``S Rᵀ``. The result is optimal in the Frobenius norm (Eckart and Young, 1936).
-
-    Raises:
-        ValueError: If the rank is not positive.
     """
-    if rank < 1:
-        raise ValueError(f"rank ({rank}) must be at least 1")
     in_basis, in_rest = torch.linalg.qr(down.double())
     out_basis, out_rest = torch.linalg.qr(up.double())
     left, values, right = torch.linalg.svd(out_rest @ in_rest.t(), full_matrices=False)
@@ -53,13 +93,7 @@ def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) ->
 
 @torch.no_grad()
 def factorise(delta: Float[Tensor, "O I"], rank: int) -> LowRank:
-    """Return the best factors of a given rank for any weight change.
-
-    Raises:
-        ValueError: If the rank is not positive.
-    """
-    if rank < 1:
-        raise ValueError(f"rank ({rank}) must be at least 1")
+    """Return the best factors of a given rank for any weight change."""
     left, values, right = torch.linalg.svd(delta.double(), full_matrices=False)
     return _cut(left, values, right.t(), rank, delta.dtype)
 
@@ -74,6 +108,8 @@ def mixture(
             positive.
         NotImplementedError: If the kind does not add to the base weight.
     """
+    if rank is not None and rank < 1:
+        raise ValueError(f"rank ({rank}) must be at least 1")
     if not isinstance(inventory, LoRAInventory):
         delta = inventory.delta(weights[None])[0].detach()  # first: kinds without one say why
         if rank is None:

@@ -1,10 +1,13 @@
-"""The mixture of one task of a trained run, as a task vector on the backbone it was trained on.
+"""Task vectors, one tensor at a time: of a tuned model, or of one task of a trained run.
 
-Neither the backbone's weights nor dense skills of all layers are loaded: the backbone is built
-without memory, to learn which layer is which, and changes are made layer by layer when asked for.
+Of a run neither the backbone's weights nor dense skills of all layers are loaded: the backbone is
+built without memory, to learn which layer is which, and changes are made layer by layer when asked
+for.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from mttl.checkpoints.model_tensors import (
 from mttl.checkpoints.saved_inventory import SavedInventory, copy_saved, read_inventory
 from mttl.config.capabilities import require_features
 from mttl.io.errors import CheckpointError, ConfigError, grouped, nearest
+from mttl.merging.differences import other_shapes
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.loaded_names import empty_model
 from mttl.merging.weights_folder import Weights
@@ -30,16 +34,33 @@ from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
+@dataclass(frozen=True)
+class DenseChange:
+    """The difference of a tuned model and its base."""
+
+    weights: Weights
+
+    def touches(self, tensor: str) -> bool:
+        """Return whether the tensor may have changed: any that the model has may."""
+        return tensor in self.weights
+
+    def read(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the difference, in the precision of ``base``."""
+        if not self.touches(tensor):
+            return torch.zeros_like(base)
+        return self.weights[tensor].to(base.dtype) - base
+
+
 class MixtureChange:
-    """What the skills of a run change for one task; as `DenseChange` is.
+    """What the skills of a run change for one task.
 
     Raises:
         CheckpointError: If the run or the base cannot be read, the run knows no such task, was
             trained on another backbone, or has skills that are not plain weights.
     """
 
-    def __init__(self, name: str, run: str | Path, task: str, base: Weights) -> None:
-        self.name, folder = name, base.path
+    def __init__(self, run: str | Path, task: str, base: Weights) -> None:
+        folder = base.path
         saved = read_inventory(run)
         if task not in saved.tasks:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
@@ -103,12 +124,11 @@ class MixtureChange:
         layer, part = self._layers[path], tensor.rpartition(".")[2]
         weights = self._mixing[layer.group]
         transposed = is_transposed(layer.base)
-        try:
+        # A kind that multiplies has no change that does not depend on the weight.
+        with suppress(NotImplementedError):
             if part == "weight":
                 change = layer.inventory.delta(weights[None])[0]
                 return change.t().contiguous() if transposed else change
-        except NotImplementedError:
-            pass  # a kind that multiplies: its change depends on the weight
         weight = self._value(f"{path}.weight")
         bias = self._value(f"{path}.bias") if f"{path}.bias" in self._owners else None
         folded = layer.inventory.fold(weight.t() if transposed else weight, bias, weights)
@@ -123,16 +143,15 @@ class MixtureChange:
         return (self._base if self._trained is None else self._trained).wide(tensor)
 
 
+Change = DenseChange | MixtureChange
+
+
 def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) -> None:
     """See that the base is the backbone of the run, or what it was trained from."""
     problems = grouped(
         {
             "missing": [name for name in parameters if name not in base],
-            "of another shape": [
-                f"{name} {tuple(base.entry(name).shape)} instead of {tuple(value.shape)}"
-                for name, value in parameters.items()
-                if name in base and base.entry(name).shape != value.shape
-            ],
+            "of another shape": other_shapes(base, parameters),
         }
     )
     if problems:

@@ -1,7 +1,7 @@
 """A recipe: which models are merged, how, and where the result goes."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
@@ -12,7 +12,6 @@ from mttl.io.errors import ConfigError
 
 Density = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
-Bounded = TypeVar("Bounded", "Elastic", "ElasticCaPE")
 
 
 class Arithmetic(Section):
@@ -29,26 +28,28 @@ class CaPE(Section):
     """λ."""
 
 
-def _bounds_in_order(method: Bounded) -> Bounded:
-    if method.ceiling is not None and method.ceiling < method.floor:
-        raise ValueError(f"ceiling ({method.ceiling}) must be at least floor ({method.floor})")
-    return method
+class _Bounded(Section):
+    floor: PositiveFloat = 1e-6
+    """The smallest Fisher information."""
+    ceiling: PositiveFloat | None = None
+    """The largest Fisher information."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.ceiling is not None and self.ceiling < self.floor:
+            raise ValueError(f"ceiling ({self.ceiling}) must be at least floor ({self.floor})")
+        return self
 
 
-class Elastic(Section):
+class Elastic(_Bounded):
     """Elastic weight removal as in its paper."""
 
     kind: Literal["elastic"]
     base_weight: PositiveFloat = 1.0
     """λ0."""
-    floor: PositiveFloat = 1e-6
-    """The smallest Fisher information."""
-    ceiling: PositiveFloat | None = None
-    """The largest Fisher information."""
-    _in_order = model_validator(mode="after")(_bounds_in_order)
 
 
-class ElasticCaPE(Section):
+class ElasticCaPE(_Bounded):
     """CaPE with Fisher information as in the code released with elastic weight removal."""
 
     kind: Literal["elastic_cape"]
@@ -56,11 +57,8 @@ class ElasticCaPE(Section):
     """File with the Fisher information of the difference of expert and anti-expert."""
     weight: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """λ; the base has 1 − λ."""
-    floor: PositiveFloat = 1e-6
-    """The smallest Fisher information."""
     ceiling: PositiveFloat = 1e6
     """The largest Fisher information."""
-    _in_order = model_validator(mode="after")(_bounds_in_order)
 
 
 class FisherAverage(Section):

@@ -12,7 +12,7 @@ from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.magnitude import Trimmer, kept_count
 from mttl.aggregation.ties import merge_agreeing, trim
-from mttl.merging.changes import Change
+from mttl.merging.mixture import Change
 from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights
 
@@ -26,7 +26,7 @@ class Parts:
     signs: tuple[float, ...]
     weights: tuple[float, ...]
     base_fisher: Weights | None = None
-    fishers: tuple[Weights, ...] = ()
+    fishers: tuple[Weights | None, ...] = ()
     contrast_fisher: Weights | None = None
 
     def vectors(self, tensor: str, base: Float[Tensor, "*shape"]) -> list[Tensor]:
@@ -55,15 +55,15 @@ def _elastic(method: Elastic, parts: Parts) -> Rule:
     def rule(tensor: str, base: Tensor) -> Tensor:
         # A model that leaves a tensor alone has no vector there, and so no part in Z either.
         having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
-        fishers = [parts.base_fisher, *(parts.fishers[i] for i in having)]
-        if not having or not _measured(tensor, fishers):
+        fishers = _measures(tensor, base, parts.base_fisher, *(parts.fishers[i] for i in having))
+        if not having or not fishers:
             return base
         vectors = parts.vectors(tensor, base)
         return elastic_removal(
             base,
-            _measure(fishers[0], tensor, base),
+            fishers[0],
             [vectors[i] for i in having],
-            [_measure(fisher, tensor, base) for fisher in fishers[1:]],
+            fishers[1:],
             [parts.weights[i] for i in having],
             base_weight=method.base_weight,
             floor=method.floor,
@@ -75,20 +75,14 @@ def _elastic(method: Elastic, parts: Parts) -> Rule:
 
 def _elastic_cape(method: ElasticCaPE, parts: Parts) -> Rule:
     def rule(tensor: str, base: Tensor) -> Tensor:
-        fishers = [parts.base_fisher, parts.contrast_fisher]
-        if not _measured(tensor, fishers):
+        fishers = _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)
+        if not fishers:
             return base
         # Turned around already: their sum is expert − anti-expert.
         first, second = parts.vectors(tensor, base)
+        bounds = {"floor": method.floor, "ceiling": method.ceiling}
         return elastic_contrast(
-            base,
-            _measure(fishers[0], tensor, base),
-            first,
-            -second,
-            _measure(fishers[1], tensor, base),
-            method.weight,
-            floor=method.floor,
-            ceiling=method.ceiling,
+            base, fishers[0], first, -second, fishers[1], method.weight, **bounds
         )
 
     return rule
@@ -96,15 +90,11 @@ def _elastic_cape(method: ElasticCaPE, parts: Parts) -> Rule:
 
 def _fisher_average(method: FisherAverage, parts: Parts) -> Rule:
     def rule(tensor: str, base: Tensor) -> Tensor:
-        if not _measured(tensor, parts.fishers):
+        fishers = _measures(tensor, base, *parts.fishers)
+        if not fishers:
             return base
-        return fisher_average(
-            base,
-            parts.vectors(tensor, base),
-            [_measure(fisher, tensor, base) for fisher in parts.fishers],
-            parts.weights,
-            floor=method.floor,
-        )
+        vectors = parts.vectors(tensor, base)
+        return fisher_average(base, vectors, fishers, parts.weights, floor=method.floor)
 
     return rule
 
@@ -112,8 +102,8 @@ def _fisher_average(method: FisherAverage, parts: Parts) -> Rule:
 def _ties(method: Ties, parts: Parts) -> Rule:
     trimmers: list[Trimmer] = []
     if method.scope == "model":
-        names = [name for name in parts.base if parts.base.entry(name).is_floating_point()]
-        kept = kept_count(sum(parts.base.entry(name).numel() for name in names), method.density)
+        names = [name for name in parts.base if parts.base[name].is_floating_point()]
+        kept = kept_count(sum(parts.base[name].numel() for name in names), method.density)
         # A sign has no part in a magnitude.
         trimmers = [Trimmer.of(_Vectors(parts.base, one, names), kept) for one in parts.changes]
 
@@ -156,14 +146,10 @@ class _Vectors:
         return (self.change.read(name, self.base.wide(name)) for name in self.names)
 
 
-def _measured(tensor: str, fishers: Sequence[Weights | None]) -> bool:
-    """Return whether all Fisher information is there; if not, no model changed the tensor."""
-    return all(fisher is not None and tensor in fisher for fisher in fishers)
-
-
-def _measure(fisher: Weights | None, tensor: str, base: Tensor) -> Tensor:
-    assert fisher is not None  # a recipe without it does not validate
-    return fisher[tensor].to(base.dtype)
+def _measures(tensor: str, base: Tensor, *fishers: Weights | None) -> list[Tensor]:
+    """Return all Fisher information of a tensor; none if some lacks: no model changed it then."""
+    found = [one[tensor].to(base.dtype) for one in fishers if one is not None and tensor in one]
+    return found if len(found) == len(fishers) else []
 
 
 _RULES: dict[str, Callable[[Any, Parts], Rule]] = {

@@ -11,7 +11,6 @@ the base (configuration, tokenizer, index of shards) are copied: the result is a
 """
 
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,11 @@ from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import read_bytes
-from mttl.merging.changes import Change, DenseChange
 from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
 from mttl.merging.loaded_names import LoadedNames
-from mttl.merging.mixture import MixtureChange
-from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
+from mttl.merging.mixture import Change, DenseChange, MixtureChange
+from mttl.merging.recipe import Ingredient, Recipe
 from mttl.merging.rules import Parts, Rule, make_rule
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_tokenizer
@@ -41,7 +39,6 @@ from mttl.models.generation import end_also_at, search_settings
 _log = logging.getLogger(__name__)
 _ABOUT = "Merged by a recipe, which stands in `merge.yaml`."
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm")
-GIBIBYTE = 2**30
 
 
 def merge_models(
@@ -65,13 +62,12 @@ def merge_models(
     Raises:
         CheckpointError: If something cannot be read or does not fit; the message lists, for every
             model at once, which tensors and settings differ. Nothing is written then.
-        ConfigError: If the folder exists already, or the disk is too small.
+        ConfigError: If the folder exists already.
     """
     out = Path(out)
     if out.exists():
         raise ConfigError(f"'{out}' exists already; choose another folder, or delete it")
     parts = open_parts(recipe)
-    _check_space(out, parts.base)
     total = sum(len(file.keys()) for file in parts.base.files.values())
     done = 0
     kept: dict[str, Tensor] = {}
@@ -180,8 +176,7 @@ def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
 def open_parts(recipe: Recipe) -> Parts:
     """Open all that a recipe names, and see that it fits together."""
     path = Path(recipe.base.model)
-    base = Weights(path, LoadedNames(path))
-    len(base)  # its own mistakes first
+    base = Weights(path, LoadedNames(path)).opened()  # its own mistakes first
     problems: list[str] = []
     changes: list[Change] = []
     for model in recipe.models:
@@ -191,18 +186,21 @@ def open_parts(recipe: Recipe) -> Parts:
             problems.append(str(error))
     if problems:
         raise CheckpointError("\n".join(problems))
-    fishers = [Weights(Path(model.fisher)) for model in recipe.models if model.fisher is not None]
-    base_fisher = None if recipe.base.fisher is None else Weights(Path(recipe.base.fisher))
-    contrast = None
-    if isinstance(recipe.method, ElasticCaPE):
-        contrast = Weights(Path(recipe.method.fisher))
-    measured = [fisher for fisher in (base_fisher, contrast, *fishers) if fisher is not None]
-    changed = _changed(base, changes, measured)
-    for fisher in measured:
+
+    def measured(path: str | None) -> Weights | None:
         try:
-            found = fisher_differences(base, fisher, changed)
+            return None if path is None else Weights(Path(path)).opened()
         except CheckpointError as error:
-            found = [str(error)]
+            problems.append(str(error))
+            return None
+
+    base_fisher = measured(recipe.base.fisher)
+    contrast = measured(getattr(recipe.method, "fisher", None))
+    fishers = [measured(model.fisher) for model in recipe.models]
+    present = [fisher for fisher in (base_fisher, contrast, *fishers) if fisher is not None]
+    changed = _changed(base, changes, present)
+    for fisher in present:
+        found = fisher_differences(base, fisher, changed)
         problems += [f"'{fisher.path}', {problem}" for problem in found]
     if problems:
         raise CheckpointError(
@@ -221,12 +219,12 @@ def open_parts(recipe: Recipe) -> Parts:
 
 def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
     if model.run is not None:
-        return MixtureChange(model.name, model.run, str(model.task), base)
+        return MixtureChange(model.run, str(model.task), base)
     folder = Path(str(model.model))
     weights = Weights(folder, base.loaded)
     found = weight_differences(base, weights) + setting_differences(base.path, folder)
     problems += [f"'{folder}' differs from '{base.path}', {problem}" for problem in found]
-    return DenseChange(model.name, weights)
+    return DenseChange(weights)
 
 
 def _changed(base: Weights, changes: Sequence[Change], measured: Sequence[Weights]) -> list[str]:
@@ -236,29 +234,10 @@ def _changed(base: Weights, changes: Sequence[Change], measured: Sequence[Weight
     """
     found = []
     for name in base:
-        if not base.entry(name).is_floating_point():
+        if not base[name].is_floating_point():
             continue
-        lacking = any(name not in fisher for fisher in measured if _readable(fisher))
-        for change in changes if lacking else ():
-            if change.touches(name) and change.read(name, base.wide(name)).any():
-                found.append(name)
-                break
+        lacking = any(name not in fisher for fisher in measured)
+        touching = [one for one in changes if lacking and one.touches(name)]
+        if any(change.read(name, base.wide(name)).any() for change in touching):
+            found.append(name)
     return found
-
-
-def _readable(weights: Weights) -> bool:
-    try:
-        return len(weights) >= 0
-    except CheckpointError:
-        return False
-
-
-def _check_space(out: Path, base: Weights) -> None:
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    needed = sum(file.stat().st_size for file in base.files)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ConfigError(
-            f"'{folder}' has {free / GIBIBYTE:.1f} GiB left and the model needs "
-            f"{needed / GIBIBYTE:.1f}; choose another --out"
-        )

@@ -1,7 +1,6 @@
 """One task's mixture as a LoRA adapter of PEFT."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,13 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.io.errors import CheckpointError
-from mttl.io.files import write_text
-from mttl.library.library_folder import CARD, Member
-from mttl.library.low_rank_change import LowRank
-from mttl.library.member_card import BaseModel
 from mttl.merging.fold import fold, require_plain, unfold
-from mttl.merging.low_rank_factors import mixture
-from mttl.peft_format.peft_folder import write_peft
+from mttl.merging.low_rank_factors import LowRank, mixture
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.lora import LoRAInventory
@@ -114,21 +108,6 @@ def common_scaling(model: SkilledModel) -> tuple[float, bool, float] | None:
     }
     common = found.pop()
     return common if not found and common and common[0] > 0 else None
-
-
-def write_member(folder: Path, member: Member, base: BaseModel) -> None:
-    """Write a member of a library as a folder of PEFT, with its card beside the two files.
-
-    Read again, it is the same member, bit for bit: columns of zeros fill layers up to one rank.
-    """
-    changes = {path: part.padded(member.card.rank) for path, part in member.changes.items()}
-    write_peft(
-        folder,
-        *lora_adapter(
-            changes, base=base.name, task_type=base.task_type, transposed=base.transposed
-        ),
-    )
-    write_text(folder / CARD, member.card.text())
 
 
 @torch.no_grad()

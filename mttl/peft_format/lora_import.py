@@ -11,7 +11,7 @@ from torch import Tensor
 from mttl.assembly.build_backbone import build_backbone
 from mttl.config.backbone_schema import Pretrained
 from mttl.io.errors import CheckpointError
-from mttl.library.low_rank_change import LowRank
+from mttl.merging.low_rank_factors import LowRank
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"
@@ -54,8 +54,6 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
             f"'{folder.path}' began with init_lora_weights '{start}', which changes the base model "
             "itself; convert it with PEFT (path_initial_model_for_weight_conversion)"
         )
-    if "lora_alpha" not in config:
-        raise CheckpointError(f"'{folder.path}': its configuration lacks lora_alpha")
     return {
         path: _factors(folder, path, tensors[DOWN], tensors[UP], scaled)
         for path, tensors in by_layer(folder, (DOWN, UP)).items()
@@ -124,7 +122,7 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bo
     patterns = config.get("alpha_pattern") or {}
     try:
         found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
-        alpha = next(found, config["lora_alpha"])
+        alpha: Any = next(found, config.get("lora_alpha"))
         scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     except (AttributeError, TypeError, re.error) as error:
         raise CheckpointError(f"'{folder.path}': lora_alpha or alpha_pattern: {error}") from error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_transposed
 from mttl.io.errors import CheckpointError
-from mttl.library.low_rank_change import LowRank
+from mttl.merging.low_rank_factors import LowRank
 from mttl.models.backbone import is_decoder_only
 from mttl.peft_format.lora_export import (
     check_paths,

@@ -8,24 +8,14 @@ names, so that the order of application does not matter.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from mttl.io.errors import CheckpointError, ConfigError, nearest
+from mttl.io.errors import CheckpointError, ConfigError, nearest, some
 from mttl.sparse.skill_file import SparseSkill, digest, put_entries
 
 MOST_SHOWN = 10
-
-
-@dataclass(frozen=True, eq=False)
-class _Remembered:
-    """Weights as they were before any skill."""
-
-    indices: Tensor
-    values: Tensor
 
 
 class SparseComposition:
@@ -44,7 +34,7 @@ class SparseComposition:
     def __init__(self, model: nn.Module) -> None:
         self._tensors = {name: value.detach() for name, value in model.named_parameters()}
         self._skills: dict[str, tuple[float, SparseSkill]] = {}
-        self._remembered: dict[str, _Remembered] = {}
+        self._remembered: dict[str, tuple[Tensor, Tensor]] = {}  # before any skill
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +51,7 @@ class SparseComposition:
         """
         self._check(name, skill, weight)
         self._skills[name] = (weight, skill)
-        self._write(skill.changes)
+        self._write(skill)
 
     def remove(self, name: str) -> None:
         """Take a skill off; where no other is left, the weights are as before, bit for bit.
@@ -69,10 +59,9 @@ class SparseComposition:
         Raises:
             ValueError: If there is none of that name.
         """
-        if name not in self._skills:
-            raise ValueError(f"no skill '{name}' is on the network.{nearest(name, self._skills)}")
+        self._require(name)
         _, skill = self._skills.pop(name)
-        self._write(skill.changes)
+        self._write(skill)
 
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
         """Put a skill in the place of another.
@@ -82,8 +71,7 @@ class SparseComposition:
             ConfigError: As for `apply`; the old skill then stays.
             CheckpointError: As for `apply`; so it does then.
         """
-        if old not in self._skills:
-            raise ValueError(f"no skill '{old}' is on the network.{nearest(old, self._skills)}")
+        self._require(old)
         self._check(name, skill, weight, instead=old)
         self.remove(old)
         self.apply(name, skill, weight=weight)
@@ -95,16 +83,19 @@ class SparseComposition:
 
     def originals(self, name: str, indices: Tensor, values: Tensor) -> Tensor:
         """Return weights of a tensor as they are without skills."""
-        known = self._remembered.get(name)
-        if known is None or not len(known.indices):
+        if name not in self._remembered or not len(known := self._remembered[name][0]):
             return values
-        place, found = _look_up(known.indices, indices)
-        return torch.where(found, known.values[place], values)
+        place = torch.searchsorted(known, indices).clamp(max=len(known) - 1)
+        return torch.where(known[place] == indices, self._remembered[name][1][place], values)
 
     def _without_skills(self, name: str, indices: Tensor) -> Tensor:
         tensor = self._tensors[name]
         indices = indices.to(tensor.device)
         return self.originals(name, indices, tensor.reshape(-1)[indices])
+
+    def _require(self, name: str) -> None:
+        if name not in self._skills:
+            raise ValueError(f"no skill '{name}' is on the network.{nearest(name, self._skills)}")
 
     def _check(
         self, name: str, skill: SparseSkill, weight: float, instead: str | None = None
@@ -135,16 +126,13 @@ class SparseComposition:
             elif digest(self._without_skills(tensor, change.indices)) != change.base:
                 problems.append(f"{tensor}: other weights")
         if problems:
-            shown = problems[:MOST_SHOWN]
-            if len(problems) > MOST_SHOWN:
-                shown.append(f"and {len(problems) - MOST_SHOWN} more")
             raise CheckpointError(
                 f"the skill '{name}' was made for another network; this one differs in "
-                f"{len(problems)} of {len(skill.changes)} tensors:\n" + "\n".join(shown)
+                f"{len(problems)} of {len(skill.changes)} tensors:\n" + some(problems, MOST_SHOWN)
             )
 
-    def _write(self, names: Iterable[str]) -> None:
-        for name in names:
+    def _write(self, skill: SparseSkill) -> None:
+        for name in skill.changes:
             self._write_tensor(name)
 
     @torch.no_grad()
@@ -159,20 +147,13 @@ class SparseComposition:
         places = [change.indices.to(tensor.device) for _, change in parts]
         union = torch.cat(places).unique() if places else torch.empty(0, dtype=torch.int64)
         originals = self._without_skills(name, union)
-        known = self._remembered.pop(name, None)
-        if known is not None:
-            put_entries(tensor, known.indices, known.values)
+        if name in self._remembered:
+            put_entries(tensor, *self._remembered.pop(name))
         if not parts:
             return
-        self._remembered[name] = _Remembered(union, originals)
+        self._remembered[name] = union, originals
         total = originals.to(torch.float64, copy=True)
         for (weight, change), place in zip(parts, places, strict=True):
             changes = weight * change.values.to(tensor.device).double()
             total[torch.searchsorted(union, place)] += changes
         put_entries(tensor, union, total.to(tensor.dtype))
-
-
-def _look_up(known: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where each index stands among the known ones, and whether it does."""
-    place = torch.searchsorted(known, indices).clamp(max=len(known) - 1)
-    return place, known[place] == indices

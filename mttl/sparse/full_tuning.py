@@ -1,4 +1,20 @@
-"""The first phase of lottery-ticket fine-tuning: whole tensors are trained and entries scored."""
+r"""The first phase of lottery-ticket fine-tuning: whole tensors are trained and entries scored.
+
+The larger the score of an entry, the better:
+
+| criterion | score of an entry | source |
+|---|---|---|
+| ``change`` | :math:`\lvert\theta_1 - \theta_0\rvert` | LT-SFT |
+| ``magnitude`` | :math:`\lvert\theta_1\rvert` | magnitude pruning |
+| ``movement`` | :math:`-\sum_t \eta_t g_t \theta_t`: it moved away from 0 | movement pruning |
+| ``fisher`` | :math:`\mathbb E\,g^2`, one gradient per example | FISH masks |
+
+References:
+    Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
+    ACL 2022, arXiv:2110.07560. Sanh, Wolf and Rush, *Movement Pruning: Adaptive Sparsity by
+    Fine-Tuning*, NeurIPS 2020, arXiv:2005.07683. Sung, Nair and Raffel, *Training Neural Networks
+    with Fixed Sparse Masks*, NeurIPS 2021, arXiv:2111.09839.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mttl.skills.weights.supports import select_support
-from mttl.sparse.lottery_settings import Criterion, LotterySettings
-from mttl.sparse.scores import FisherScores, MovementScores, magnitude_of_change
+from mttl.sparse.lottery_settings import LotterySettings
 
 
 class FullTuning:
@@ -16,30 +31,27 @@ class FullTuning:
 
     Args:
         parameters: The tensors that may be in the support, at their start.
-        criterion: By which entries are chosen. For ``"fisher"`` gradients are read alone, one
-            example at a time (`add_example`); nothing is trained then.
+        settings: For the criterion ``"fisher"`` gradients are read alone, one example at a time
+            (`add_example`); nothing is trained then.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], criterion: Criterion) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: LotterySettings) -> None:
         self._parameters = dict(parameters)
         for value in self._parameters.values():
             value.requires_grad_(True)
-        self._starts = {name: x.detach().clone() for name, x in self._parameters.items()}
-        self._criterion = criterion
-        self._rewound = self._starts
+        self._settings = settings
+        self._starts = self._rewound = self._copies()
         self._support: dict[str, Tensor] | None = None  # all entries
         self._kept: dict[str, Tensor] = {}
         self._begin_scores()
 
     def _begin_scores(self) -> None:
-        criterion = self._criterion
-        self._movement = MovementScores(self._parameters) if criterion == "movement" else None
-        self._fisher = FisherScores(self._parameters) if criterion == "fisher" else None
+        summed = self._settings.criterion in ("movement", "fisher")
+        self._sums = {n: torch.zeros_like(x) for n, x in self._parameters.items() if summed}
+        self._n_examples = 0
 
-    @property
-    def only_reads(self) -> bool:
-        """Whether gradients are read, and nothing is trained."""
-        return self._fisher is not None
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._parameters.items()}
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what an optimizer trains."""
@@ -47,20 +59,20 @@ class FullTuning:
 
     def scores(self) -> Mapping[str, Tensor]:
         """Return the score of every entry so far; outside the support nothing may be chosen."""
-        scores = self._all_scores()
-        return {
-            name: score if self._support is None else score.where(self._inside(name), -torch.inf)
-            for name, score in scores.items()
-        }
+        scores = {name: self._score(name, x.detach()) for name, x in self._parameters.items()}
+        if self._support is None:
+            return scores
+        return {name: score.where(self._inside(name), -torch.inf) for name, score in scores.items()}
 
-    def _all_scores(self) -> Mapping[str, Tensor]:
-        if self._criterion == "magnitude":
-            return {name: value.detach().abs() for name, value in self._parameters.items()}
-        if self._fisher is not None:
-            return self._fisher.scores
-        if self._movement is not None:
-            return self._movement.scores
-        return magnitude_of_change(self._starts, self._parameters)
+    def _score(self, name: str, value: Tensor) -> Tensor:
+        match self._settings.criterion:
+            case "magnitude":
+                return value.abs()
+            case "fisher":
+                return self._sums[name] / max(1, self._n_examples)
+            case "movement":
+                return self._sums[name]
+        return (value - self._starts[name]).abs()
 
     @torch.no_grad()
     def add_l1(self, coefficient: float) -> None:
@@ -76,16 +88,27 @@ class FullTuning:
             if self._support is not None and value.grad is not None:
                 value.grad.mul_(self._inside(name))
 
+    @torch.no_grad()
     def before_step(self, lr: float) -> None:
         """Score the gradients of a step of training that is about to be taken."""
-        if self._movement is not None:
-            self._movement.add(lr)
+        for name, value in self._parameters.items():
+            if self._settings.criterion == "movement" and value.grad is not None:
+                self._sums[name].addcmul_(value.grad, value, value=-lr)
 
     @torch.no_grad()
-    def apply_mask(self, settings: LotterySettings, step: int) -> None:
+    def add_example(self) -> None:
+        """Score the gradients of one example, and drop them."""
+        self._n_examples += 1
+        for name, value in self._parameters.items():
+            if value.grad is not None:
+                self._sums[name].addcmul_(value.grad, value.grad)
+            value.grad = None
+
+    @torch.no_grad()
+    def apply_mask(self, step: int) -> None:
         """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` ends it."""
-        self._kept = {name: x.detach().clone() for name, x in self._parameters.items()}
-        self._support = self._best(settings, settings.density_at(step))
+        self._kept = self._copies()
+        self._support = self._best(self._settings.density_at(step))
         for name, value in self._parameters.items():
             value.mul_(self._inside(name))
 
@@ -98,38 +121,27 @@ class FullTuning:
         self.mask_gradients()
         self._support, self._kept = None, {}
 
-    def add_example(self) -> None:
-        """Score the gradients of one example, and drop them."""
-        if self._fisher is not None:
-            self._fisher.add()
-        for value in self._parameters.values():
-            value.grad = None
-
-    @torch.no_grad()
     def mark(self) -> None:
         """Let `rewind` put entries back to what they are now."""
-        self._rewound = {name: x.detach().clone() for name, x in self._parameters.items()}
+        self._rewound = self._copies()
 
     @torch.no_grad()
-    def rewind(self, settings: LotterySettings, turn: int = 1) -> dict[str, Tensor]:
+    def rewind(self, turn: int = 1) -> dict[str, Tensor]:
         """Narrow the support, and put the tensors back."""
+        settings = self._settings
         if settings.schedule == "cubic":
             self.mark()
-        self._support = support = self._best(settings, settings.density ** (turn / settings.rounds))
+        self._support = support = self._best(settings.density ** (turn / settings.rounds))
         for name, value in self._parameters.items():
             outside = 0 if settings.form == "masked" else self._starts[name]
             value.copy_(torch.where(self._inside(name), self._rewound[name], outside))
         self._begin_scores()
         return support
 
-    def _best(self, settings: LotterySettings, density: float) -> dict[str, Tensor]:
-        return select_support(
-            self.scores(),
-            density,
-            scope=settings.scope,
-            structure=settings.structure,
-            block=settings.block,
-        )
+    def _best(self, density: float) -> dict[str, Tensor]:
+        settings = self._settings
+        shape = {"structure": settings.structure, "block": settings.block}
+        return select_support(self.scores(), density, scope=settings.scope, **shape)
 
     def _inside(self, name: str) -> Tensor:
         """Return which entries of a tensor are in the support."""
@@ -142,10 +154,10 @@ class FullTuning:
 
     def state_dict(self) -> dict[str, Any]:
         """Return values and scores."""
-        kept = self._fisher or self._movement
         return {
             "values": {name: value.detach() for name, value in self._parameters.items()},
-            "scores": None if kept is None else kept.state_dict(),
+            "sums": self._sums,
+            "n_examples": self._n_examples,
             "rewound": None if self._rewound is self._starts else self._rewound,
             "narrowed": self._support,
         }
@@ -155,12 +167,10 @@ class FullTuning:
         """Continue where a state was taken; the tensors must be at their start."""
         for name, value in self._parameters.items():
             value.copy_(state["values"][name])
+        for name, total in self._sums.items():
+            total.copy_(state["sums"][name])
         if state["rewound"] is not None:
             self._rewound = {
-                name: rewound.to(self._parameters[name].device)
-                for name, rewound in state["rewound"].items()
+                n: x.to(self._parameters[n].device) for n, x in state["rewound"].items()
             }
-        self._support = state["narrowed"]
-        kept = self._fisher or self._movement
-        if kept is not None:
-            kept.load_state_dict(state["scores"])
+        self._support, self._n_examples = state["narrowed"], state["n_examples"]

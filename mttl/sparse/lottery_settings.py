@@ -1,10 +1,10 @@
 """How a sparse support is found and trained: the numbers of `mttl.sparse.lottery_ticket`."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from mttl.config.enums import check_density
+from mttl.io.errors import require_at_least, require_one_of, require_positive
 
 Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
 CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")
@@ -66,24 +66,20 @@ class LotterySettings:
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        masking = self.criterion in ("fisher", "random")  # nothing is trained first
-        gradual = self.schedule == "cubic"
+        require_one_of(CRITERIA, criterion=self.criterion)
+        require_one_of(FORMS, form=self.form)
+        require_one_of(SCHEDULES, schedule=self.schedule)
         whole = ("rounds", "full_steps", "sparse_steps", "batch_size", "block")
-        rates = ("lr", "sparse_lr", "gradient_clip_val")
-        given = [name for name in rates if getattr(self, name) is not None]
+        require_at_least(1, **{name: getattr(self, name) for name in whole})
+        rates = {name: getattr(self, name) for name in ("lr", "sparse_lr", "gradient_clip_val")}
+        require_positive(**{name: rate for name, rate in rates.items() if rate is not None})
+        require_at_least(0, **{name: getattr(self, name) for name in ("l1", "rewind")})
+        masking = self.criterion in ("fisher", "random")  # nothing is trained first
+        gradual, below = self.schedule == "cubic", f"below full_steps ({self.full_steps})"
+        plain = self.form == "masked" and self.rounds == 1 and not (self.rewind or masking)
         rules = [
-            ("criterion", self.criterion in CRITERIA, f"one of {', '.join(CRITERIA)}"),
-            ("form", self.form in FORMS, f"one of {', '.join(FORMS)}"),
-            ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            *((name, getattr(self, name) >= 1, "at least 1") for name in whole),
-            *((name, 0 < getattr(self, name) < math.inf, "a number above 0") for name in given),
-            ("l1", 0 <= self.l1 < math.inf, "a number of at least 0"),
             ("warmup", 0 <= self.warmup < 1, "at least 0 and below 1"),
-            (
-                "rewind",
-                0 <= self.rewind < self.full_steps,
-                f"at least 0 and below full_steps ({self.full_steps})",
-            ),
+            ("rewind", self.rewind < self.full_steps, below),
             (
                 "rewind",
                 not (self.rewind and (self.l1 or masking)),
@@ -92,15 +88,14 @@ class LotterySettings:
             ),
             (
                 "schedule",
-                not gradual
-                or (self.form == "masked" and self.rounds == 1 and not (self.rewind or masking)),
+                not gradual or plain,
                 "once, or have the form masked, 1 round, rewind 0, and the criterion movement, "
                 "magnitude or change, since entries are 0 while scores grow",
             ),
             (
                 "dense_steps",
                 0 <= self.dense_steps < self.full_steps and (gradual or not self.dense_steps),
-                f"at least 0 and below full_steps ({self.full_steps}), for the schedule cubic",
+                f"at least 0 and {below}, for the schedule cubic",
             ),
             ("rounds", self.rounds == 1 or self.criterion != "random", "1 with random supports"),
         ]

@@ -32,6 +32,7 @@ References:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -39,7 +40,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from mttl.io.errors import require_at_least
 from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
@@ -62,33 +62,6 @@ class Objective(Protocol):
         ...
 
 
-class RowOrder:
-    """An endless stream of rows: epoch after epoch, each in an order of its own.
-
-    A place in the stream always holds the same row, so that whoever resumes needs only the place.
-
-    Raises:
-        ValueError: If there is no row.
-    """
-
-    def __init__(self, n_rows: int, seed: int) -> None:
-        require_at_least(1, n_rows=n_rows)
-        self.n_rows = n_rows
-        self.seed = seed
-        self._epoch: tuple[int, Tensor] | None = None
-
-    def rows(self, start: int, n: int) -> list[int]:
-        """Return the rows at ``n`` places of the stream."""
-        return [self._at(place) for place in range(start, start + n)]
-
-    def _at(self, place: int) -> int:
-        epoch, place = divmod(place, self.n_rows)
-        if self._epoch is None or self._epoch[0] != epoch:
-            generator = torch.Generator().manual_seed(1000 * self.seed + epoch)
-            self._epoch = epoch, torch.randperm(self.n_rows, generator=generator)
-        return int(self._epoch[1][place])
-
-
 class LotteryTicket:
     """The two phases, step by step; can be stopped after each of them.
 
@@ -103,9 +76,6 @@ class LotteryTicket:
         step: Steps of the phase that were taken; of the first, in the present round.
         round: Rounds of the first phase that are over.
         last_loss: Of the last step, a tensor without gradient; None before the first.
-
-    Raises:
-        ValueError: If ``maskable`` is empty.
     """
 
     def __init__(
@@ -115,8 +85,6 @@ class LotteryTicket:
         objective: Objective,
         settings: LotterySettings,
     ) -> None:
-        if not maskable:
-            raise ValueError("maskable must name at least one parameter")
         self.model = model
         self.objective = objective
         self.settings = settings
@@ -130,11 +98,10 @@ class LotteryTicket:
         # Needed where the skill is not the difference from where the second phase begins.
         differs = settings.form == "masked" or settings.rewind
         self._starts = {name: x.detach().clone() for name, x in parameters.items() if differs}
-        self._order = RowOrder(objective.n_rows, settings.seed)
         self._tuning: FullTuning | SparseTuning
         if settings.steps["full"]:
             self.phase = "full"
-            self._tuning = FullTuning(parameters, settings.criterion)
+            self._tuning = FullTuning(parameters, settings)
             self._begin_optimizer(settings.lr)
         else:
             shapes = {name: value.shape for name, value in parameters.items()}
@@ -174,7 +141,7 @@ class LotteryTicket:
         """Take one step, and go on to the next phase after the last one of a phase."""
         self.model.train()
         tuning = self._tuning
-        if isinstance(tuning, FullTuning) and tuning.only_reads:
+        if isinstance(tuning, FullTuning) and self.settings.criterion == "fisher":
             self._read_gradients(tuning)
         else:
             self._train(tuning)
@@ -186,7 +153,7 @@ class LotteryTicket:
                 self.phase = "done"
                 return
             self.round += 1
-            support = tuning.rewind(self.settings, self.round)
+            support = tuning.rewind(self.round)
             if self.round == self.settings.rounds:
                 self._begin_sparse(support)
             else:
@@ -286,21 +253,22 @@ class LotteryTicket:
 
     def _train(self, tuning: FullTuning | SparseTuning) -> None:
         rate = self._optimizer.param_groups[0]["lr"]
+        full = tuning if isinstance(tuning, FullTuning) else None
         gradual = self.settings.schedule == "cubic"
-        if isinstance(tuning, FullTuning) and gradual:
-            tuning.apply_mask(self.settings, self.step)
+        if full and gradual:
+            full.apply_mask(self.step)
         loss = self.objective.loss(self.model, self._rows(), self._seed())
         loss.backward()
-        if isinstance(tuning, FullTuning) and gradual:
-            tuning.unmask(rate)
+        if full and gradual:
+            full.unmask(rate)
         if self.settings.l1:
             tuning.add_l1(self.settings.l1 / self.n_maskable)
-        if isinstance(tuning, FullTuning):
-            tuning.mask_gradients()
+        if full:
+            full.mask_gradients()
         if self.settings.gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
-        if isinstance(tuning, FullTuning) and not gradual:
-            tuning.before_step(rate)
+        if full and not gradual:
+            full.before_step(rate)
         self._optimizer.step()
         self._schedule.step()
         if isinstance(tuning, SparseTuning):
@@ -319,7 +287,15 @@ class LotteryTicket:
         self.last_loss = torch.stack(losses).mean()
 
     def _rows(self) -> list[int]:
-        return self._order.rows(self.step * self.settings.batch_size, self.settings.batch_size)
+        """Return the rows of a step, of an endless stream with an order of its own per epoch."""
+        n, size = self.objective.n_rows, self.settings.batch_size
+        places = (divmod(place, n) for place in range(self.step * size, (self.step + 1) * size))
+        return [_order(n, 1000 * self.settings.seed + epoch)[place] for epoch, place in places]
 
     def _seed(self) -> int:
         return (self.settings.seed * 1_000_003 + self.n_done) % 2**63
+
+
+@lru_cache(maxsize=2)
+def _order(n_rows: int, seed: int) -> list[int]:
+    return torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed)).tolist()

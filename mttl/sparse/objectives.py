@@ -80,7 +80,11 @@ class TaskObjective:
 
 
 class _Text:
-    """Lines of raw text as ids."""
+    """Lines of raw text as ids.
+
+    Raises:
+        ConfigError: If the text is empty, or the length leaves no room for it.
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
@@ -91,9 +95,7 @@ class _Text:
             raise ConfigError(
                 f"--max-length ({max_length}) leaves no room for text between special tokens"
             )
-        if not texts:  # tokenizers fail on none at all
-            raise ConfigError("the text has no line to learn from")
-        encoded = UserText(tokenizer).encode(texts)
+        encoded = UserText(tokenizer).encode(texts) if texts else []  # tokenizers fail on none
         self.before, self.after = before, after
         self.lines: list[list[int]] = [ids[:room] for ids in encoded if ids]
         if not self.lines:
@@ -110,11 +112,7 @@ class _Text:
 
 
 class CausalText(_Text):
-    """Raw text from left to right, the end token included where the tokenizer has one.
-
-    Raises:
-        ConfigError: If the text is empty, or the length leaves no room for it.
-    """
+    """Raw text from left to right, the end token included where the tokenizer has one."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
@@ -135,9 +133,6 @@ class MaskedText(_Text):
     """Raw text with some tokens to guess, as BERT learns.
 
     Of the chosen tokens 80 % show the mask, 10 % another token, and 10 % themselves.
-
-    Raises:
-        ConfigError: If the text is empty, or there is no room for it, or no mask token.
 
     References:
         Devlin et al., *BERT*, NAACL 2019, arXiv:1810.04805, section 3.1.
@@ -188,9 +183,6 @@ class RestoredText(_Text):
         max_length: Most tokens of a line, special ones included.
         mask: Text of the mask, where it is not the tokenizer's mask token or first sentinel.
         share: Fraction of the tokens that are replaced.
-
-    Raises:
-        ConfigError: If the text is empty, or there is no room for it, or no mask.
 
     References:
         Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).

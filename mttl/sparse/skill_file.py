@@ -22,13 +22,12 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from mttl.io.errors import CheckpointError
-from mttl.io.reading import require_file
 from mttl.io.record import Record, as_row
-from mttl.io.safetensors_file import write_tensors
+from mttl.io.safetensors_file import read_tensors, write_tensors
 
 METADATA = "mttl_sparse_skill"
 GAP_DTYPES = (torch.uint8, torch.uint16, torch.int32, torch.int64)
@@ -136,14 +135,9 @@ class SparseSkill:
         Raises:
             CheckpointError: If it is missing, damaged or of another format.
         """
-        path = Path(path)
-        require_file(path, CheckpointError)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"'{path}' is damaged or no safetensors file: {error}") from error
+        tensors = read_tensors(path)
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
         if METADATA not in metadata:
             raise CheckpointError(f"'{path}' holds no sparse skill; mttl sparse writes such files")
         facts = _Facts.parse(metadata[METADATA], f"'{path}', its metadata")
@@ -153,11 +147,8 @@ class SparseSkill:
             )
         changes = {}
         for name, fact in facts.tensors.items():
-            gaps, values = tensors[f"gaps/{name}"], tensors[f"values/{name}"]
-            indices = gaps.to(torch.int64).cumsum(0) - 1
-            if not values.isfinite().all():
-                raise CheckpointError(f"'{path}' holds values of '{name}' that are not finite")
-            changes[name] = SparseChange(fact.shape, indices, values, fact.base)
+            indices = tensors[f"gaps/{name}"].to(torch.int64).cumsum(0) - 1
+            changes[name] = SparseChange(fact.shape, indices, tensors[f"values/{name}"], fact.base)
         return cls(changes, facts.about)
 
 

@@ -7,7 +7,7 @@ values are written into the tensors. All operations of an optimizer that works e
 (SGD, Adam, AdamW) are those of masked training of the whole tensors.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,22 +20,10 @@ from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entrie
 class SparseTuning:
     """Makes the entries of a support the only parameters of a model.
 
-    ::
-
-        tuning = SparseTuning(model, support)
-        optimizer = torch.optim.AdamW(tuning.parameters(), weight_decay=0.0)
-        for batch in batches:
-            loss(model, batch).backward()
-            optimizer.step()
-            tuning.write()
-            optimizer.zero_grad()
-        skill = tuning.skill()
-        tuning.close()
-
-    Weight decay pulls the entries to 0, as in whole tensors; `add_l1` pulls them to their start.
+    After `optimizer.step`, `write` puts the entries into the model.
 
     Args:
-        model: The network; parameters without support are frozen until `close`.
+        model: The network; parameters without support are frozen.
         support: Sorted places in the flattened parameters, by name.
 
     Attributes:
@@ -62,22 +50,14 @@ class SparseTuning:
             for name, tensor in self._tensors.items()
         }
         self.entries = {name: nn.Parameter(start.clone()) for name, start in self._starts.items()}
-        self._trained_before = [value for value in parameters.values() if value.requires_grad]
         model.requires_grad_(False)
-        self._hooks = []
         for name, tensor in self._tensors.items():
             tensor.requires_grad_(True)
-            self._hooks.append(tensor.register_post_accumulate_grad_hook(self._keep(name)))
-        self._frozen_after = parameters.values()
+            tensor.register_post_accumulate_grad_hook(self._keep(name))
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what to give to the optimizer."""
         return list(self.entries.values())
-
-    @property
-    def n_entries(self) -> int:
-        """How many entries are trained."""
-        return sum(entry.numel() for entry in self.entries.values())
 
     @torch.no_grad()
     def write(self) -> None:
@@ -105,28 +85,14 @@ class SparseTuning:
             originals: Where the training started from a composition, its
                 `SparseComposition.originals`: the skill then is one of the network below.
         """
-        changes = {
-            name: SparseChange(
-                tuple(self._tensors[name].shape),
-                indices,
-                self.entries[name].detach() - start,
-                digest(originals(name, indices, start) if originals else start),
-            )
-            for (name, indices), start in zip(
-                self.support.items(), self._starts.values(), strict=True
-            )
-        }
-        return SparseSkill(changes, dict(about or {}))
-
-    @torch.no_grad()
-    def close(self, *, rewind: bool = False) -> None:
-        """Give the model back: it can be trained as before."""
-        for hook in self._hooks:
-            hook.remove()
+        changes = {}
         for name, start in self._starts.items():
-            if rewind:
-                put_entries(self._tensors[name], self.support[name], start)
-        _require_gradients(self._frozen_after, self._trained_before)
+            places, known = self.support[name], start
+            if originals:
+                known = originals(name, places, start)
+            change, shape = self.entries[name].detach() - start, tuple(self._tensors[name].shape)
+            changes[name] = SparseChange(shape, places, change, digest(known))
+        return SparseSkill(changes, dict(about or {}))
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def keep(tensor: Tensor) -> None:
@@ -137,9 +103,3 @@ class SparseTuning:
             entry.grad = kept if entry.grad is None else entry.grad + kept
 
         return keep
-
-
-def _require_gradients(all_of: Iterable[nn.Parameter], these: Iterable[nn.Parameter]) -> None:
-    wanted = {id(parameter) for parameter in these}
-    for parameter in all_of:
-        parameter.requires_grad_(id(parameter) in wanted)

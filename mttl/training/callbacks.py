@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, Checkpoint
 
-from mttl.checkpoints.save_last import SaveLast
+from mttl.checkpoints.run_callbacks import SaveLast
 from mttl.io.errors import StopRequested
 from mttl.runtime.stop_signals import StopRequest, handling
 

@@ -30,11 +30,8 @@ def interrupted(tmp_path: Path) -> RunFolder:
 
 def test_the_layout_is_the_documented_one() -> None:
     folder = RunFolder(Path("runs") / "first")
-    paths = {
-        **{name: getattr(folder, name) for name in ("config", "metrics", "checkpoints", "last")},
-        **{name: getattr(folder, name) for name in ("best", "results", "baselines")},
-        **{name: getattr(folder, name) for name in ("predictions", "skills", "plots")},
-    }
+    names = ("config", "metrics", "checkpoints", "last", "best", "results", "baselines")
+    paths = {name: getattr(folder, name) for name in (*names, "predictions", "skills", "plots")}
     assert {name: path.relative_to(folder.path).as_posix() for name, path in paths.items()} == {
         **{"config": "config.yaml", "metrics": "metrics.csv", "checkpoints": "checkpoints"},
         **{"last": "checkpoints/last.ckpt", "best": "checkpoints/best.ckpt"},
@@ -50,21 +47,19 @@ def test_a_folder_that_was_removed_is_noticed_at_the_end(interrupted: RunFolder)
         check_still_there(interrupted)
 
 
-# Starting and resuming.
-
-
-def test_a_new_run_starts_at_zero(tmp_path: Path) -> None:
+def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "new")
     assert step_to_start_from(folder, CONFIG, resume=False) == 0
     assert not folder.path.exists()
-    folder.path.mkdir()  # nothing in it can be lost
-    assert step_to_start_from(folder, CONFIG, resume=False) == 0
-
-
-def test_a_folder_with_anything_in_it_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"nothing to resume: '.*new' does not exist. Start"):
+        step_to_start_from(folder, CONFIG, resume=True)
+    folder.path.mkdir()
+    (folder.path / ".config.yaml.x1.part").touch()  # what a kill has left
+    for resume in (False, True):
+        assert step_to_start_from(folder, CONFIG, resume=resume) == 0
+    (folder.path / "notes.txt").touch()
     with pytest.raises(ConfigError, match="exists already and is never overwritten"):
-        step_to_start_from(RunFolder(tmp_path), CONFIG, resume=False)
+        step_to_start_from(folder, CONFIG, resume=False)
 
 
 def test_other_processes_may_find_what_the_first_has_written(
@@ -78,6 +73,9 @@ def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> Non
     longer = CONFIG.replace("max_steps: 10", "max_steps: 20")
     for config in (CONFIG, longer):
         assert step_to_start_from(interrupted, config, resume=True) == 7
+    other = CONFIG.replace("lr: 0.1", "lr: 0.2")
+    with pytest.raises(ConfigError, match=r"other settings: optim\.lr \(0\.1 before, 0\.2 now\)\."):
+        step_to_start_from(interrupted, other, resume=True)
 
 
 def test_lost_weights_of_the_best_validation_are_reported(
@@ -94,11 +92,6 @@ def test_lost_weights_of_the_best_validation_are_reported(
     assert not caplog.text
 
 
-def test_without_a_folder_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing to resume: '.*none' does not exist. Start"):
-        step_to_start_from(RunFolder(tmp_path / "none"), CONFIG, resume=True)
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     interrupted: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,18 +100,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     assert "no state had been saved yet" in caplog.text
     with pytest.raises(ConfigError, match="other settings"):
         step_to_start_from(interrupted, CONFIG.replace("0.1", "0.2"), resume=True)
-
-
-def test_what_a_kill_left_in_an_empty_folder_is_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / ".config.yaml.x1.part").touch()
-    for resume in (False, True):
-        assert step_to_start_from(RunFolder(tmp_path), CONFIG, resume=resume) == 0
-
-
-def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> None:
-    other = CONFIG.replace("lr: 0.1", "lr: 0.2")
-    with pytest.raises(ConfigError, match=r"other settings: optim\.lr \(0\.1 before, 0\.2 now\)\."):
-        step_to_start_from(interrupted, other, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -104,5 +104,5 @@ def test_runs_that_differ_in_more_than_their_seed_are_refused(tmp_path: Path) ->
     with pytest.raises(MttlError, match=r"run\.seed \(first\) must be a whole number"):
         SCRIPT.main([str(first), str(other)])
     (other / "config.yaml").unlink()
-    with pytest.raises(MttlError, match=r"config\.yaml' is missing"):
+    with pytest.raises(MttlError, match=r"is not a run: it has no config"):
         SCRIPT.main([str(first), str(other)])

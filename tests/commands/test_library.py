@@ -314,10 +314,10 @@ def test_bad_members_are_refused_with_one_list(
     for problem in (
         "is not a folder of PEFT",
         "empty' has no adapter_model.safetensors",
-        "cut' is damaged",
+        "cut/adapter_model.safetensors' is damaged",
         "pickled' holds adapter_model.bin, a pickle",
-        "nan': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
-        "infinite': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
+        "nan/adapter_model.safetensors': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
+        "infinite/adapter_model.safetensors': 'base_model.model.model.layers.0.self_attn.q_proj",
         "rankless': the factors of 'model.layers.0.self_attn.q_proj' have rank 0",
         "elsewhere': the base model has no linear layer 'model.layers.7.self_attn.q_proj'",
         "wide': 'model.layers.0.self_attn.q_proj' has 32 -> 16 features; in the base model it has",

@@ -12,7 +12,7 @@ from mttl.library.clusters import (
     silhouette,
     task_shares,
 )
-from mttl.library.low_rank_change import LowRank
+from mttl.merging.low_rank_factors import LowRank
 
 decomposition = pytest.importorskip("sklearn.decomposition")
 

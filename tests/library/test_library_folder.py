@@ -20,8 +20,8 @@ from mttl.library.library_folder import (
     open_library,
     remove_members,
 )
-from mttl.library.low_rank_change import LowRank
-from mttl.library.member_card import BaseModel, MemberCard, parse_card
+from mttl.library.member_card import BaseModel, MemberCard
+from mttl.merging.low_rank_factors import LowRank
 
 LAYERS = {"a.q": (4, 5), "a.v": (4, 3)}
 BASE = BaseModel(
@@ -69,7 +69,7 @@ def test_members_come_back_bit_for_bit(tmp_path):
     assert (card.rank, dict(card.targets)) == (3, {"a.q": 3})
     assert card.base == {"name": "org/base", "fingerprint": "f" * 64}
     assert card.weights["parameters"] == 3 * 9
-    assert parse_card(card.text(), "x") == card
+    assert MemberCard.parse(card.text(), "x") == card
 
 
 def test_what_fills_up_is_not_kept(tmp_path):
@@ -97,15 +97,6 @@ BAD = {
     ),
     "'a.q' has 7 -> 5 features; in the base model it has 4 -> 5": damage(
         member("wide"), "a.q", torch.ones(7, 1), torch.ones(5, 1)
-    ),
-    "'nan': 'a.v' holds numbers that are not finite": damage(
-        member("nan"), "a.v", torch.full((4, 1), torch.nan), torch.ones(3, 1)
-    ),
-    "'infinite': 'a.v' holds numbers that are not finite": damage(
-        member("infinite"), "a.v", torch.ones(4, 1), torch.full((3, 1), torch.inf)
-    ),
-    "'hollow': the change of 'a.q' has rank 0": damage(
-        member("hollow"), "a.q", torch.ones(4, 0), torch.ones(5, 0)
     ),
     'the name of a member is "../out"': member("../out"),
     'the name of a member is ".hidden"': member(".hidden"),
@@ -213,25 +204,19 @@ def test_two_writers_lose_nothing(tmp_path):
 
 def test_damage_is_told(tmp_path):
     library = add_members(tmp_path, BASE, [member("one"), member("two", seed=1)])
-    folder = tmp_path / "members"
-    weights, card = folder / "one" / "weights.safetensors", folder / "one" / "card.json"
-    kept = {path: path.read_bytes() for path in (weights, card)}
-    data = bytearray(kept[weights])
-    data[-3] ^= 1
-    other = (folder / "two" / "weights.safetensors").read_bytes()
-    for path, content, message in (
-        (weights, bytes(data), "checksum is not the one noted on its card"),
-        (weights, other, "checksum is not the one noted on its card"),
-        (weights, None, "does not exist"),
-        (card, kept[card].replace(b"one", b"uno"), "checksum is not the one noted in library"),
-        (card, None, "does not exist"),
-    ):
+    one, two = (tmp_path / "members" / name for name in ("one", "two"))
+    names = ("card.json", "adapter_config.json", "adapter_model.safetensors")
+    for name in names:
+        path, content = one / name, (one / name).read_bytes()
+        for other in (bytes([content[0] ^ 1, *content[1:]]), (two / name).read_bytes()):
+            if other != content:  # both have the same configuration
+                path.write_bytes(other)
+                with pytest.raises(CheckpointError, match="checksum is not the one noted in libr"):
+                    library.member("one")
         path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError, match="does not exist"):
             library.member("one")
-        path.write_bytes(kept[path])
+        path.write_bytes(content)
     library.member("one")
 
 
@@ -239,7 +224,7 @@ def test_damage_is_told(tmp_path):
     ("change", "message"),
     [
         ({"format_version": 2}, "format_version: 2 must be 1. Copy it again"),
-        ({"members": {"../x": "0"}}, "is a folder's name"),
+        ({"members": {"../x": "0"}}, "must not begin with a point nor hold any of"),
     ],
 )
 def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
@@ -250,17 +235,3 @@ def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
         open_library(tmp_path)
     with pytest.raises(CheckpointError, match="is not a library: it has no library"):
         open_library(tmp_path / "members")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": None}, "format_version: null must be 1"),
-        ({"more": 1}, "unknown key 'more'"),
-        ({"name": "a/b"}, "must hold none of"),
-    ],
-)
-def test_a_damaged_card_is_refused(tmp_path, change, message):
-    card = json.loads(add_members(tmp_path, BASE, [member("one")]).card("one").text())
-    with pytest.raises(CheckpointError, match=message):
-        parse_card(json.dumps(card | change), "a card")

@@ -1,10 +1,10 @@
-"""Members of other ranks and layers stand beside each other and change what they changed."""
+"""Members of other ranks and layers side by side, and less what general ones have in common."""
 
 import pytest
 import torch
 
-from mttl.library.low_rank_change import LowRank
-from mttl.library.stacking import stack_members
+from mttl.library.stacking import stack_members, without_general
+from mttl.merging.low_rank_factors import LowRank
 
 
 def member(rank: int, *paths: str, n_in: int = 4) -> dict[str, LowRank]:
@@ -32,3 +32,21 @@ def test_members_of_different_models_are_refused():
     members = [member(2, "a.q"), member(2, "a.q", n_in=6)]
     with pytest.raises(ValueError, match=r"'a\.q' has 6 -> 5 features in one adapter and 4 -> 5"):
         stack_members(members)
+
+
+def test_the_mean_of_general_members_is_subtracted():
+    members = [member(2, "a", "b"), member(2, "a")]
+    general = [member(2, "a"), member(2, "a", "c")]
+    one, other = without_general(members, general)
+    for found, own in ((one["a"], members[0]["a"]), (other["a"], members[1]["a"])):
+        for name in ("down", "up"):
+            mean = sum(getattr(part["a"], name) for part in general) / 2
+            torch.testing.assert_close(getattr(found, name), getattr(own, name) - mean)
+    assert one["b"] is members[0]["b"]  # general members lack the layer
+    assert other.keys() == {"a"}
+
+
+def test_ranks_must_be_the_same():
+    message = r"'a' has the ranks 2, 3 in a member and in the general ones"
+    with pytest.raises(ValueError, match=message):
+        without_general([member(2, "a")], [member(3, "a")])

@@ -162,13 +162,6 @@ def test_a_layer_at_two_paths_is_replaced_at_both():
     assert torch.equal(model(torch.tensor([0]), x=x), expected)
 
 
-def test_a_tied_weight_is_refused():
-    model = on(Tied(), "head")
-    with pytest.raises(ValueError, match="'head' shares its weight with 'table', which has no"):
-        fold(model, average_mixing(model.router))
-    assert isinstance(model.backbone.head, SkilledLinear)
-
-
 def test_mistakes_are_named():
     model = skilled(tiny_t5())
     with pytest.raises(ValueError, match=r"task_id \(3\) must lie in 0 … 2"):
@@ -178,14 +171,15 @@ def test_mistakes_are_named():
     fold(model, average_mixing(model.router))
     with pytest.raises(ValueError, match="folded already; unfold it first"):
         fold(model, average_mixing(model.router))
-
-
-def test_whole_numbers_cannot_be_folded_into():
-    model = on(Twice(), "first")
-    layer = model.backbone.first
-    layer.base.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    tied = on(Tied(), "head")
+    with pytest.raises(ValueError, match="'head' shares its weight with 'table', which has no"):
+        fold(tied, average_mixing(tied.router))
+    assert isinstance(tied.backbone.head, SkilledLinear)
+    whole = on(Twice(), "first")
+    numbers = torch.zeros(4, 4, dtype=torch.int8)
+    whole.backbone.first.base.weight = nn.Parameter(numbers, requires_grad=False)
     with pytest.raises(ValueError, match=r"'first' keeps its weight as torch.int8; load the"):
-        fold(model, average_mixing(model.router))
+        fold(whole, average_mixing(whole.router))
 
 
 def test_skills_without_plain_weights_are_named(monkeypatch):

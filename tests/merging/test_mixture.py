@@ -91,10 +91,6 @@ def test_skills_on_a_frozen_backbone(kind: str, base: Path, tmp_path: Path) -> N
     check(base, make_run(tmp_path, pretrained(base), KINDS[kind]), tmp_path / "out")
 
 
-def test_low_rank_skills_of_several_heads(frozen: Path, base: Path, tmp_path: Path) -> None:
-    check(base, frozen, tmp_path / "out")
-
-
 def test_a_trained_backbone_is_part_of_the_change(tmp_path: Path) -> None:
     run = make_run(tmp_path, {**TINY_T5, "train": True}, KINDS["lora"])
     check(save_base(tmp_path / "start", 7), run, tmp_path / "out")
@@ -113,9 +109,10 @@ def test_a_base_as_hubs_store_it(family: str, config: dict[str, object], tmp_pat
     check(tmp_path / "base", run, tmp_path / "out")
 
 
-def test_half_of_a_task(frozen: Path, base: Path, tmp_path: Path) -> None:
-    for name, weight in (("half", 0.5), ("whole", 1.0)):
-        merge_models(recipe(base, frozen, weight), tmp_path / name)
+def test_a_task_and_half_of_it(frozen: Path, base: Path, tmp_path: Path) -> None:
+    """Of low-rank skills with several heads."""
+    check(base, frozen, tmp_path / "whole")
+    merge_models(recipe(base, frozen, 0.5), tmp_path / "half")
     half, whole, start = (Weights(path) for path in (tmp_path / "half", tmp_path / "whole", base))
     for name in start:
         torch.testing.assert_close(
@@ -130,19 +127,30 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
     shutil.copytree(base, tmp_path / "wrong")
     config = (base / "config.json").read_text()
     (tmp_path / "wrong" / "config.json").write_text(config.replace('"d_ff": 32', '"d_ff": 16'))
-    shutil.copytree(frozen, tmp_path / "fused")
-    meta = tmp_path / "fused" / "skills" / "meta.json"
-    content = json.loads(meta.read_text())
-    content["settings"]["aggregation"] = {"kind": "fusion", "source": "runs/x"}
-    meta.write_text(json.dumps(content))
-    note_again(meta.parent)
+
+    def with_settings(name: str, section: str, **changed: object) -> Path:
+        meta = Path(shutil.copytree(frozen, tmp_path / name)) / "skills" / "meta.json"
+        content = json.loads(meta.read_text())
+        content["settings"][section] = content["settings"][section] | changed
+        meta.write_text(json.dumps(content))
+        note_again(meta.parent)
+        return tmp_path / name
+
     for start, run, task, message in (
         (base, frozen, "revers", "knows no task 'revers'. Did you mean 'reverse'"),
         (other, frozen, TASK, "was trained on the backbone"),
         (tmp_path / "bare", frozen, TASK, "describes no language model"),
         (tmp_path / "wrong", frozen, TASK, "does not hold the weights that its config.json asks"),
         (base, tmp_path, TASK, "holds no trained inventory"),
-        (base, tmp_path / "fused", TASK, "does not work with aggregation.kind 'fusion'"),
+        (
+            base,
+            with_settings("fused", "aggregation", kind="fusion", source="runs/x"),
+            TASK,
+            "does not work with aggregation.kind 'fusion'",
+        ),
+        (base, with_settings("larger", "skills", rank=5), TASK, "does not fit the model"),
+        (base, with_settings("none", "skills", targets=["nothing"]), TASK, "does not fit"),
+        (base, with_settings("other_key", "skills", n_skill=3), TASK, "settings that this mttl"),
     ):
         with pytest.raises(CheckpointError, match=message):
             merge_models(recipe(start, run, task=task), tmp_path / "out")
@@ -166,22 +174,3 @@ def test_skills_that_are_no_weights_are_refused(
     run = make_run(tmp_path, pretrained(base), skills | {"targets": ["mlp"]})
     with pytest.raises(CheckpointError, match=message):
         merge_models(recipe(base, run), tmp_path / "out")
-
-
-def test_skills_that_do_not_fit_their_settings_are_refused(
-    frozen: Path, base: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(frozen, tmp_path / "run")
-    meta = tmp_path / "run" / "skills" / "meta.json"
-    content = json.loads(meta.read_text())
-    for key, value, message in (
-        ("rank", 5, "does not fit the model"),
-        ("targets", ["nothing"], "does not fit"),
-        ("n_skill", 3, "has settings that this mttl does not know"),
-    ):
-        changed = json.loads(json.dumps(content))
-        changed["settings"]["skills"][key] = value
-        meta.write_text(json.dumps(changed))
-        note_again(meta.parent)
-        with pytest.raises(CheckpointError, match=message):
-            merge_models(recipe(base, tmp_path / "run"), tmp_path / "out")

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.stored_forms import FORMS, store
+from mttl.library.member_sources import describe_base
 from mttl.merging.recipe import Recipe
 from mttl.merging.run import merge_models
-from mttl.peft_format.base_facts import describe_base
 
 
 @pytest.mark.parametrize("both", [False, True])

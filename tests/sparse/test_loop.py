@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from mttl.io.errors import CheckpointError, ConfigError, StopRequested
+from mttl.io.errors import CheckpointError, ConfigError, DivergedError, StopRequested
 from mttl.sparse import loop as stoppable_loop
 from mttl.sparse.loop import load_state, run_steps, save_state
 
@@ -16,16 +16,16 @@ from mttl.sparse.loop import load_state, run_steps, save_state
 class Counting:
     """Counts; sends signals at some steps."""
 
-    def __init__(self, signals=()):
+    def __init__(self, signals=(), loss=1.5):
         self.signals = dict(signals)
         self.n_done, self.n_steps, self.doing = 0, 6, "counting"
-        self.last_loss = None
+        self.last_loss, self.loss = None, loss
 
     def advance(self):
         for number in self.signals.get(self.n_done, ()):
             os.kill(os.getpid(), number)
         self.n_done += 1
-        self.last_loss = torch.tensor(1.5)
+        self.last_loss = torch.tensor(self.loss)
 
     def state_dict(self):
         return {"n_done": self.n_done}
@@ -63,11 +63,10 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-def test_where_no_terminal_is_a_line_tells_the_time_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(stoppable_loop, "SECONDS_BETWEEN_LINES", 0.0)
-    to = console()
-    run_steps(Counting(), tmp_path / "state", {}, to, save_every=100)
-    assert "step 2 of 6 (counting): loss 1.500, about 0 s left" in to.file.getvalue()
+def test_a_loss_that_is_not_finite_ends_it(tmp_path):
+    work = Counting(loss=float("nan"))
+    with pytest.raises(DivergedError, match=r"is nan at step 4: .*lower the learning rate"):
+        run_steps(work, tmp_path / "state", {}, console(), save_every=4)
 
 
 def test_states_are_checked(tmp_path):

@@ -68,7 +68,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path):
     path = tmp_path / "one.safetensors"
     gaps, values = torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1.0, float("inf")])
     write(path, {"gaps/w": gaps, "values/w": values}, FACTS)
-    with pytest.raises(CheckpointError, match="holds values of 'w' that are not finite"):
+    with pytest.raises(CheckpointError, match="'values/w' holds numbers that are not finite"):
         SparseSkill.load(path)
 
 
@@ -77,7 +77,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
         SparseSkill.load(path)
     path.write_bytes(b"no safetensors file")
-    with pytest.raises(CheckpointError, match="is damaged or no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"one\.safetensors' is damaged"):
         SparseSkill.load(path)
     save_file({"w": torch.ones(2)}, path)
     with pytest.raises(CheckpointError, match="holds no sparse skill"):

@@ -72,23 +72,16 @@ def test_the_optimizer_holds_states_of_entries_alone():
     model(torch.randn(3, 100)).sum().backward()
     optimizer.step()
     states = [v for state in optimizer.state.values() for v in state.values() if v.ndim]
-    assert sum(value.numel() for value in states) == 2 * tuning.n_entries == 2 * (100 + 1)
+    assert sum(value.numel() for value in states) == 2 * (100 + 1)
 
 
-def test_what_has_no_support_is_frozen_until_the_end():
+def test_what_has_no_support_is_frozen():
     model = network()
-    model[2].bias.requires_grad_(False)
-    tuning = SparseTuning(model, {"0.weight": torch.tensor([3, 5])})
+    SparseTuning(model, {"0.weight": torch.tensor([3, 5])})
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["0.weight"]
-    tuning.close()
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    assert trained == ["0.weight", "0.bias", "2.weight"]
-    loss(model, 0).backward()
-    assert model[0].weight.grad is not None  # no hook is left
-    assert tuning.entries["0.weight"].grad is None
 
 
-def test_rewinding_restores_the_weights_bit_for_bit_and_the_skill_leads_back():
+def test_the_skill_leads_to_the_trained_weights():
     model, start = network(), network()
     tuning = SparseTuning(model, supports(model))
     optimizer = OPTIMIZERS["adam"](tuning.parameters())
@@ -99,14 +92,11 @@ def test_rewinding_restores_the_weights_bit_for_bit_and_the_skill_leads_back():
         optimizer.zero_grad()
     skill = tuning.skill({"what": "a test"})
     assert skill.about == {"what": "a test"}
-    trained = {name: p.detach().clone() for name, p in model.named_parameters()}
-    tuning.close(rewind=True)
     for (name, value), begin in zip(model.named_parameters(), start.parameters(), strict=True):
-        assert torch.equal(value, begin)
         places, changes = skill.changes[name].indices, skill.changes[name].values
         added = begin.detach().flatten().index_add(0, places, changes)
         # Sum of a rounded difference: off by at most one rounding.
-        torch.testing.assert_close(added, trained[name].flatten(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(added, value.detach().flatten(), rtol=1e-6, atol=1e-7)
 
 
 def test_a_skill_learned_on_top_of_another_belongs_to_the_network_below():

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
 from mttl.checkpoints.checkpoint_file import CheckpointFile
-from mttl.checkpoints.save_last import SaveLast
+from mttl.checkpoints.run_callbacks import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import TaskBatchSampler
 from mttl.io.errors import StopRequested, TrainingError
@@ -217,9 +217,3 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(StopRequested, match="stopped by SIGINT; no state had been saved yet"):
         runner.fit(Sum(), loader())
     assert not last.checkpoint.exists()
-
-
-def test_a_loader_that_cannot_continue_is_refused(tmp_path: Path) -> None:
-    last = SaveLast(tmp_path / "last.ckpt")
-    with pytest.raises(TypeError, match="the training loader is a DataLoader; only a Resumable"):
-        trainer(last, GracefulStop(last)).fit(Sum(), validations())

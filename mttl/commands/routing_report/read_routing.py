@@ -17,7 +17,7 @@ from mttl.analysis.tokens.token_record import (
 )
 from mttl.assembly import saved_settings
 from mttl.assembly.model import Built, load_run
-from mttl.checkpoints.inventory_folder import find_inventory
+from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
@@ -28,8 +28,8 @@ from mttl.data.chosen_tasks import gym_folder, open_gym
 from mttl.data.data_module import TextToTextDataModule
 from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
+from mttl.library.library_run import MEMBERS, MemberList
 from mttl.models.backbone import is_decoder_only
-from mttl.peft_format.library_run import MEMBERS, MemberList
 from mttl.runtime.gpus import device_of
 from mttl.tasks.folder import Gym
 from mttl.tasks.table import crossfit

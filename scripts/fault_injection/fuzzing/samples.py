@@ -24,8 +24,8 @@ from mttl.commands import train
 from mttl.commands.ablate_skills import ablate
 from mttl.io import yaml12
 from mttl.library.library_folder import Member, add_members
-from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel, MemberCard
+from mttl.merging.low_rank_factors import LowRank
 from mttl.peft_format.peft_folder import PREFIX
 from mttl.sparse.loop import save_state
 from mttl.sparse.skill_file import SparseSkill

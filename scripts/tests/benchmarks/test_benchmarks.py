@@ -1,35 +1,55 @@
-"""The benchmarks measure what they say."""
+"""The benchmarks measure what they say, and compare the same work."""
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT
+from helpers.gym_fixtures import GymMaker
+from helpers.gym_fixtures import make_gym as make_gym
 
 FOLDER = ROOT / "scripts" / "benchmarks"
 TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16, device="cpu", dtype="float32")
+Load = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def step_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(FOLDER)
-    yield load_recipe(FOLDER / "step_time.py")
-    for name in ("_common", "_models"):
-        sys.modules.pop(name, None)
+def step_time(load: Load) -> ModuleType:
+    return load("step_time")
 
 
 @pytest.fixture
-def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(FOLDER)
-    yield load_recipe(FOLDER / "generation.py")
-    for name in ("_common", "_models"):
-        sys.modules.pop(name, None)
+def moe_speed(load: Load) -> ModuleType:
+    return load("moe_speed")
+
+
+@pytest.fixture
+def end_to_end(load: Load) -> ModuleType:
+    return load("end_to_end")
+
+
+@pytest.fixture
+def startup(load: Load, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = load("startup")
+    monkeypatch.setitem(sys.modules, "startup", module)  # its processes import it by name
+    return module
+
+
+@pytest.fixture
+def settings(end_to_end: ModuleType, make_gym: GymMaker, tmp_path: Path) -> argparse.Namespace:
+    gym = make_gym({"one": 9, "two": 9})
+    end_to_end.learn_tokenizer(gym.directory, tmp_path)
+    small = {"size": "tiny", "batches": 2, "batch_size": 4}
+    return argparse.Namespace(data=gym.directory, folder=tmp_path, **small)
 
 
 def test_ratios_are_paired_within_a_round(step_time: ModuleType) -> None:
@@ -64,11 +84,10 @@ def test_peers_are_as_large_as_they_claim(step_time: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("variant", ["ours H=1", "ours, one task H=1"])
-def test_generation_makes_the_number_of_tokens_it_counts(generation, variant) -> None:
-    call, _ = generation.build(variant, TINY)
+def test_generation_makes_the_number_of_tokens_it_counts(load: Load, variant: str) -> None:
+    call, _ = load("generation").build(variant, TINY)
     answers = call()
     assert answers.shape == (16, 1 + TINY.tokens)  # the decoder's start, then the new ones
-    assert isinstance(answers, torch.Tensor)
 
 
 @pytest.mark.slow
@@ -87,3 +106,130 @@ def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     assert [row["name"] for row in rows] == ["frozen", "ours H=1"]
     assert rows[0]["ratio"] == 1.0
     assert all(row["median"] > 0 and row["peak_mib"] > 0 for row in rows)
+
+
+def test_every_layer_of_experts_steps(
+    moe_speed: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and restored afterwards
+    tiny = argparse.Namespace(d=8, h=8, e=3, n=5, threads=1, device="cpu", dtype="float32")
+    for variant in moe_speed.VARIANTS:
+        if variant == moe_speed.ST_MOE:
+            continue  # an optional peer
+        step, _ = moe_speed.build(variant, tiny)
+        step()
+        step()
+
+
+def test_the_layers_are_of_one_size(moe_speed: ModuleType) -> None:
+    def size(variant: str) -> int:
+        layer = moe_speed.make_layer(variant, 6, 4, 3)
+        return sum(parameter.numel() for parameter in layer.parameters())
+
+    assert size("dense") == size("one expert") == 3 * 6 * 2 * 4
+    with_router = 3 * (3 * 6 * 4) + 3 * 6
+    assert size("ours") == size("Mixtral eager") == size("naive loop") == with_router
+
+
+def test_the_naive_loop_computes_the_same(moe_speed: ModuleType) -> None:
+    ours, naive = (moe_speed.make_layer(name, 6, 4, 3) for name in ("ours", "naive loop"))
+    with torch.no_grad():
+        naive.router.weight.copy_(ours.router.weight)
+        naive.up.copy_(ours.experts.up)
+        naive.down.copy_(ours.experts.down)
+    x = torch.randn(1, 7, 6)
+    found, expected = moe_speed.forward("ours", ours, x), moe_speed.forward("naive loop", naive, x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_missing_peer_is_left_out_with_the_reason(moe_speed, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(moe_speed, "find_spec", lambda name: None)
+    measured = []
+    monkeypatch.setattr(
+        moe_speed, "run", lambda build, settings, clock: measured.extend(settings.only) or []
+    )
+    assert moe_speed.main(["--experts", "8", "--tokens", "64"]) == 0
+    assert "st-moe-pytorch is left out: it is not installed" in capsys.readouterr().err
+    assert measured == [name for name in moe_speed.VARIANTS if name != moe_speed.ST_MOE]
+
+
+def test_too_few_experts_are_refused(moe_speed, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        moe_speed.main(["--experts", "1"])
+    assert stopped.value.code == 2
+    assert "--experts (1) must be at least 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variant", ["minigrid", "gymnasium sync", "ours", "envpool"])
+def test_every_variant_plays(load: Load, variant, capsys) -> None:
+    if variant == "envpool" and importlib.util.find_spec("envpool") is None:
+        pytest.skip("envpool is not installed")
+    small = {"level": "GoToObjS4", "levels": ["GoToObjS4"], "slots": 2, "steps": 3, "workers": 1}
+    step, _ = load("env_speed").build(variant, argparse.Namespace(**small))
+    step()
+    assert capsys.readouterr().out == ""
+
+
+def test_all_ways_of_serving_give_the_same_answers(load: Load) -> None:
+    pytest.importorskip("peft")
+    serving, tiny = load("serving"), argparse.Namespace(size="tiny", tokens=3, burst=40)
+    answers = {name: serving.build(name, tiny)[0]() for name in serving.VARIANTS}
+    expected = answers.pop(serving.QUEUE)
+    assert len(set(expected)) > 8
+    assert {len(text.split()) for text in expected} == {3}
+    floor = answers.pop(serving.FLOOR)  # merges the first task only
+    assert floor[:: serving.N_TASKS] == expected[:: serving.N_TASKS]
+    assert floor != expected
+    assert answers == dict.fromkeys(answers, expected)
+
+
+def test_processor_and_wall_time_of_an_answer(startup: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    only = "pl_train --version"
+    given = ["--rounds", "1", "--warmup", "1", "--only", only, "--json", str(path)]
+    assert startup.main(given) == 0
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    assert set(rows) == {
+        f"{name}, {clock}" for name in ("python", only) for clock in ("processor", "wall")
+    }
+    assert rows[f"{only}, processor"]["ratio"] > 1
+    assert rows[f"{only}, wall"]["median"] < 60_000
+
+
+def test_every_command_line_is_one_of_a_recipe(startup: ModuleType) -> None:
+    lines = [startup.command_line(variant) for variant in startup.VARIANTS[1:]]
+    assert len(lines) == len(startup.COMMANDS) * len(startup.QUESTIONS)
+    assert all(Path(line[0]).is_file() for line in lines)
+
+
+@pytest.mark.parametrize("model", ["t5", "llama"])
+def test_all_sides_train_on_the_same_rows(end_to_end, settings, model) -> None:
+    settings.model = model
+    config = end_to_end.configuration(end_to_end.OURS, settings)
+    data = end_to_end.data_of(config, 8)
+    ours: Counter[tuple[int, ...]] = Counter()
+    for batch in data.train_dataloader():
+        kept = batch["attention_mask"].bool()
+        rows = zip(batch["input_ids"], kept, strict=True)
+        ours.update(tuple(ids[mask].tolist()) for ids, mask in rows)
+    peers = Counter(tuple(row["input_ids"]) for row in end_to_end.peer_rows(data, end_to_end.LOOP))
+    assert ours == peers
+    assert sum(peers.values()) == 8
+
+
+@pytest.mark.parametrize("model", ["t5", "llama"])
+def test_our_training_runs_again_and_again(end_to_end, settings, model) -> None:
+    settings.model = model
+    step, _ = end_to_end.build(end_to_end.OURS, settings)
+    step()
+    step()
+    assert (settings.folder / "ours" / "plots" / "routing_history.npz").is_file()
+
+
+@pytest.mark.parametrize("variant", ["PEFT LoRA, loop", "PEFT Poly, Trainer"])
+def test_peers_train(end_to_end: ModuleType, settings: argparse.Namespace, variant: str) -> None:
+    pytest.importorskip("peft")
+    pytest.importorskip("accelerate")
+    settings.model = "llama"
+    step, _ = end_to_end.build(variant, settings)
+    step()

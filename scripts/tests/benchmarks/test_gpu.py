@@ -19,8 +19,7 @@ MACHINE = {"device": "a device", "torch": "1"}
 
 @pytest.fixture
 def gpu() -> ModuleType:
-    script = load_recipe(FOLDER / "gpu.py")
-    return script
+    return load_recipe(FOLDER / "gpu.py")
 
 
 def fake(gpu: ModuleType, name: str, code: str, limit: float = 60) -> Any:

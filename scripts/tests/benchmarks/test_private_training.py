@@ -4,26 +4,21 @@ import argparse
 import json
 import logging
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from helpers.command import ROOT, load_recipe
 from helpers.gyms import TASKS, write_config, write_gym
 
-FOLDER = ROOT / "scripts" / "benchmarks"
 TARGETS = "skills.targets=[attention, mlp]"  # as those of PEFT
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(FOLDER)
-    yield load_recipe(FOLDER / "private_training.py")
-    sys.modules.pop("_common", None)
+def benchmark(load: Callable[[str], ModuleType]) -> Iterator[ModuleType]:
+    yield load("private_training")
     logging.disable(logging.NOTSET)
 
 

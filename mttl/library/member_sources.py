@@ -1,31 +1,42 @@
 """Members for a library, from folders of PEFT, from runs and from other libraries."""
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mttl.assembly.model import Built, load_run
-from mttl.checkpoints.inventory_folder import find_inventory
+from jaxtyping import Float
+from torch import Tensor
+
+from mttl.aggregation.packed_weights import is_transposed
+from mttl.assembly.build_backbone import build_backbone, place_of
+from mttl.assembly.model import load_run
+from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.model_hub import download
+from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint
+from mttl.checkpoints.run_folder import dotted_settings
+from mttl.config.backbone_schema import Pretrained
 from mttl.inference.model_card import scores_of
 from mttl.io.errors import CheckpointError, ConfigError, MttlError
-from mttl.io.reading import read_bytes, read_text
-from mttl.io.yaml12 import YAMLError, parse, read_yaml
-from mttl.library.library_folder import CARD, LIBRARY, Member, is_library, open_library
-from mttl.library.member_card import BaseModel, MemberCard, parse_card
+from mttl.io.reading import read_text
+from mttl.io.yaml12 import YAMLError, parse
+from mttl.library.library_folder import Member, is_library, open_library
+from mttl.library.member_card import CARD, LIBRARY, BaseModel, MemberCard
 from mttl.merging.fold import task_mixing
 from mttl.merging.low_rank_factors import relative_error
-from mttl.peft_format.base_facts import lasting_name
+from mttl.models.backbone import is_decoder_only
 from mttl.peft_format.lora_export import mixture_adapter, skill_mixing
 from mttl.peft_format.lora_import import read_lora, without_base
-from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, PeftFolder, read_peft
+from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, read_peft
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.targets import linear_features
 
 # What is asked of the hub: a folder of PEFT, a run, or a library.
 WANTED = (CONFIG, TENSORS, "README.md", CARD, "skills/*", "backbone/*", "config.yaml")
 WANTED += ("results.csv", "*.json", LIBRARY, "members/*")
-# Settings of PEFT that say how an adapter was trained.
+# Settings that say how a run, and an adapter of PEFT, were trained.
+RUN_SETTINGS = ("optim.kind", "optim.lr", "optim.schedule", "data.batch_size", "trainer.max_steps")
 TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights", "peft_version")
 
 
@@ -111,6 +122,29 @@ def base_problems(
     return right, problems
 
 
+def describe_base(name: str) -> BaseModel:
+    """Load a model and return what a library notes of it.
+
+    Raises:
+        ConfigError: If it cannot be loaded.
+    """
+    network = build_backbone(Pretrained(kind="pretrained", name=name))
+    features = {path: linear_features(module) for path, module in network.named_modules()}
+    return BaseModel(
+        name=lasting_name(name),
+        fingerprint=fingerprint(backbone_parameters(network), values=True),
+        task_type="CAUSAL_LM" if is_decoder_only(network) else "SEQ_2_SEQ_LM",
+        transposed=any(map(is_transposed, network.modules())),
+        layers={path: sizes for path, sizes in features.items() if sizes is not None},
+    )
+
+
+def lasting_name(name: str) -> str:
+    """Return the name of a model that means the same from every directory."""
+    place = place_of(name)
+    return str(Path(place).resolve()) if Path(place).is_dir() else name
+
+
 def adapters_in(folder: Path) -> list[Path]:
     """Return the folders of adapters in a folder of several, or the folder itself."""
     if _is_adapter(folder):
@@ -141,7 +175,8 @@ def _folders(source: str) -> list[tuple[Path, str]]:
 
 def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
     if is_library(folder):
-        found.members += _of_library(folder)
+        library = open_library(folder)
+        found.members += [library.member(name) for name in library.names]
     elif not _is_adapter(folder) and find_inventory(folder):
         found.runs += 1
         _of_run(folder, wanted, found)
@@ -154,39 +189,25 @@ def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
                 found.problems.append(str(error))
 
 
-def _of_library(folder: Path) -> Iterator[Member]:
-    library = open_library(folder)
-    return (library.member(name) for name in library.names)
-
-
 def _of_peft(path: Path, name: str, base: str | None) -> Member:
     folder = read_peft(path)
-    changes = read_lora(without_base(folder, base or folder.config.get("base_model_name_or_path")))
-    card = MemberCard(name=name, task=name, source=f"'{path}'")
+    below = folder.config.get("base_model_name_or_path")
+    changes = read_lora(without_base(folder, base or below))
     if (path / CARD).exists():  # a member that went out, and comes back
-        own = parse_card(read_bytes(path / CARD, CheckpointError), f"'{path / CARD}'")
-        card = own.model_copy(update={"name": name, "source": card.source})
+        card = MemberCard.read(path / CARD)
     else:
-        told = _front_matter(path / "README.md")
-        card = MemberCard(
-            name=name,
-            task=name,
-            source=card.source,
-            data=_told(told.get("datasets")),
-            licence=_told(told.get("license")),
-            training=_training(folder),
-        )
-    return Member(card.model_copy(update={"base": {"name": _base_name(folder)}}), changes)
-
-
-def _base_name(folder: PeftFolder) -> str:
-    name = folder.config.get("base_model_name_or_path")
-    return name if isinstance(name, str) else ""
-
-
-def _training(folder: PeftFolder) -> dict[str, Any]:
-    values = {name: folder.config.get(name) for name in TRAINING}
-    return {name: value for name, value in values.items() if value is not None}
+        told, training = _front_matter(path / "README.md"), {}
+        for key in TRAINING:
+            if (value := folder.config.get(key)) is not None:
+                training[key] = value
+        words: dict[str, Any] = {
+            "data": _told(told.get("datasets")),
+            "licence": _told(told.get("license")),
+        }
+        card = MemberCard(name=name, task=name, source="", training=training, **words)
+    own = {"name": below if isinstance(below, str) else ""}
+    here = {"name": name, "source": f"'{path}'", "base": own}
+    return Member(card.model_copy(update=here), changes)
 
 
 def _front_matter(path: Path) -> dict[str, Any]:
@@ -207,61 +228,48 @@ def _told(value: Any) -> str | None:
 def _of_run(path: Path, wanted: MemberOptions, found: Found) -> None:
     """Read each task, or each skill, of a run."""
     built = load_run(path, backbone=wanted.backbone)
-    if built.meta["backbone"]["trained"]:
+    backbone = built.meta["backbone"]
+    if backbone["trained"]:
         raise CheckpointError(
             f"'{path}' trained its backbone too: its skills belong to a model of its own. Merge a "
             "task instead (mttl merge-task)"
         )
+    names = built.tasks
     if wanted.skills:
-        count = range(built.model.router.n_skills)
-        chosen = [(f"{path.resolve().name}-{k}", skill_mixing(built.model, k), None) for k in count]
-    else:
-        chosen = []
-        for task in built.tasks:
-            mixing = task_mixing(built.model.router, int(built.task_ids([task])))
-            chosen.append((task, mixing, task))
-    about = _run_facts(path)
-    for name, mixing, task in chosen:
-        source = f"'{path}', {'skill' if task is None else 'task'} '{name}'"
+        names = tuple(f"{path.resolve().name}-{k}" for k in range(built.model.router.n_skills))
+    data, training = _run_facts(path)
+    for place, name in enumerate(names):
+        source = f"'{path}', {'skill' if wanted.skills else 'task'} '{name}'"
+        mixing = (skill_mixing if wanted.skills else _task_mixing)(built.model, place)
         try:
             changes = mixture_adapter(built.model, mixing, wanted.rank)
         except CheckpointError as error:
             found.problems.append(f"{source}: {error}")
             continue
         lost = relative_error(list(changes.values()))
+        rows = [] if wanted.skills else scores_of(path, [name])
         card = MemberCard(
             name=name,
-            task=task or name,
+            task=name,
             source=source,
-            base=_base_of(built),
-            scores=[] if task is None else _scores(path, task),
-            data=about.get("data"),
-            training=about["training"]
+            base={"name": built.base, "fingerprint": backbone["fingerprint"]},
+            scores=[{key: row[key] for key in ("split", "metric", "score", "n")} for row in rows],
+            data=data,
+            training=training
             | {"prefix": built.form.prefix}
             | ({"lost_by_cut": lost} if lost else {}),
         )
         found.members.append(Member(card, changes))
 
 
-def _base_of(built: Built) -> dict[str, Any]:
-    return {"name": built.base, "fingerprint": built.meta["backbone"]["fingerprint"]}
+def _task_mixing(model: SkilledModel, task_id: int) -> Float[Tensor, "G H K"]:
+    return task_mixing(model.router, task_id)
 
 
-def _scores(run: Path, task: str) -> list[dict[str, str]]:
-    return [
-        {name: row[name] for name in ("split", "metric", "score", "n")}
-        for row in scores_of(run, [task])
-    ]
-
-
-def _run_facts(run: Path) -> dict[str, Any]:
+def _run_facts(run: Path) -> tuple[str | None, dict[str, Any]]:
     """Return the data and the settings of a run's training, as far as its files tell."""
     path = next((p for p in (run / "config.yaml", run.parent / "config.yaml") if p.is_file()), None)
-    config = read_yaml(path, CheckpointError) if path else {}
-    config = config if isinstance(config, dict) else {}
-    sections = {name: part for name, part in config.items() if isinstance(part, dict)}
-    data, optim, trainer = (sections.get(name, {}) for name in ("data", "optim", "trainer"))
-    training = {name: optim.get(name) for name in ("kind", "lr", "schedule")}
-    training |= {"batch_size": data.get("batch_size"), "max_steps": trainer.get("max_steps")}
+    settings = dotted_settings(read_text(path, CheckpointError)) if path else {}
+    training = {key.rpartition(".")[2]: settings.get(key) for key in RUN_SETTINGS}
     known = {name: value for name, value in training.items() if value is not None}
-    return {"data": data.get("dir"), "training": known}
+    return settings.get("data.dir"), known

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 from torch import Tensor
@@ -17,6 +16,7 @@ from mttl.config.schema import Config
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.record import Record
 from mttl.library.library_folder import Library, Member
+from mttl.library.member_card import MemberCard
 from mttl.library.stacking import stack_members, without_general
 
 # Task routers that need no training: what they do is known, or what they begin with.
@@ -24,21 +24,12 @@ ROUTERS = ("private", "polytropon", "average", "expert", "retrieval")
 MEMBERS = "members.json"
 
 
-class ListedMember(Record):
-    """A member of a library in a run; see `mttl.library.member_card.MemberCard`."""
-
-    name: str
-    task: str
-    licence: str | None
-    weights: dict[str, Any]
-
-
 class MemberList(Record):
     """The content of ``members.json``: which members of which library a run is made of."""
 
     library: str
     version: int
-    members: list[ListedMember]
+    members: list[MemberCard]
     general: list[str] = Field(default_factory=list)
 
 
@@ -74,10 +65,7 @@ def make_run(
     tasks = tasks_of(members)
     changes = [member.changes for member in members]
     if general:
-        try:
-            changes = without_general(changes, [library.member(name).changes for name in general])
-        except ValueError as error:
-            raise ConfigError(f"--general {' '.join(general)}: {error}") from error
+        changes = without_general(changes, [library.member(name).changes for name in general])
     layers = stack_members(changes)
     config = with_members(config, layers, mix=mix)
     imported = build_imported(config, layers, tasks)
@@ -95,10 +83,7 @@ def make_run(
     facts = MemberList(
         library=str(library.folder.resolve()),
         version=library.version,
-        members=[
-            ListedMember(**member.card.model_dump(include={*ListedMember.model_fields}))
-            for member in members
-        ],
+        members=[member.card for member in members],
         general=list(general),
     )
     files = {"config.yaml": dump_config(config), MEMBERS: facts.text()}

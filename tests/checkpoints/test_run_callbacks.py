@@ -1,6 +1,7 @@
-"""The best weights, across stops and moves."""
+"""The best weights, across stops and moves; the lock of a run's folder."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
+from mttl.checkpoints import run_callbacks
 from mttl.checkpoints.checkpoint_file import CheckpointFile
-from mttl.checkpoints.save_best import SaveBest
-from mttl.checkpoints.save_last import SaveLast
+from mttl.checkpoints.run_callbacks import RunLock, SaveBest, SaveLast
+from mttl.checkpoints.run_folder import RunFolder
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import TaskBatchSampler
-from mttl.io.errors import TrainingError
+from mttl.io.errors import ConfigError, TrainingError
 
 
 class Scored(pl.LightningModule):
@@ -107,3 +109,15 @@ def test_a_full_disk_leaves_the_checkpoint_of_before(
         files.save_checkpoint({"global_step": 2}, path)
     assert torch.load(path) == {"global_step": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_not_all_machines_see_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers: list[Any] = [["seed: 1"], [("node0", True), ("node1", False)]]
+    monkeypatch.setattr(run_callbacks, "gathered", lambda value: answers.pop(0))
+    monkeypatch.setattr(run_callbacks, "PATIENCE", 0.0)
+    lock = RunLock(RunFolder(tmp_path / "run"))
+    match = r"'.*run' of the first process is not that of node1: run.dir must be a folder that all"
+    with pytest.raises(ConfigError, match=match):
+        lock.setup(SimpleNamespace(is_global_zero=False), None, "fit")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from transformers import ByT5Tokenizer
 from helpers.backbones import BACKBONES
 from helpers.experts import N_EXPERTS, padded_batch, token_model
 from mttl.io.errors import DivergedError
-from mttl.peft_format.member_gates import own_members, train_gates
+from mttl.library.member_gates import own_members, train_gates
 from mttl.routing import PhatgooseRouter, PrivateRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.gated import GatedInventory

