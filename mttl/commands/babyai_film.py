@@ -14,32 +14,24 @@ from pathlib import Path
 
 from envs.files import FILM_ENDINGS
 from mttl.commands.name_checks import check_levels, run_tasks
-from mttl.commands.options import (
-    NATURAL,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_source,
-    command,
-)
+from mttl.commands.options import NATURAL, CommandParser, command
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run", help="folder of the run, or its skills/")
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run", help="folder of the run, or its skills/")
+    add = parser.work.add_argument
     help = "one that the run was trained on; may be repeated"
     add("--level", action="append", required=True, help=help)
     help = "which episode (0); may be repeated"
     add("--episode", **NATURAL, action="append", help=help)
     add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
-    add = parser.group(WRITTEN).add_argument
+    add = parser.written.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Play and film all episodes asked for."""
     if options.out.suffix not in FILM_ENDINGS:

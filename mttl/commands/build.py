@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mttl.commands.options import POSITIVE, READ, WORK, WRITTEN, CommandParser, command
+from mttl.commands.options import POSITIVE, CommandParser, command, seed
 from mttl.io.errors import TaskError, nearest
 from mttl.io.files import locked
 from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console, say
@@ -37,34 +37,26 @@ COMPLETE = ("verified", "built", "differs")
 COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
 
 
-def seed(text: str) -> int:
-    """Read a seed."""
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
-    return int(text)
-
-
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add = parser.group(READ).add_argument
+def _declare(parser: CommandParser) -> None:
+    add = parser.read.add_argument
     add("--tasks", nargs="+", metavar="TASK", help="(all)")
     add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
     add("--config", metavar="FILE", help="a YAML file of custom tasks")
     add("--samples", type=seed, nargs="+", metavar="N", help="seeds (all five)")
     help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub"
     add("--raw", metavar="DIR", help=help)
-    work = parser.group(WORK)
+    work = parser.work
     n_workers = min(4, os.cpu_count() or 1)
     work.add_argument("--workers", **POSITIVE, default=n_workers, help="processes (%(default)s)")
     add = work.add_mutually_exclusive_group().add_argument
     help = "build nothing: compare what is there with the sums"
     add("--verify", action="store_true", help=help)
     add("--status", action="store_true", help="build nothing: show what is there")
-    out = parser.group(WRITTEN)
+    out = parser.written
     out.add_argument("--out", default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> int:
     """Build, verify or show tasks, and print a table of them."""
     out = Path(options.out)

@@ -21,19 +21,7 @@ from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import (
-    LIST,
-    NATURAL,
-    POSITIVE,
-    READ,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_config,
-    add_no_probe,
-    add_out,
-    command,
-)
+from mttl.commands.options import LIST, NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import CheckpointError, ConfigError, MttlError
 from mttl.io.files import new_folder, write_table
 from mttl.library.member_card import check_library
@@ -302,8 +290,7 @@ def cluster(options: argparse.Namespace) -> None:
     )
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options of every word."""
+def _declare(parser: CommandParser) -> None:
     words = parser.add_subparsers(metavar="WORD", required=True)
     examples = (parser.description or "").splitlines()
 
@@ -316,43 +303,43 @@ def declare(parser: CommandParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         made.set_defaults(work=work)
-        made.group(READ).add_argument("library", metavar="LIBRARY", help="its folder")
+        made.read.add_argument("library", metavar="LIBRARY", help="its folder")
         return made
 
     members = dict(LIST, metavar="MEMBER", help="names or patterns (all)")
     parser = word("add", add)
-    option = parser.group(READ).add_argument
+    option = parser.read.add_argument
     option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
     option("--backbone", metavar="NAME", help="the base model (as the sources say)")
     option("--rank", **dict(POSITIVE, metavar="R"), help="runs: largest rank of a task (exact)")
     option("--skills", action="store_true", help="runs: each skill instead of each task")
-    option = parser.group(WRITTEN).add_argument
+    option = parser.written.add_argument
     option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
     option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
     option("--data", metavar="TEXT", help="what they were trained on (as their cards say)")
-    add_no_probe(parser)
+    parser.add_no_probe()
     word("list", show_all)
-    option = word("remove", remove).group(READ).add_argument
+    option = word("remove", remove).read.add_argument
     option("members", nargs="+", metavar="MEMBER", help="names, or patterns with * and ?")
-    option = word("show", show).group(READ).add_argument
+    option = word("show", show).read.add_argument
     option("member", metavar="MEMBER", help="a name, or a pattern with * and ?")
     parser = word("run", run)
-    add_config(parser)
-    parser.group(READ).add_argument("--members", **members)
-    option = parser.group(WORK).add_argument
+    parser.add_config()
+    parser.read.add_argument("--members", **members)
+    option = parser.work.add_argument
     help = "members whose mean is taken from the others (general knowledge)"
     option("--general", **dict(members, help=help))
     option("--mix", choices=("outputs", "deltas", "factors"), help="how skills combine (outputs)")
-    add_out(parser, metavar="RUN")
-    add_no_probe(parser)
+    parser.add_out(metavar="RUN")
+    parser.add_no_probe()
     parser = word("export", export)
-    option = parser.group(READ).add_argument
+    option = parser.read.add_argument
     option("members", nargs="*", metavar="MEMBER", help="names, or patterns with * and ? (all)")
-    add_out(parser)
-    add_no_probe(parser)
+    parser.add_out()
+    parser.add_no_probe()
     parser = word("cluster", cluster)
-    parser.group(READ).add_argument("--members", **members)
-    option = parser.group(WORK).add_argument
+    parser.read.add_argument("--members", **members)
+    option = parser.work.add_argument
     option("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
     option("--most", **POSITIVE, help="how many at most, where it is chosen")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
@@ -360,10 +347,10 @@ def declare(parser: CommandParser) -> None:
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
     option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
-    add_out(parser, "the CSV file to write, a new one", "FILE")
+    parser.add_out("the CSV file to write, a new one", "FILE")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Do what the first word says."""
     if options.work is not add:

@@ -95,11 +95,9 @@ def check_training(config: object, *, resume: bool) -> None:
 def check_tasks(config: "Config") -> None:
     """Check the tasks of a training on text, unless a file of tasks is built first."""
     if config.data.tasks is None:
-        from mttl.data.chosen_tasks import open_gym, partition_of
-        from mttl.tasks.partition import select_tasks
+        from mttl.data.chosen_tasks import training_tasks
 
-        gym = open_gym(config)
-        select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+        training_tasks(config)
 
 
 def check_adaptation(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_tasks
-from mttl.commands.options import POSITIVE, WORK, CommandParser, add_config, command
+from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.runtime.command import make_console
 from mttl.runtime.tables import TextTable
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from mttl.config.schema import Config
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_config(parser)
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_config()
+    add = parser.work.add_argument
     add("--processes", **POSITIVE, help="number of processes (those of the section trainer)")
     sizes = dict(POSITIVE, metavar="GIB")
     add("--gpu-memory", **sizes, nargs="+", default=[], help="does it fit?")
@@ -34,7 +33,7 @@ def declare(parser: CommandParser) -> None:
     add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Plan and print."""
     from mttl.config.load import load_config
@@ -63,11 +62,9 @@ def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
     if n_tasks is not None:
         return [f"task {number}" for number in range(n_tasks)], config
     from mttl.assembly.build_router import with_factors
-    from mttl.data.chosen_tasks import open_gym, partition_of
-    from mttl.tasks.partition import select_tasks
+    from mttl.data.chosen_tasks import training_tasks
 
-    gym = open_gym(config)
-    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+    gym, tasks = training_tasks(config)
     return tasks, with_factors(config, gym, tasks)
 
 

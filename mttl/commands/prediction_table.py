@@ -35,7 +35,7 @@ from mttl.inference.input_table import (
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text
-from mttl.io.reading import read_text
+from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
@@ -75,7 +75,10 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
         if plugins.METRICS.is_plugin(metric):
             plugins.find_class(plugins.METRICS, metric, trusted=True)
     place = options.questions or "standard input"
-    text = _text_of(options.questions)
+    if options.questions is None:
+        text = decoded(sys.stdin.buffer.read(), place, TaskError)
+    else:
+        text = read_text(options.questions, TaskError)
     kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     check_questions(rows, place)
@@ -218,16 +221,6 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
             "name the format of both with --format"
         )
     return kinds[0] if kinds else None
-
-
-def _text_of(questions: str | None) -> str:
-    if questions is not None:
-        return read_text(questions, TaskError)
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"standard input must be UTF-8; byte {error.start + 1} is not") from error
 
 
 def _report(

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder of those that ship."""
 
 import csv
 import ctypes
@@ -156,3 +156,10 @@ def drop_cut_line(path: str | Path) -> None:
     if Path(path).is_file():
         with Path(path).open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def shipped_folder() -> Path:
+    """Return the folder of ``configs/`` and ``data/``: in a wheel the package, else above it."""
+    package = Path(__file__).parents[1]
+    inside = package / "shipped"
+    return inside if inside.is_dir() else package.parent

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,16 @@ def file_sha256(path: Path, error: type[MttlError]) -> str:
 
 def read_text(path: str | Path, error: type[MttlError]) -> str:
     """Return the text of a file in UTF-8, without a byte order mark."""
-    data = read_bytes(path, error)
+    return decoded(read_bytes(path, error), f"'{path}'", error)
+
+
+def decoded(data: bytes, place: str, error: type[MttlError]) -> str:
+    """Return a text in UTF-8, without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
         raise error(
-            f"'{path}' must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
+            f"{place} must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
             "not: save the file as UTF-8"
         ) from cause
 
@@ -162,20 +167,13 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
     return value
 
 
-def check_name(name: Any, place: str, error: type[MttlError]) -> str:
-    """Return a name that can be used in tables and file names."""
-    try:
-        return printable(name)
-    except ValueError as cause:
-        raise error(f"{place} is {shown(name)}; it {cause}") from cause
+def exact_fraction(share: float, n: int) -> Fraction:
+    """Return the exact product of a decimal fraction, as the user wrote it, and a whole number."""
+    return Fraction(str(share)) * n
 
 
 def printable(name: Any) -> str:
-    """Return a name that can be used in tables and file names.
-
-    Raises:
-        ValueError: If it is not a text, empty, or not printable.
-    """
+    """Return a name that can be used in tables and file names; others are a `ValueError`."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ValueError("must be a name of characters that are printed")
     return name

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mttl.io.errors import TaskError, nearest
-from mttl.io.reading import check_name, read_text, table_rows
+from mttl.io.reading import read_text, shown, table_rows
 from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric
 from mttl.plugins.classes import METRICS
 from mttl.tasks.md5_sums import published_sums
@@ -230,7 +230,9 @@ def _read_table(path: Path) -> dict[str, dict[str, str]]:
     advice = "Correct the table"
     for line, row in table_rows(text, str(path), TaskError, ("task", "metric"), advice=advice):
         task = row["task"].strip()
-        check_name(task, f"{path}, line {line}: the task's name", TaskError)
+        if not task or not task.isprintable():
+            must = f"the task's name is {shown(task)}; it must be of characters that are printed"
+            raise TaskError(f"{path}, line {line}: {must}")
         if task in table:
             raise TaskError(f"{path}, line {line}: '{task}' is there twice.")
         table[task] = {key: value.strip() for key, value in row.items()}

@@ -130,8 +130,8 @@ def test_mistakes(mine, tmp_path, refused):
         build.choose(None, None, str(mine))
     for words, message in [
         (["--tasks", "boolq", "--raw", tmp_path / "none"], "--raw: the folder"),
-        (["--samples", "x"], "'x' must be a whole number from 0 to"),
-        (["--samples", 2**32], "must be a whole number from 0 to"),
+        (["--samples", "x"], "'x' must be a whole number of at least 0 and at most"),
+        (["--samples", 2**32], "must be a whole number of at least 0 and at most"),
         (["--workers", "0"], "'0' must be a whole number of at least 1"),
         (["--verify", "--status"], "not allowed with"),
     ]:

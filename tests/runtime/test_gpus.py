@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from mttl.runtime.gpus import device_of, gpu_environment
 
 

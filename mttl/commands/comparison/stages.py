@@ -14,7 +14,7 @@ from pathlib import Path
 from mttl.io.errors import MttlError
 from mttl.io.record import Record
 from mttl.runtime.child_process import with_parent
-from mttl.runtime.gpus import gpu_environment
+from mttl.runtime.processes import gpu_environment
 
 POLL = 0.2  # seconds between two looks at a command
 

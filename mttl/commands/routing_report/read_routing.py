@@ -30,7 +30,7 @@ from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
 from mttl.library.library_run import MEMBERS, MemberList
 from mttl.models.backbone import is_decoder_only
-from mttl.runtime.gpus import device_of
+from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
 from mttl.tasks.table import crossfit
 from mttl.training.monitors import as_rows, routing_weights

@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
+from mttl.commands.comparison.folds import split_folds
 
 from helpers.command import ROOT
-from mttl.commands.comparison.folds import split_folds
 from mttl.config.load import configs_dir
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import Partition
