@@ -38,14 +38,7 @@ BASE, EXACT = "base_model", "exact"
 
 
 class Export(NamedTuple):
-    """An adapter to write.
-
-    Attributes:
-        folder: Name of its folder in that of the export; empty for that one.
-        kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
-        exact: Whether nothing was cut off.
-        answers: Expected answers to the probe; without any, it is not probed.
-    """
+    """An adapter to write, in a folder of that of the export, and its expected answers."""
 
     folder: str
     kind: "Kind"

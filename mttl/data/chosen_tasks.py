@@ -52,7 +52,7 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
     """
     data, folder = config.data, gym_folder(config, samples)
     if data.dir is None and not folder.exists():
-        with locked(folder.with_suffix(".lock"), wait=True):
+        with locked(folder.with_suffix(".lock")):
             if not folder.exists():
                 _convert(_custom_tasks(data), folder, samples or data.samples)
     return Gym(folder, data.metrics)

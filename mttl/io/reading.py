@@ -104,19 +104,16 @@ def table_rows(
     delimiter: str = ",",
     advice: str = "Copy the file again",
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read the rows of a table one by one; blank lines are skipped, ragged rows are errors.
+    """Yield the number of each row's last line, and its cells by column; blank lines are skipped.
 
     Args:
         lines: The text, or its lines with their ends.
         place: Origin of the text, for messages.
-        error: Class of the errors.
+        error: Class of the errors, also for ragged rows.
         columns: Names of columns that are required.
         names: Names of the columns of a table without a header.
         delimiter: Character between cells; with a tab, nothing is quoted.
         advice: How to fix a malformed table, for messages.
-
-    Yields:
-        The number of a row's last line, and its cells by column.
     """
     if isinstance(lines, str):
         lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")

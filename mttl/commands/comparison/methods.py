@@ -12,12 +12,7 @@ MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scra
 
 
 class AdaptationVariant(NamedTuple):
-    """A variant of adaptation.
-
-    Attributes:
-        name: Its name in tables and folders; every method has the way ``"all"``.
-        settings: Overrides of adaptation.
-    """
+    """A variant of adaptation: its name in tables and folders, and its overrides."""
 
     name: str
     settings: tuple[str, ...] = ()
@@ -25,7 +20,7 @@ class AdaptationVariant(NamedTuple):
 
 # Full fine-tuning diverges at the learning rate of the skills.
 MODE_VARIANTS = tuple(
-    AdaptationVariant(mode, (f"adapt.mode={mode}", *(("adapt.lr=1e-3",) if mode == "full" else ())))
+    AdaptationVariant(mode, (f"adapt.mode={mode}", *["adapt.lr=1e-3"] * (mode == "full")))
     for mode in MODES
 )
 # The routing weights of the trained task with the lowest loss on the new rows.
@@ -128,14 +123,7 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
 
 
 class Plan(NamedTuple):
-    """What one method has to go through, for one seed.
-
-    Attributes:
-        name: Name of the method.
-        seed: Seed of training and of adaptation.
-        variants: How it is adapted.
-        fold: Which tasks are unseen, from 1; 0 takes those of the partition.
-    """
+    """What one method goes through for one seed; fold 0 is the partition as it is."""
 
     name: str
     seed: int

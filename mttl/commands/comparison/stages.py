@@ -20,13 +20,7 @@ POLL = 0.2  # seconds between two looks at a command
 
 
 class Cost(Record):
-    """The cost of a command, summed over its attempts.
-
-    Attributes:
-        cpu_minutes: Processor time of all threads.
-        peak_mib: Largest resident memory of the process.
-        ended: Whether it has ended well.
-    """
+    """The cost of a command, summed over its attempts, and whether it has ended well."""
 
     cpu_minutes: float = 0.0
     peak_mib: float = 0.0
