@@ -77,6 +77,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.commands.routing_report.routing_tables import (
         comparison_table,
         expert_table,
+        gradient_cosines,
+        gradient_table,
         likeness_table,
         load_table,
         statistics_table,
@@ -98,7 +100,6 @@ def main(options: argparse.Namespace) -> None:
     figures = drawings(view, other)
     if options.gradients:
         from mttl.analysis.figures import similarity_matrix
-        from mttl.commands.routing_report.gradients import gradient_cosines, gradient_table
 
         cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
         console.print(gradient_table(cosines, tasks, view.categories))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -16,16 +17,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.command import read_csv
+from helpers.command import ROOT, read_csv
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.commands import compare as SCRIPT
-from mttl.config.load import load_config
+from mttl.config.load import configs_dir, load_config
 from mttl.io.files import locked
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import Partition
 
 STAGES = importlib.import_module("mttl.commands.comparison.stages")
 TABLES = importlib.import_module("mttl.commands.comparison.tables")
 METHODS = importlib.import_module("mttl.commands.comparison.methods")
 FOLDER = importlib.import_module("mttl.commands.comparison.comparison_folder")
+LEXICAL = Partition.read(configs_dir() / "partitions" / "lexical.json")
+GYM = Gym(ROOT / "data" / "lexical")
+CATEGORIES = {
+    task: GYM.category(task) for side in ("train", "dev", "test") for task in getattr(LEXICAL, side)
+}
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
 
 
@@ -74,35 +82,28 @@ def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) 
         assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
 
 
-def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(config, tmp_path, commands) -> None:
-    given = ("--methods", "polytropon", "--modes")
-    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
-    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
-    assert len(commands) == 2
-    assert compare(config, tmp_path / "out", *given, "--seeds", "13", "14") == 0
-    assert len(commands) == 4
-
-
-def test_tasks_of_the_training_need_no_score(config, tmp_path, commands) -> None:
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
+    config, tmp_path, commands, refused
+) -> None:
+    """With other settings it is refused; tasks of the training need no score."""
     out = tmp_path / "out"
-    given = ("--methods", "polytropon", "shared", "--modes", "--seeds", "13", "--unseen-only")
-    assert compare(config, out, *given) == 0
+    given = ("--methods", "polytropon", "--modes", "--unseen-only", "--seeds", "13")
+    for _ in range(2):
+        assert compare(config, out, *given) == 0
+        assert len(commands) == 2
+    assert compare(config, out, *given, "14") == 0
+    assert len(commands) == 4
     assert {row["side"] for row in read_csv(out / "scores.csv")} == {"unseen"}
-    for row in read_csv(out / "table.csv"):
-        assert row["seen"] == "nan"
-        assert float(row["training_minutes"]) > 0
+    (row,) = read_csv(out / "table.csv")
+    assert row["seen"] == "nan"
+    assert float(row["training_minutes"]) > 0
     picture = (out / "comparison.svg").read_text()
     assert "unseen tasks" in picture
     assert ">seen tasks" not in picture
-    assert compare(config, out, *given) == 0
-    assert len(commands) == 4
-
-
-def test_another_budget_or_configuration_is_refused(config, tmp_path, commands, refused) -> None:
-    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
-    assert compare(config, tmp_path / "out", *given) == 0
-    again = (SCRIPT.main, "-c", config, "--out", tmp_path / "out", *BUDGET, *given)
+    again = (SCRIPT.main, "-c", config, "--out", out, *BUDGET, *given)
     assert "adapt_steps (1 before, 2 now)" in refused(*again, "--adapt-steps", "2")
+    with locked(out / ".lock"):
+        assert "another comparison is at work" in refused(*again)
     config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
     assert "skills.rank (2 before, 3 now)" in refused(*again)
 
@@ -131,12 +132,6 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     with pytest.raises(METHODS.MttlError, match="has no category of 'reverse'; add one"):
         compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
     assert not (tmp_path / "out").exists()
-
-
-def test_two_comparisons_do_not_share_a_folder(config, tmp_path, refused) -> None:
-    given = ("-c", config, "--out", tmp_path / "out", *BUDGET, "--methods", "polytropon")
-    with locked(tmp_path / "out" / ".lock"):
-        assert "another comparison is at work" in refused(SCRIPT.main, *given)
 
 
 def test_rows_that_changed_are_refused(config, tmp_path, commands, refused) -> None:
@@ -250,6 +245,24 @@ def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
     fold.write_text(fold.read_text().replace("copy", "other"))
     with pytest.raises(METHODS.MttlError, match="fold 1 would be of others"):
         compare(config, out, *given)
+
+
+@pytest.mark.parametrize("n_folds", [2, 5, 7, 45])
+def test_every_task_is_unseen_once_and_categories_are_spread(n_folds: int) -> None:
+    folds = FOLDER.split_folds(CATEGORIES, n_folds, seed=13)
+    assert sorted(task for fold in folds for task in fold) == sorted(CATEGORIES)
+    sizes = [len(fold) for fold in folds]
+    assert max(sizes) - min(sizes) <= 1
+    counts = [Counter(CATEGORIES[task] for task in fold) for fold in folds]
+    for category in set(CATEGORIES.values()):
+        own = [count[category] for count in counts]
+        assert max(own) - min(own) <= 1
+
+
+def test_folds_depend_on_the_seed_alone() -> None:
+    backwards = dict(reversed(CATEGORIES.items()))
+    assert FOLDER.split_folds(backwards, 5, seed=13) == FOLDER.split_folds(CATEGORIES, 5, seed=13)
+    assert FOLDER.split_folds(CATEGORIES, 5, seed=14) != FOLDER.split_folds(CATEGORIES, 5, seed=13)
 
 
 def script(path: Path, text: str) -> Path:
@@ -422,11 +435,12 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     figures = importlib.import_module("mttl.commands.comparison.figure")
     none, apart = TABLES.Mean(0.0, math.nan, math.nan), TABLES.Mean(-4.0, -5.0, -2.0)
-    dots = [
-        figures.Dots("a", (2.0, 6.0), ([1.0, 3.0], [5.0, 7.0]), (none, none)),
-        figures.Dots("b", (math.nan, 2.0), ([], [2.0]), (none, apart)),
+    lines = [
+        TABLES.TableRow("a", 0, 2, 2.0, 6.0, none, none),
+        TABLES.TableRow("b", 0, 1, math.nan, 2.0, none, apart),
     ]
-    figure = figures.comparison_figure(dots, "a")
+    seeds = {"seen": [[1.0, 3.0], []], "unseen": [[5.0, 7.0], [2.0]]}
+    figure = figures.comparison_figure(lines, seeds, "a")
     seen, unseen = figure.axes
     assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
     titles = [text.get_text() for text in (seen.title, unseen.title)]

@@ -1,14 +1,16 @@
-"""Runs go to PEFT and come back through the two scripts."""
+"""Runs go to PEFT and come back, or become plain models."""
 
 import json
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from helpers.backbones import fill
 from helpers.cards import QUESTIONS, run_card, train_asked
@@ -17,6 +19,7 @@ from helpers.command import train
 from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.peft_adapters import peft, save_lora
+from mttl.adaptation.modes import apply_mode
 from mttl.analysis.routing_record import read_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
@@ -24,6 +27,7 @@ from mttl.commands import export as EXPORT
 from mttl.commands import import_peft as IMPORT
 from mttl.commands import merge_task as MERGE
 from mttl.config.load import load_config
+from mttl.inference.model_card import scores_of
 from mttl.io import yaml12
 from mttl.models.backbone import build_random
 
@@ -52,11 +56,12 @@ def auto(folder: Path):
         return peft.AutoPeftModelForSeq2SeqLM.from_pretrained(folder).eval()
 
 
-@pytest.fixture(scope="module", params=["t5", "chat"])
+@pytest.fixture(scope="module", params=["t5", "chat", "joined"])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_asked(tmp_path_factory.mktemp("asked"), request.param)
 
 
+@pytest.mark.parametrize("asked", ["t5", "chat"], indirect=True)
 def test_cards_ask_as_the_run(asked: Path, tmp_path: Path) -> None:
     """The lines of each card, run as they stand, give the answers of `run.predict`."""
     run = load_run(asked)
@@ -91,6 +96,7 @@ def test_cards_of_prompts_and_adapters(tmp_path: Path) -> None:
             assert line in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("asked", ["t5", "chat"], indirect=True)
 def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -> None:
     out, back = tmp_path / "adapters", tmp_path / "back"
     assert EXPORT.main([str(asked), "--all", "--out", str(out)]) == 0
@@ -280,10 +286,14 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (tmp_path / name / "adapter_model.safetensors").write_bytes(data)
         changed = settings | {"base_model_name_or_path": base}
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(changed))
-    named = tmp_path / "named"  # after the folder of the base
-    shutil.copytree(run / "skills", named)
+    # A task is named after the folder of the base; and there is no backbone.
+    named, policies = (shutil.copytree(run / "skills", tmp_path / x) for x in ("named", "policies"))
     (named / "tasks.json").write_text(json.dumps(["copy", "base_model", "number"]))
-    note_again(named)
+    meta = json.loads((policies / "meta.json").read_text())
+    del meta["settings"]["backbone"]
+    (policies / "meta.json").write_text(json.dumps(meta))
+    for folder in (named, policies):
+        note_again(folder)
     other_base = tmp_path / "llama"
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
     build_backbone(load_config([str(config)]).backbone).save_pretrained(other_base)
@@ -295,6 +305,9 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
+        (MERGE, [str(run), "--average", "--backbone", "t5-small", *out], "holds its own backbone"),
+        (MERGE, [str(run), "--task", "revers", *out], "has no task 'revers'. Did you mean"),
+        (MERGE, [str(policies), "--average", *out], "holds policies, which have no"),
         (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
         (IMPORT, [str(there), *out], "is not a folder of PEFT"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
@@ -317,3 +330,46 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     ):
         assert message in refused(script.main, *given)
     assert sorted(tmp_path.iterdir()) == before
+
+
+# Merged into plain weights.
+
+
+@pytest.mark.parametrize("which", ["reverse", "average"])
+def test_transformers_loads_a_merge_and_answers_alike(run, inputs, tmp_path, which) -> None:
+    chosen = ["--average"] if which == "average" else ["--task", which]
+    out = tmp_path / "plain"
+    assert MERGE.main([str(run), *chosen, "--out", str(out)]) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    found = model(**inputs).logits
+    built, texts = load_run(run), ["[reverse] abc", "[copy] b"]
+    assert tokenizer(texts, padding=True).input_ids == inputs["input_ids"].tolist()
+    if which == "average":
+        ids = torch.zeros(2, dtype=torch.long)
+        skilled = apply_mode(built.model, "average", 1).eval()
+    else:
+        skilled, ids = built.model, built.task_ids([which, which])
+    expected = skilled(ids, **inputs).logits
+    assert relative_error(found, expected) < ROUNDING
+
+
+def test_the_card_of_a_merge_asks_as_the_run(asked: Path, tmp_path: Path) -> None:
+    """The lines of the card, run as they stand, give the answers of `run.predict`."""
+    run = load_run(asked)
+    for chosen in (["--task", "reverse"], ["--average"]):
+        out = tmp_path / chosen[0]
+        assert MERGE.main([str(asked), *chosen, "--out", str(out)]) == 0
+        if chosen == ["--average"]:
+            task, predictor = "copy", replace(run, model=apply_mode(run.model, "average", 3))
+        else:
+            task, predictor = "reverse", run
+        answers = run_card(out, QUESTIONS)
+        assert answers == predictor.predict(task, QUESTIONS)
+        assert len({*answers}) > 1
+    card = (tmp_path / "--task" / "README.md").read_text()
+    scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
+    assert scored == {("reverse", "dev"), ("reverse", "test")}
+    assert "| reverse | dev | EM | " in card
+    assert ("chat template" in card) == ("torch.tensor" not in card)
+    assert f"The task `reverse` of `{asked}`" in card
