@@ -18,15 +18,13 @@ from helpers.checksums import note_again
 from helpers.command import train
 from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from helpers.peft_adapters import peft, save_lora
+from helpers.peft_adapters import peft, save_lora, write_base
 from mttl.adaptation.modes import apply_mode
 from mttl.analysis.routing_record import read_record
-from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import export as EXPORT
 from mttl.commands import import_peft as IMPORT
 from mttl.commands import merge_task as MERGE
-from mttl.config.load import load_config
 from mttl.inference.model_card import scores_of
 from mttl.io import yaml12
 from mttl.models.backbone import build_random
@@ -176,10 +174,7 @@ def test_an_inventory_goes_out_as_poly_and_comes_back(run: Path, inputs, tmp_pat
 
 def test_adapters_become_a_run(tmp_path: Path) -> None:
     """Two LoRA adapters that PEFT made, of different ranks and layers."""
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
-    base = build_backbone(load_config([str(config)]).backbone)
-    fill(base)
-    base.save_pretrained(tmp_path / "base")
+    base = write_base(tmp_path)
     ids = {"input_ids": torch.arange(10).view(2, 5) + 5}
     expected = {}
     for name, rank, targets in (("past", 2, ["q_proj"]), ("plural", 3, ["q_proj", "up_proj"])):
@@ -233,14 +228,12 @@ def test_adapters_of_the_head_come_in(tmp_path: Path, refused, tied: bool) -> No
 
 
 def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, refused) -> None:
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
-    settings = load_config([str(config)]).backbone
-    base = build_backbone(settings)
-    base.save_pretrained(tmp_path / "base")
+    base = write_base(tmp_path)
     fill(base, seed=3)
     base.save_pretrained(tmp_path / "other")
-    sizes = {**settings.config, "intermediate_size": settings.config["intermediate_size"] + 8}
-    build_random("llama", sizes).save_pretrained(tmp_path / "wide")
+    build_random("llama", TINY_LLAMA["config"] | {"intermediate_size": 32}).save_pretrained(
+        tmp_path / "wide"
+    )
     targets = ["q_proj", "up_proj"]
     save_lora(tmp_path / "base", tmp_path / "past", 0, r=2, target_modules=targets)
     adapter, out = str(tmp_path / "past"), ["--out", str(tmp_path / "new")]
@@ -263,9 +256,8 @@ def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch) -
     monkeypatch.chdir(tmp_path)
     build_random("t5", TINY_T5["config"]).save_pretrained("base")
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    tree = yaml12.parse(config.read_text())
-    tree["backbone"] = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
-    config.write_text(yaml12.dump(tree))
+    below = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
+    config.write_text(yaml12.dump(yaml12.parse(config.read_text()) | {"backbone": below}))
     source = train(config, "source", "trainer.max_steps=1", "data.evaluate=[]").path
     assert EXPORT.main([str(source), "--task", "copy", "--out", "adapter"]) == 0
     (tmp_path / "other").mkdir()
@@ -295,8 +287,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     for folder in (named, policies):
         note_again(folder)
     other_base = tmp_path / "llama"
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
-    build_backbone(load_config([str(config)]).backbone).save_pretrained(other_base)
+    build_random("llama", TINY_LLAMA["config"]).save_pretrained(other_base)
     before = sorted(tmp_path.iterdir())
     out = ["--out", str(tmp_path / "new")]
     for script, given, message in (
