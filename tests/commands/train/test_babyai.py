@@ -174,7 +174,6 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
         (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
         (
             ["router.kind=score_function"],
@@ -187,11 +186,9 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
         (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
-        (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
         (["moe.n_experts=4"], "moe: the configuration has no 'moe'"),
-        (["data.dir=x"], "data: the configuration has no 'data'"),
     ],
 )
 def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:

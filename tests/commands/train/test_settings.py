@@ -106,27 +106,15 @@ def test_tensorboard_is_written_when_asked_for(config: Path) -> None:
 
 
 def test_without_validation_the_last_weights_are_saved(config: Path) -> None:
-    run = train(
-        config,
-        "unvalidated",
-        "data.split=train+dev",
-        "data.validation=none",
-        "data.evaluate=[test]",
-    )
-    assert [path.name for path in run.checkpoints.iterdir()] == ["last.ckpt"]
-    assert not column(run.metrics, "val/score")
-    state = torch.load(run.last, weights_only=False)
-    assert state["global_step"] == 12
-    router = load_file(run.skills / "router.safetensors")
-    torch.testing.assert_close(router["logits"], state["state_dict"]["model.router.logits"])
-
-
-def test_a_run_too_short_to_validate_keeps_its_last_weights(config: Path) -> None:
-    run = train(config, "short", "trainer.max_steps=3")
-    assert not run.best.exists()
-    state = torch.load(run.last, weights_only=False)
-    router = load_file(run.skills / "router.safetensors")
-    assert torch.equal(router["logits"], state["state_dict"]["model.router.logits"])
+    never = ("data.split=train+dev", "data.validation=none", "data.evaluate=[test]")
+    for name, overrides in (("unvalidated", never), ("short", ("trainer.max_steps=3",))):
+        run = train(config, name, *overrides)
+        assert [path.name for path in run.checkpoints.iterdir()] == ["last.ckpt"]
+        assert not column(run.metrics, "val/score")
+        state = torch.load(run.last, weights_only=False)
+        assert state["global_step"] == (12 if name == "unvalidated" else 3)
+        router = load_file(run.skills / "router.safetensors")
+        assert torch.equal(router["logits"], state["state_dict"]["model.router.logits"])
 
 
 def test_the_best_weights_are_the_ones_saved(config: Path) -> None:
