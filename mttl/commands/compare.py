@@ -28,9 +28,6 @@ from mttl.runtime.command import make_console, say
 # A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
 FEW = 32
 COMPARED = "what is compared"  # a group of options
-# Options that have no meaning if nothing is trained.
-TRAINING = ("config", "seeds", "workers", "override", "steps", "adapt_steps", "tasks", "samples")
-TRAINING += ("examples", "modes", "unseen_only")
 
 
 def _declare(parser: CommandParser) -> None:
@@ -80,14 +77,6 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--runs reads finished runs, and --folds needs trainings that this command makes: "
             "leave one of them out"
-        )
-    default = main.parser().get_default
-    changed = [name for name in TRAINING if getattr(options, name) != default(name)]
-    useless = [f"--{name}".replace("_", "-").replace("--override", "-k") for name in changed]
-    if options.runs and useless and not (options.methods or options.method):
-        raise ConfigError(
-            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
-            "them out, or name what to train with --methods or --method"
         )
     from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 

@@ -31,7 +31,7 @@ from mttl.runtime.tables import TextTable
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from mttl.library.library_folder import Member
+    from mttl.library.library_folder import Library, Member
     from mttl.library.member_card import BaseModel
 
 # Routers that give each task its own member alone.
@@ -117,11 +117,8 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
         return None
 
 
-def show_all(options: argparse.Namespace) -> None:
+def show_all(library: "Library", options: argparse.Namespace) -> None:
     """Print a table of the members."""
-    from mttl.library.library_folder import open_library
-
-    library = open_library(options.library)
     table = TextTable(f"{library.folder}, version {library.version}, over {library.base.name}")
     table.words("member", "task", "data", "licence").numbers(
         "rank", "layers", "parameters", "score"
@@ -135,36 +132,31 @@ def show_all(options: argparse.Namespace) -> None:
     make_console().print(table)
 
 
-def show(options: argparse.Namespace) -> None:
+def show(library: "Library", options: argparse.Namespace) -> None:
     """Print the card of a member."""
-    from mttl.library.library_folder import open_library
-
-    library = open_library(options.library)
     for name in library.chosen([options.member]):
         make_console().print(library.card(name).text().rstrip(), markup=False, soft_wrap=True)
 
 
-def remove(options: argparse.Namespace) -> None:
+def remove(library: "Library", options: argparse.Namespace) -> None:
     """Remove members."""
     from mttl.library.library_folder import remove_members
 
-    names = remove_members(options.library, options.members)
+    names = remove_members(library.folder, options.members)
     say(f"removed: {', '.join(names)}")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(library: "Library", options: argparse.Namespace) -> None:
     """Make a run of members."""
     from mttl.assembly.model import load_run
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
-    from mttl.library.library_folder import open_library
     from mttl.library.library_run import make_run
     from mttl.library.member_gates import prepare_members
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
     from mttl.training.report import attachment_table
 
-    library = open_library(options.library)
     general = library.chosen(options.general) if options.general else []
     names = [name for name in library.chosen(options.members) if name not in general]
     if not names:
@@ -187,17 +179,14 @@ def run(options: argparse.Namespace) -> None:
         config = config.model_copy(update={"backbone": below})
     descriptions = None
     if config.data.descriptions:
-        gym = open_gym(config)
-        descriptions = {
-            task: gym.description(task) for task in (library.card(name).task for name in names)
-        }
+        gym, tasks = open_gym(config), [library.card(name).task for name in names]
+        descriptions = {task: gym.description(task) for task in tasks}
     if options.mix and config.moe is not None:
         raise ConfigError("--mix is for skills of tasks; where tokens choose members, leave it out")
-    mix = options.mix or "outputs"
     with new_folder(options.out) as temporary:
         _, made = make_run(
             *(library, names, config, temporary),
-            mix=mix,
+            mix=options.mix or "outputs",
             descriptions=descriptions,
             general=general,
             prepare=prepare_members,
@@ -225,12 +214,10 @@ def _prefix_of(prefixes: set[str | None]) -> str:
     return str(known.pop())
 
 
-def export(options: argparse.Namespace) -> None:
+def export(library: "Library", options: argparse.Namespace) -> None:
     """Write members as adapters of PEFT."""
-    from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written
 
-    library = open_library(options.library)
     names = library.chosen(options.members)
     network = base_network(library.base, options)
     with new_folder(options.out) as temporary:
@@ -244,7 +231,7 @@ def export(options: argparse.Namespace) -> None:
     say(f"{len(names)} adapters are in {options.out}")
 
 
-def cluster(options: argparse.Namespace) -> None:
+def cluster(library: "Library", options: argparse.Namespace) -> None:
     """Write which members belong together, as the matrix that router: expert reads (MBC)."""
     from mttl.library.clusters import (
         best_clusters,
@@ -255,15 +242,9 @@ def cluster(options: argparse.Namespace) -> None:
         silhouette,
         task_shares,
     )
-    from mttl.library.library_folder import open_library
 
     console = make_console()
-    library = open_library(options.library)
     members = [library.member(name) for name in library.chosen(options.members)]
-    if options.clusters and options.most:
-        raise ConfigError(
-            "--clusters is the number, --most bounds the choice of one: leave one out"
-        )
     changes = [member.changes for member in members]
     points = embedded(inner_products(changes, by=options.by), options.components)
     scores = {}
@@ -294,7 +275,7 @@ def _declare(parser: CommandParser) -> None:
     words = parser.add_subparsers(metavar="WORD", required=True)
     examples = (parser.description or "").splitlines()
 
-    def word(name: str, work: Callable[[argparse.Namespace], None]) -> CommandParser:
+    def word(name: str, work: Callable[..., None]) -> CommandParser:
         shown = [line for line in examples if re.search(rf"library {name} ", line)]
         made = words.add_parser(
             name,
@@ -340,8 +321,9 @@ def _declare(parser: CommandParser) -> None:
     parser = word("cluster", cluster)
     parser.read.add_argument("--members", **members)
     option = parser.work.add_argument
-    option("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
-    option("--most", **POSITIVE, help="how many at most, where it is chosen")
+    number = parser.work.add_mutually_exclusive_group().add_argument
+    number("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
+    number("--most", **POSITIVE, help="how many at most, where it is chosen")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
@@ -353,6 +335,10 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Do what the first word says."""
-    if options.work is not add:
-        check_library(options.library)
-    options.work(options)
+    if options.work is add:
+        add(options)
+        return
+    check_library(options.library)  # before slow imports
+    from mttl.library.library_folder import open_library
+
+    options.work(open_library(options.library), options)
