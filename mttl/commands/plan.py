@@ -45,7 +45,14 @@ def main(options: argparse.Namespace) -> None:
 
     n_processes = options.processes or _n_processes(config)
     config = with_shared_batches(config, n_processes)
-    tasks, config = _tasks(config, options.tasks)
+    if options.tasks is not None:
+        tasks = [f"task {number}" for number in range(options.tasks)]
+    else:
+        from mttl.assembly.build_router import with_factors
+        from mttl.data.chosen_tasks import training_tasks
+
+        gym, tasks = training_tasks(config)
+        config = with_factors(config, gym, tasks)
     report = _compare if options.backbones else _show
     report(config, tasks, options, n_processes)
 
@@ -55,17 +62,6 @@ def _n_processes(config: "Config") -> int:
     devices = config.trainer.devices
     own = len(devices) if isinstance(devices, list) else devices
     return config.trainer.num_nodes * (own if isinstance(own, int) and own > 0 else 1)
-
-
-def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
-    """Return names of tasks, and the configuration with what is known of them."""
-    if n_tasks is not None:
-        return [f"task {number}" for number in range(n_tasks)], config
-    from mttl.assembly.build_router import with_factors
-    from mttl.data.chosen_tasks import training_tasks
-
-    gym, tasks = training_tasks(config)
-    return tasks, with_factors(config, gym, tasks)
 
 
 def _show(

@@ -49,12 +49,7 @@ MOST_LABELS = 20  # of a confusion matrix that is printed
 
 
 class Answered(Record):
-    """The answers to consecutive questions: the new columns of each row.
-
-    Attributes:
-        job: Number of the first question, from 0.
-        rows: The columns.
-    """
+    """The new columns of consecutive questions; the job is the number of the first, from 0."""
 
     job: int
     rows: list[dict[str, Any]]
@@ -63,11 +58,8 @@ class Answered(Record):
 def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
-    ``options`` are those of `mttl predict`; ``search`` replaces settings of the run's `generate`.
-    Questions are read from standard input, and answers written to standard output, unless files
-    are named. A file of answers is written at the end; until then, what is answered stands in a
-    hidden folder next to it, and is not answered again. Without a format, the names of the files
-    decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
+    ``search`` replaces settings of the run's `generate`. A file of answers is written at the end;
+    until then, what is answered stands in a hidden folder next to it.
     """
     metric: str | None = options.metric
     if metric is not None:

@@ -21,6 +21,7 @@ from helpers.command import ROOT, read_csv
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.commands import compare as SCRIPT
 from mttl.config.load import configs_dir, load_config
+from mttl.config.schema import Adapt
 from mttl.io.files import locked
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import Partition
@@ -48,7 +49,7 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path / "tiny.yaml", gym)
 
 
-def compare(config: Path, out: Path, *more: str) -> int:
+def compare(config: Path | str, out: Path, *more: str) -> int:
     return SCRIPT.main(["-c", str(config), "--out", str(out), *BUDGET, *more])
 
 
@@ -164,41 +165,27 @@ def test_every_method_is_a_configuration(name: str) -> None:
     assert (config.optim.router_lr is None) == method.one_speed
 
 
-def test_a_method_overrules_the_files_of_all_runs(config, tmp_path, commands) -> None:
-    given = ("-c", f"{config}+adapt/mean_row.yaml", *BUDGET, "--seeds", "13", "--modes")
-    given += ("--out", str(tmp_path / "out"), "--methods", "polytropon", "private")
-    assert SCRIPT.main(list(given)) == 0
-    files = [words[4] for words in commands if words[2] == "train"]
-    assert files == [
-        f"{config}+adapt/mean_row.yaml+router/polytropon.yaml",
-        f"{config}+router/private.yaml",
-    ]
-    run = tmp_path / "out" / "private" / "seed13"
-    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "private_skill"
-
-
-def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
-    config, tmp_path, commands
-) -> None:
-    given = ("--methods", "polytropon", "--modes", "full", "--seeds", "13")
+def test_a_method_and_its_ways_overrule_what_all_runs_share(config, tmp_path, commands) -> None:
+    files = f"{config}+adapt/mean_row.yaml"
+    given = ("--methods", "polytropon", "private", "--modes", "full", "--seeds", "13")
     given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
-    assert compare(config, tmp_path / "out", *given) == 0
-    run = tmp_path / "out" / "polytropon" / "seed13"
-    kept = {
-        variant: load_config(str(run / f"adapt-{variant}" / "config.yaml")).adapt
-        for variant in ("all", "full")
-    }
-    assert (kept["all"].lr, kept["all"].router_lr) == (0.02, 0.3)
-    assert kept["full"].lr == 1e-3
+    assert compare(files, tmp_path / "out", *given) == 0
+    trained = [words[4] for words in commands if words[2] == "train"]
+    assert trained == [f"{files}+router/{name}.yaml" for name in ("polytropon", "private")]
+
+    def kept(method: str, variant: str) -> Adapt:
+        folder = tmp_path / "out" / method / "seed13" / f"adapt-{variant}"
+        return load_config(str(folder / "config.yaml")).adapt
+
+    assert kept("private", "all").init == "private_skill"
+    assert (kept("polytropon", "all").lr, kept("polytropon", "all").router_lr) == (0.02, 0.3)
+    assert kept("polytropon", "full").lr == 1e-3
 
 
 def test_baselines_treat_new_tasks_as_published(config, tmp_path, commands) -> None:
-    matrix = tmp_path / "matrix.csv"
+    matrix, fragment = tmp_path / "matrix.csv", tmp_path / "expert.yaml"
     matrix.write_text("task,a,b\ncopy,0,1\nreverse,1,0\nnumber,0,1\n")
-    fragment = tmp_path / "expert.yaml"
-    fragment.write_text(
-        f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
-    )
+    fragment.write_text(f"skills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n")
     expert = METHODS.Method(str(fragment), variants=METHODS.METHODS["expert"].variants)
     names = ("polytropon", "private", "expert")
     given = ("--methods", *names, "--modes", "nearest_task", "--seeds", "13")
@@ -396,16 +383,15 @@ def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(tmp
     assert not (tmp_path / "third").exists()
 
 
-def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
-    def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
-        return TABLES.TaskScore(method, "all", seed, "unseen", task, sample, value)
+def score(task: str, sample: int, value: float, seed: int = 13) -> object:
+    return TABLES.TaskScore("m", "all", seed, "unseen", task, sample, value)
 
-    ours = [score("m", "a", 1, 1, 10.0), score("m", "a", 2, 1, 14.0), score("m", "b", 1, 1, 5.0)]
+
+def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
+    ours = [score("a", 1, 10.0, 1), score("a", 1, 14.0, 2), score("b", 1, 5.0, 1)]
     reference = [
-        score("r", "a", 1, 1, 8.0),
-        score("r", "a", 2, 1, 10.0),
-        score("r", "b", 1, 1, math.nan),
-        score("r", "b", 1, 2, 90.0),  # nothing to pair it with
+        *(score("a", 1, 8.0, 1), score("a", 1, 10.0, 2), score("b", 1, math.nan, 1)),
+        score("b", 2, 90.0, 1),  # nothing to pair it with
     ]
     found = TABLES.paired_difference(ours, reference)
     assert found.mean == pytest.approx(((2 + 4) / 2 + 5) / 2)
@@ -417,17 +403,14 @@ def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
 
 
 def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:
-    def score(task: str, sample: int, value: float) -> object:
-        return TABLES.TaskScore("m", "all", 13, "unseen", task, sample, value)
-
     scores = [score("a", 1, 10.0), score("a", 2, 30.0), score("b", 1, 60.0)]
     scores.append(score("c", 1, math.nan))
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
     # A seed that has one of the tasks so far has no mean over all tasks.
-    begun = TABLES.TaskScore("m", "all", 14, "unseen", "a", 1, 90.0)
+    begun = score("a", 1, 90.0, seed=14)
     assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
     # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.
-    parts = [TABLES.TaskScore("m", "all", 13, "unseen", "b", 1, 30.0), begun]
+    parts = [score("b", 1, 30.0), begun]
     assert TABLES.by_seed(parts) == {}
     assert TABLES.mean_score(parts) == 60.0
 

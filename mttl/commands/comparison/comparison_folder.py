@@ -46,10 +46,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """The folder of a comparison, and what all its runs share.
-
-    The arguments are the options of `mttl compare`, and the methods by name.
-    """
+    """The folder of a comparison, and what all its runs share: the options of `mttl compare`."""
 
     out: Path
     config: str
@@ -145,11 +142,11 @@ class MethodComparison:
 
     def check(self, plans: list[Plan]) -> None:
         """Check that everything can run before the first training begins."""
-        for name in (text.partition("=")[0].strip() for text in self.overrides):
-            if name in OWN_SETTINGS:
-                raise ConfigError(
-                    f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
-                )
+        given = {text.partition("=")[0].strip() for text in self.overrides}
+        for name in given & OWN_SETTINGS.keys():
+            raise ConfigError(
+                f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
+            )
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
                 f"--tasks {self.tasks} has no meaning with --folds, where every task is unseen "
@@ -181,12 +178,11 @@ class MethodComparison:
 
     def shared_settings(self) -> dict[str, object]:
         """Return what all runs share."""
-        names = {one.name for one in fields(self)} - {"out", "methods", "reference"}
-        shared: dict[str, object] = {name: getattr(self, name) for name in sorted(names)}
-        return {**shared, "overrides": list(self.overrides)}
+        names = sorted({one.name for one in fields(self)} - {"out", "methods", "reference"})
+        return {name: getattr(self, name) for name in names} | {"overrides": [*self.overrides]}
 
     def keep_settings(self) -> None:
-        """Write what all runs share, or refuse to mix runs of different budgets."""
+        """Write what all runs share, or refuse to mix runs of different settings."""
         overrides, began = list(self.overrides), f"since the comparison in '{self.out}' began"
         keep_settings(
             self.out / "comparison.yaml",
