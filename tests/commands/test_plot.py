@@ -161,7 +161,3 @@ def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
         "assert not {'matplotlib', 'sklearn', 'umap'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_the_message_of_usage_names_the_options(refused) -> None:
-    assert re.search(r"\[--compare RUN2\].*\[--out DIR\]", refused(SCRIPT.main))

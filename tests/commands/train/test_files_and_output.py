@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from helpers.command import ROOT, column, load_recipe, read_csv, start, train
@@ -152,6 +153,9 @@ def test_prints_every_task_beside_the_baselines(config, monkeypatch, capsys) -> 
 )
 def test_a_loaded_run_gives_the_same_answers(config, whole, name, overrides) -> None:
     run = whole if name == "whole" else train(config, name, *overrides)
+    for path in (run.last, run.best) if name == "frozen" else ():
+        names = torch.load(path, weights_only=False)["state_dict"]
+        assert all(".inventory." in name or "router" in name for name in names)
     generation = yaml12.parse(run.config.read_text())["generation"]
     # The other settings are nothing that a model's `generate` takes.
     search = {key: generation[key] for key in ("num_beams", "length_penalty")}

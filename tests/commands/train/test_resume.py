@@ -138,13 +138,6 @@ def test_a_finished_run_can_be_resumed_with_more_steps(config: Path, whole: RunF
     assert longer.results.read_text() == long.results.read_text()
 
 
-def test_frozen_weights_are_not_in_the_checkpoints(config: Path) -> None:
-    run = train(config, "thin", "backbone.train=false")
-    for path in (run.last, run.best):
-        names = torch.load(path, weights_only=False)["state_dict"]
-        assert all(".inventory." in name or "router" in name for name in names)
-
-
 def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(config, folder) -> None:
     # Larger weights than usual, so that a random model says more than one thing.
     settings = {**TINY_T5["config"], "initializer_factor": 3.0}

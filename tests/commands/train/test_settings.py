@@ -92,19 +92,6 @@ def test_validates_by_epoch_where_no_interval_is_given(config: Path) -> None:
     check_best_is_known(state, run)
 
 
-def test_tensorboard_is_written_when_asked_for(config: Path) -> None:
-    pytest.importorskip("tensorboard")
-    run = train(config, "board", "trainer.loggers=[tensorboard]")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (events,) = (run.path / "tensorboard").glob("events*")
-    board = EventAccumulator(str(events))
-    board.Reload()
-    found = [event.value for event in board.Scalars("train/loss")]
-    assert found == pytest.approx(losses(run), rel=1e-6)
-    assert "val/copy/score" in board.Tags()["scalars"]
-
-
 def test_without_validation_the_last_weights_are_saved(config: Path) -> None:
     never = ("data.split=train+dev", "data.validation=none", "data.evaluate=[test]")
     for name, overrides in (("unvalidated", never), ("short", ("trainer.max_steps=3",))):
