@@ -297,7 +297,6 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",
         ),
-        (("--runs", f"x={a}", "--folds", "3"), "reads finished runs, and --folds needs"),
     ):
         with pytest.raises(MttlError, match=message):
             compare.main(["--out", str(tmp_path / "out"), *given])

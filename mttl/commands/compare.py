@@ -22,7 +22,7 @@ from pathlib import Path
 
 from mttl.commands.comparison.methods import METHODS, REFERENCE, VARIANTS, custom_methods, plan
 from mttl.commands.options import LIST, POSITIVE, CommandParser, command
-from mttl.io.errors import ConfigError, MttlError
+from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console, say
 
 # A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
@@ -39,7 +39,8 @@ def _declare(parser: CommandParser) -> None:
     help = "a custom method: its configuration; may be repeated"
     add("--method", action="append", default=[], metavar="NAME=FILE[+FILE...]", help=help)
     help = "methods whose runs exist; without --methods, no shipped method is trained"
-    add("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
+    apart = parser.group(COMPARED).add_mutually_exclusive_group().add_argument
+    apart("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
     help = f"the method that others are compared with ({REFERENCE}, or the first of --runs)"
     add("--reference", metavar="NAME", help=help)
     help = f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
@@ -61,7 +62,7 @@ def _declare(parser: CommandParser) -> None:
     help = "optimizer steps of each adaptation job (%(default)s)"
     add("--adapt-steps", **POSITIVE, default=60, help=help)
     help = "train F times, so that every task of the partition is unseen once"
-    add("--folds", **dict(POSITIVE, metavar="F"), help=help)
+    apart("--folds", **dict(POSITIVE, metavar="F"), help=help)
     help = "do not score the training tasks (for large backbones, where scoring is slow)"
     add("--unseen-only", action="store_true", help=help)
     help = "number of runs at a time, each on its share of the cores (%(default)s)"
@@ -73,11 +74,6 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Run what is missing, and print and write the tables."""
-    if options.runs and options.folds:
-        raise ConfigError(
-            "--runs reads finished runs, and --folds needs trainings that this command makes: "
-            "leave one of them out"
-        )
     from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 
     if options.seeds_of_one:

@@ -207,9 +207,7 @@ Work = Callable[[argparse.Namespace], int | None]
 class Command:
     """A command of ``mttl``: called with its arguments, it does its work and returns its status.
 
-    Args:
-        declare: Adds its options to a parser.
-        work: What it does with the options; returns an exit status, or None for 0.
+    One function declares its options, the other does the work; it returns a status, or None for 0.
     """
 
     def __init__(self, declare: Declare, work: Work) -> None:
