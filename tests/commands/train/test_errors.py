@@ -125,6 +125,8 @@ def test_no_space_to_write(fails, config, monkeypatch):
         ("data.dir=nowhere", "nowhere"),
         ("data.partition=nowhere.json", "'nowhere.json'"),
         ("data.samples=[7]", "7"),
+        ("data.packed_length=96", "data.packed_length (96) is for decoder-only"),
+        ("trainer.max_steps=-1 trainer.max_time=00:00:00:05", "also beside max_time"),
     ],
 )
 def test_wrong_settings(fails, config, overrides, message):

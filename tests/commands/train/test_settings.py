@@ -11,7 +11,6 @@ from helpers.command import column, read_csv, train
 from helpers.gyms import TASKS, write_config, write_gym
 from helpers.tiny_run import answers, check_best_is_known, losses
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.io.errors import ConfigError
 
 ONE = ("trainer.max_steps=1", "trainer.val_check_interval=1")
 
@@ -130,9 +129,3 @@ def test_only_some_splits_and_samples_are_scored_when_asked(folder: Path) -> Non
     ]
     assert {row["split"] for row in rows} == {"dev"}
     assert len(answers(run, "copy", "dev")) == 10
-
-
-def test_time_alone_is_no_bound_for_a_schedule(config: Path) -> None:
-    with pytest.raises(ConfigError, match="also beside max_time"):
-        train(config, "timed", "trainer.max_steps=-1", "trainer.max_time=00:00:00:05")
-    assert not (config.parent / "runs" / "timed").exists()
