@@ -109,23 +109,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     assert not run.skills.exists()
 
 
-def test_two_processes_do_not_train_into_one_folder(config, interrupt, whole) -> None:
-    interrupt("taken", SignalAt(1, signal.SIGINT))
-    with (
-        locked(whole.path.parent / "taken" / ".lock"),
-        pytest.raises(ConfigError, match=r"another process trains in '.*taken': wait for it"),
-    ):
-        train(config, "taken", resume=True)
-    assert train(config, "taken", resume=True).results.is_file()
-
-
-def test_a_moved_run_is_resumed_with_its_best_weights(config, interrupt, whole) -> None:
+def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(
+    config, interrupt, whole
+) -> None:
     interrupt("here", SignalAt(9, signal.SIGINT))
-    (whole.path.parent / "here").rename(whole.path.parent / "there")
-    text = (whole.path.parent / "there" / "config.yaml").read_text()
-    (whole.path.parent / "there" / "config.yaml").write_text(
-        text.replace("name: here", "name: there")
-    )
+    moved = (whole.path.parent / "here").rename(whole.path.parent / "there")
+    text = (moved / "config.yaml").read_text()
+    (moved / "config.yaml").write_text(text.replace("name: here", "name: there"))
+    taken = r"another process trains in '.*there': wait for it"
+    with locked(moved / ".lock"), pytest.raises(ConfigError, match=taken):
+        train(config, "there", resume=True)
     assert_same_run(train(config, "there", resume=True), whole)
 
 
