@@ -1,6 +1,7 @@
 """`mttl train` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
