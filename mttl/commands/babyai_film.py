@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from envs.files import FILM_ENDINGS
-from mttl.commands.name_checks import check_levels, run_tasks
+from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import NATURAL, CommandParser, command
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
@@ -40,12 +40,8 @@ def main(options: argparse.Namespace) -> None:
     episodes = list(dict.fromkeys(options.episode or [0]))
     if len(levels) > 1 and len(episodes) > 1:
         raise MttlError("--episode: a film of several levels is of one episode of each; name one")
-    trained = run_tasks(options.run)
-    for level in levels if trained else ():
-        if level not in trained:
-            check_levels([level], "--level")
-            names = ", ".join(trained)
-            raise MttlError(f"--level: '{options.run}' has no policy for {level}, only for {names}")
+    for level in levels:
+        check_run_task(level, options.run)
     from envs.episodes import episode_seed
     from envs.film import Episode, film
     from mttl.analysis.skill_matching import align_groups, matched

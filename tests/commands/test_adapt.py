@@ -184,7 +184,6 @@ def test_mistakes_are_answered(folder, tmp_path, refused) -> None:
         (("--tasks", "dev"), "--tasks names no task"),
         (("--tasks", ","), "--tasks names no task"),
         (("--samples", "13;7"), "must be numbers joined by commas"),
-        (("--from", tmp_path), "holds no trained inventory"),
         (("--shard", "3/2"), "argument --shard"),
         (("--shard", "two"), "argument --shard"),
         (("--workers", "0"), "argument --workers"),

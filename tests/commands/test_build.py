@@ -117,8 +117,6 @@ def test_choice_of_tasks(mine, tmp_path):
 
 def test_mistakes(tmp_path, refused):
     for words, message in [
-        (["--tasks", "boolk"], "there is no task 'boolk'. Did you mean 'boolq'"),
-        (["--tasks", "boolq", "--raw", tmp_path / "none"], "--raw: the folder"),
         (["--samples", "x"], "'x' must be a whole number of at least 0 and at most"),
         (["--samples", 2**32], "must be a whole number of at least 0 and at most"),
         (["--workers", "0"], "'0' must be a whole number of at least 1"),

@@ -116,7 +116,6 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     for given, message in (
         (("-k", "adapt.lrr=1"), r"adapt\.lrr"),
         (("-k", "adapt.max_steps=7"), r"adapt\.max_steps is set by .* \(--adapt-steps\)"),
-        (("--tasks", "copi"), "Did you mean 'copy'"),
         (("--tasks", "reverse"), "was trained on reverse"),
         (("--samples", "7"), "sample"),
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),

@@ -37,8 +37,6 @@ def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_mistakes_are_told_before_anything_is_loaded(tmp_path: Path, refused) -> None:
-    given = [tmp_path / "nowhere.gguf", "--out", tmp_path / "out"]
-    assert "does not exist" in refused(CONVERT.main, *given)
-    (tmp_path / "out").mkdir()
+def test_an_existing_folder_is_refused(tmp_path: Path, refused) -> None:
+    given = [tmp_path / "any.gguf", "--out", tmp_path]
     assert "exists already" in refused(CONVERT.main, *given)

@@ -289,15 +289,12 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     before = sorted(tmp_path.iterdir())
     out = ["--out", str(tmp_path / "new")]
     for script, given, message in (
-        (EXPORT, [str(run), "--task", "cop", *out], "has no task 'cop'. Did you mean 'copy'"),
         (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
         (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
         (MERGE, [str(run), "--average", "--backbone", "t5-small", *out], "holds its own backbone"),
-        (MERGE, [str(run), "--task", "revers", *out], "has no task 'revers'. Did you mean"),
         (MERGE, [str(policies), "--average", *out], "holds policies, which have no"),
-        (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
         (IMPORT, [str(there), *out], "is not a folder of PEFT"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),

@@ -179,7 +179,6 @@ def test_more_mistakes(models, text, tmp_path, refused):
     empty.write_text("\n \n")
     base = words(models["t5"], out)
     for given, message in (
-        (["--text", tmp_path / "no.txt"], "no.txt' does not exist"),
         (["--text", empty], "the text has no line to learn from"),
         (["--task", "copy", "--gym", tmp_path, "--lm", "masked"], "--lm is only for --text"),
         (["--text", text, "--save-every", 0], "at least 1"),

@@ -1,7 +1,6 @@
 """`mttl train` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
 
 import json
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,6 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
         (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),

@@ -91,11 +91,6 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     assert earlier.read_text() == "precious"
 
 
-def test_nothing_to_resume(fails, config):
-    assert "there is nothing to resume" in fails(resume=True)
-    assert nothing_written(config)
-
-
 def test_no_space_to_write(fails, config, monkeypatch):
     write_text = Path.write_text
 
@@ -122,8 +117,6 @@ def test_no_space_to_write(fails, config, monkeypatch):
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
         ("backbone.model_type=t55", "('t55') is not a model type of transformers"),
         ("backbone.config.d_modl=8", "backbone.config.d_modl is not a setting of 't5'"),
-        ("data.dir=nowhere", "nowhere"),
-        ("data.partition=nowhere.json", "'nowhere.json'"),
         ("data.samples=[7]", "7"),
         ("data.packed_length=96", "data.packed_length (96) is for decoder-only"),
         ("trainer.max_steps=-1 trainer.max_time=00:00:00:05", "also beside max_time"),
