@@ -115,7 +115,7 @@ def test_choice_of_tasks(mine, tmp_path):
     assert names(None, str(partition), str(mine)) == ["boolq", "colours", "hues"]
 
 
-def test_mistakes(tmp_path, refused):
+def test_mistakes(refused):
     for words, message in [
         (["--samples", "x"], "'x' must be a whole number of at least 0 and at most"),
         (["--samples", 2**32], "must be a whole number of at least 0 and at most"),
