@@ -335,7 +335,6 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         (["add", two, adapter, *own, "--backbone", place / "base"], "not over"),
         (["add", skills, adapter, *own, "--rank", "2"], "--rank and --skills are for runs"),
         (["add", x, adapter, "--backbone", "none"], "backbone.name ('none')"),
-        (["list", x], "is not a library"),
         (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
         (["remove", skills, "pst"], "has no member 'pst'"),
         (["export", skills, "--out", two], "exists already"),
