@@ -1,11 +1,1 @@
 """The commands of ``mttl``: a file each, with its options and what it does."""
-
-# Modules of this package by command. `mttl --help` lists these, and the others under "more".
-FIRST = ("train", "adapt", "predict", "serve", "explore", "compare", "export", "plan", "build")
-COMMANDS = {name: name for name in FIRST}
-MORE = {
-    **{name: name for name in ("search", "sparse", "plot", "ablate", "merge", "fisher")},
-    **{name: name for name in ("compose", "library", "convert")},
-    **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},
-    **{"babyai record": "babyai_record", "babyai film": "babyai_film"},
-}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from mttl.commands.name_checks import check_routing
 from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.runtime.command import make_console, say
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
     from mttl.analysis.ablation_record import Ablation

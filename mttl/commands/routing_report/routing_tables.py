@@ -20,7 +20,7 @@ from mttl.analysis.tokens.token_record import TokenRoutingRecord
 from mttl.commands.routing_report.read_routing import open_run
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.errors import CheckpointError
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.training.loss import global_mean
 
 MOST_PAIRS = 5
