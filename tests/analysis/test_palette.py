@@ -1,7 +1,7 @@
 """Every category looks different, also to colour-blind readers, and its text can be read."""
 
 from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 
 
 def test_no_two_categories_of_crossfit_look_alike() -> None:

@@ -19,7 +19,7 @@ from mttl.commands.ablate_skills import switched_off
 from mttl.commands.routing_report.routing_tables import gradient_cosines
 from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
-from mttl.data.prompt_prefix import prompt_prefix
+from mttl.data.prompt_form import prompt_prefix
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.fixed import FixedRouter, GivenRows

@@ -57,7 +57,7 @@ TRAIN, TEST = f"{NAMES[1]}/*_train.tsv", f"{NAMES[0]}/*_test.tsv"
         # What is scored in the end is read before training.
         (TEST, "no tab\n", "line 1: no tab between input and output"),
         (TEST, None, "has no test file for sample"),
-        ("TASKS.csv", "task,metric\ncopy,Exact\n", "the metric 'Exact'"),
+        ("TASKS.csv", "task,metric\ncopy,Exact\n", "('Exact') must be one of"),
     ],
 )
 def test_a_file_of_the_gym(fails, config, gym, file, text, message):
