@@ -22,8 +22,8 @@ def make_vector_env(
     """Make N environments of each of T levels.
 
     In training, a slot seeds its environment once and each later episode goes on with the
-    environment's own random numbers. In evaluation every episode has a seed of its own (see
-    `envs.episodes`): slot n plays the episodes n, n + N, n + 2N, ...
+    environment's own random numbers. In evaluation every episode has a seed of its own: slot n
+    plays the episodes n, n + N, n + 2N, ...
 
     Args:
         levels: Names of T levels, each once.

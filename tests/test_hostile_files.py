@@ -130,7 +130,7 @@ def test_a_backbone_that_is_pickled(backbone: Path, marker: Path, write: Callabl
 
 def test_demonstrations(tmp_path: Path, marker: Path) -> None:
     pytest.importorskip("minigrid", reason="needs the extra `babyai`")
-    from mttl.babyai.level_demonstrations import read_demonstrations
+    from mttl.babyai.demonstration_loader import read_demonstrations
 
     path = tmp_path / "demonstrations.npz"
     names = ("level", "seed", "mission", "length", "images", "directions", "actions")

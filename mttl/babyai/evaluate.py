@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from envs.episodes import Episodes, episode_seed, run_episodes
-from envs.interface import Observation
+from envs.episodes import Episodes, run_episodes
+from envs.interface import Observation, slot_seed
 from envs.vector import make_vector_env
-from mttl.babyai.agent import Agent, sample_actions
-from mttl.babyai.rl.missions import without_padding
+from mttl.babyai.rl.sequences import without_padding
+from mttl.babyai.rollouts import Agent, sample_actions
 from mttl.runtime.progress_bar import counting
 from mttl.runtime.tables import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
@@ -75,7 +75,7 @@ def play_episode(
         The actions, and whether they fulfilled the mission.
     """
     environment = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
-    generator = torch.Generator().manual_seed(episode_seed(seed, level, episode))
+    generator = torch.Generator().manual_seed(slot_seed(seed, level, episode, evaluation=True))
     device = next(policy.parameters()).device
     memory = torch.zeros(1, 2 * policy.memory_size, device=device)  # type: ignore[operator]
     index = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -113,13 +113,9 @@ def episode_results(
     found = []
     for metric, values in (("success", episodes.success), ("steps", episodes.steps)):
         means = values.mean(1)
-        found += [
-            Result(level, SPLIT, sample, seed, metric, float(mean), n)
-            for level, mean in zip(levels, means, strict=True)
-        ]
-        found.append(
-            Result("mean", SPLIT, sample, seed, metric, float(means.mean()), n * len(levels))
-        )
+        rows = [*zip(levels, means, [n] * len(means), strict=True)]
+        rows.append(("mean", means.mean(), n * len(levels)))
+        found += [Result(task, SPLIT, sample, seed, metric, float(x), n) for task, x, n in rows]
     return found
 
 
@@ -129,11 +125,9 @@ def episode_table(results: Sequence[Result]) -> Table:
     headings = [heading for sample in samples for heading in (sample, "steps")]
     table = TextTable("Success per level (%), and steps").words("level").numbers(*headings)
     cells: dict[str, list[str]] = {}
-    for sample in samples:
-        for metric, factor in (("success", 100), ("steps", 1)):
-            for row in results:
-                if (row.sample, row.metric) == (sample, metric):
-                    cells.setdefault(row.task, []).append(f"{factor * row.score:.1f}")
+    for row in results:  # by sample, success before steps
+        factor = 100 if row.metric == "success" else 1
+        cells.setdefault(row.task, []).append(f"{factor * row.score:.1f}")
     for level, own in cells.items():
         if level == "mean":
             table.add_section()

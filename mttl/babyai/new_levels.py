@@ -3,27 +3,23 @@
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from envs.errors import LevelError
 from envs.interface import check_levels
-from mttl.adaptation.modes import (
-    TRAINED_ROLES,
-    adapted_router,
-    own_skills,
-    require_trainable,
-)
+from envs.levels import LevelError
+from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, own_skills, require_trainable
 from mttl.adaptation.results import check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.level_results import CHOICES, LevelJob, LevelResult, level_table
 from mttl.babyai.monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of, played_episodes
@@ -34,15 +30,80 @@ from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError, TaskError
+from mttl.io.record import Record
 from mttl.runtime.command import make_console
+from mttl.runtime.tables import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 
+CHOICES = ("greedy", "sampled")
 FOR_TEXT = {
     **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},
     **{"backbone": None, "save": False},
 }
+
+
+class LevelJob(NamedTuple):
+    """An adaptation to a level, with a seed."""
+
+    level: str
+    seed: int
+
+    def __str__(self) -> str:
+        """Name the job in a message."""
+        return f"{self.level}, seed {self.seed}"
+
+
+class LevelResult(Record):
+    """How one adaptation ended.
+
+    Attributes:
+        level: The new level.
+        seed: Of its environments, actions and noise.
+        mode: What was trained.
+        greedy: Success rate on the episodes of evaluation, taking the most likely action.
+        sampled: The same, drawing actions.
+        greedy_steps: Mean number of steps.
+        sampled_steps: The same, drawing actions.
+        episodes: Episodes that were played to adapt.
+        frames: Steps of them.
+        solved_after: Episodes until the success rate that counts as solved; None if never.
+        n_trained: Parameters that were trained.
+    """
+
+    level: str
+    seed: int
+    mode: str
+    greedy: float
+    sampled: float
+    greedy_steps: float
+    sampled_steps: float
+    episodes: int
+    frames: int
+    solved_after: int | None
+    n_trained: int
+
+    @property
+    def job(self) -> LevelJob:
+        """The level and the seed."""
+        return LevelJob(self.level, self.seed)
+
+
+def level_table(results: Sequence[LevelResult], title: str) -> Table:
+    """Return a row per level: success (%) and episodes to solve it, means over seeds."""
+    headings = ("seeds", *CHOICES, "episodes", "solved after")
+    table = TextTable(title).words("level").numbers(*headings)
+    for level in dict.fromkeys(result.level for result in results):
+        rows = [result for result in results if result.level == level]
+        solved = [row.solved_after for row in rows if row.solved_after is not None]
+        after = f"{fmean(solved):,.0f}" if solved else "–"
+        if solved and len(solved) < len(rows):
+            after += f" ({len(solved)} of {len(rows)})"
+        rates = [f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in CHOICES]
+        episodes = f"{fmean(row.episodes for row in rows):,.0f}"
+        table.add_row(level, str(len(rows)), *rates, episodes, after)
+    return table
 
 
 def adapt_run(
@@ -225,7 +286,7 @@ def _learn(
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    with learning.open_data(0) as data:
+    with learning.open_data(trainer) as data:
         trainer.fit(learning.module, datamodule=data)
     if trainer.interrupted:
         raise KeyboardInterrupt

@@ -4,24 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
-from envs.errors import LevelError, SimulationError
-from envs.interface import check_levels
+from envs.interface import SimulationError, check_levels
+from envs.levels import LevelError
 from envs.vector import make_vector_env
 from mttl.assembly.trainer import build_policy_trainer
 from mttl.babyai.build_policy import build_policies, policy_settings
-from mttl.babyai.demonstration_loader import DemonstrationDataModule
+from mttl.babyai.demonstration_loader import DemonstrationLoader, read_demonstrations
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
-from mttl.babyai.imitation_module import ImitationModule
-from mttl.babyai.level_demonstrations import read_demonstrations
 from mttl.babyai.monitors import EpisodeMonitor, ImitationMonitor
-from mttl.babyai.policy_module import PolicyModule, PpoModule
-from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rollouts import RolloutCollector, RolloutDataModule, RolloutLoader
+from mttl.babyai.policy_module import ImitationModule, PolicyModule, PpoModule
+from mttl.babyai.rl.learning_curve import EpisodeLog
+from mttl.babyai.rollouts import RolloutCollector, RolloutLoader
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -35,6 +34,7 @@ from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
+from mttl.runtime.processes import gathered, rank
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.loggers import close_loggers, open_loggers
 from mttl.training.predictions import Result, write_results
@@ -92,7 +92,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))
-    with learning.open_data(trainer.global_rank) as data:
+    with learning.open_data(trainer) as data:
         trainer.fit(
             learning.module,
             datamodule=data,
@@ -106,6 +106,32 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     return results
 
 
+class PolicyData(pl.LightningDataModule):
+    """The batches of a loader as Lightning's training data; its state is that of the loader.
+
+    The loader itself offers Lightning no state: it would be restored too late, when the loader has
+    been asked for its length.
+    """
+
+    def __init__(self, loader: DemonstrationLoader | RolloutLoader) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self) -> DemonstrationLoader | RolloutLoader:
+        """Return the loader."""
+        return self.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on exactly: a state of each process."""
+        return {"processes": gathered(self.loader.state())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there; further processes than there were begin with the first one's counts."""
+        states, own = state_dict["processes"], rank()
+        of_other = own >= len(states)
+        self.loader.load_state(states[0 if of_other else own], of_other)
+
+
 @dataclass(frozen=True)
 class Learning:
     """How policies learn.
@@ -114,13 +140,13 @@ class Learning:
         module: Turns batches into losses.
         monitor: Says how well it goes.
         every_n_steps: Steps between two checkpoints.
-        open_data: Gives the batches of a process, by its number, while it is open.
+        open_data: Gives the batches of a trainer's process while it is open.
     """
 
     module: PolicyModule
     monitor: Callback
     every_n_steps: int
-    open_data: Callable[[int], AbstractContextManager[pl.LightningDataModule]]
+    open_data: Callable[[pl.Trainer], AbstractContextManager[PolicyData]]
 
 
 def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
@@ -134,33 +160,32 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
     log = EpisodeLog(levels, rl.window)
 
     @contextmanager
-    def open_data(rank: int) -> Iterator[RolloutDataModule]:
+    def open_data(trainer: pl.Trainer) -> Iterator[PolicyData]:
+        seed = config.run.seed + trainer.global_rank
         environments = make_vector_env(
             levels,
             rl.n_slots,
             seed=config.run.seed,
             backend=rl.backend,
             n_workers=rl.n_workers,
-            first_slot=rank * rl.n_slots,
+            first_slot=trainer.global_rank * rl.n_slots,
         )
-        seed = config.run.seed + rank
         collector = RolloutCollector(model, environments, log, seed=seed)
+        arithmetic = trainer.precision_plugin.forward_context
         try:
-            yield RolloutDataModule(RolloutLoader(collector, rl.ppo, seed=seed))
+            yield PolicyData(RolloutLoader(collector, rl.ppo, seed=seed, arithmetic=arithmetic))
         finally:
             environments.close()
 
-    return Learning(
-        PpoModule(model, levels, config.optim, rl.ppo),
-        EpisodeMonitor(
-            log,
-            success_rate=rl.success_rate,
-            stop_when_solved=rl.stop_when_solved,
-            console=Console(stderr=True),
-        ),
-        ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches,
-        open_data,
+    monitor = EpisodeMonitor(
+        log,
+        success_rate=rl.success_rate,
+        stop_when_solved=rl.stop_when_solved,
+        console=Console(stderr=True),
     )
+    every_n_steps = ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches
+    module = PpoModule(model, levels, config.optim, rl.ppo)
+    return Learning(module, monitor, every_n_steps, open_data)
 
 
 def _from_demonstrations(
@@ -168,11 +193,7 @@ def _from_demonstrations(
 ) -> Learning:
     rl = config.rl
     assert rl.demonstrations is not None
-    data = DemonstrationDataModule(
-        read_demonstrations(rl.demonstrations, levels),
-        rl.imitation.batch_size,
-        seed=config.run.seed,
-    )
+    record = read_demonstrations(rl.demonstrations, levels)
     module = ImitationModule(
         model,
         levels,
@@ -180,12 +201,14 @@ def _from_demonstrations(
         recurrence=rl.ppo.recurrence,
         entropy_coef=rl.imitation.entropy_coef,
     )
-    return Learning(
-        module,
-        ImitationMonitor(Console(stderr=True)),
-        BATCHES_BETWEEN_CHECKPOINTS,
-        lambda rank: nullcontext(data),
-    )
+
+    def open_data(trainer: pl.Trainer) -> AbstractContextManager[PolicyData]:
+        ranks = {"rank": trainer.global_rank, "n_ranks": trainer.world_size}
+        size, seed = rl.imitation.batch_size, config.run.seed
+        return nullcontext(PolicyData(DemonstrationLoader(record, size, seed=seed, **ranks)))
+
+    monitor = ImitationMonitor(Console(stderr=True))
+    return Learning(module, monitor, BATCHES_BETWEEN_CHECKPOINTS, open_data)
 
 
 def played_episodes(rl: Rl) -> dict[str, int]:

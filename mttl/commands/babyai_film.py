@@ -54,8 +54,8 @@ def main(options: argparse.Namespace) -> None:
             check_levels([level], "--level")
             names = ", ".join(trained)
             raise MttlError(f"--level: '{options.run}' has no policy for {level}, only for {names}")
-    from envs.episodes import episode_seed
     from envs.film import Episode, film
+    from envs.interface import slot_seed
     from mttl.analysis.skill_matching import align_groups, matched
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> None:
             task = known.index(level)
             policy = model.task_module(task)
             actions, success = play_episode(policy, level, number, seed=seed, choose=choose)
-            begun = episode_seed(seed, level, number)
+            begun = slot_seed(seed, level, number, evaluation=True)
             played.append(Episode(level, begun, actions, shares[task], success))
             outcome = f"{'success' if success else 'no success'} in {len(actions)} steps"
             make_console().print(f"{level}, episode {number}: {outcome}, {path}", soft_wrap=True)

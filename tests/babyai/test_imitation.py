@@ -11,8 +11,7 @@ from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from envs.demonstration_file import save_demonstrations
-from envs.demonstrations import record_demonstrations
+from envs.demonstrations import record_demonstrations, save_demonstrations
 from helpers.babyai import LEVELS, TINY
 from helpers.command import column, read_csv, start, train
 from helpers.interruption import assert_same_run, interrupted

@@ -14,8 +14,7 @@ from mttl.io import yaml12
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai.new_levels as adaptation
-from envs.demonstration_file import save_demonstrations
-from envs.demonstrations import record_demonstrations
+from envs.demonstrations import record_demonstrations, save_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.new_levels import adapt_policies

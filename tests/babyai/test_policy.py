@@ -9,8 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from helpers.backbones import fill
 from helpers.compare import relative_error
-from mttl.babyai.policy import Policy
-from mttl.babyai.recurrent import LSTMCell, MaskedGRU
+from mttl.babyai.policy import LSTMCell, MaskedGRU, Policy
 
 S, N, E, M, TOKENS = 5, 3, 4, 6, 11
 SMALL = {"n_channels": 8, "memory_size": 6, "instruction_size": 5, "word_size": 4, "hidden_size": 7}

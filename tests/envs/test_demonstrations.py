@@ -11,9 +11,14 @@ import pytest
 
 from envs import demonstrations
 from envs.bot import BotFailed, Demonstration
-from envs.demonstration_file import load_demonstrations, save_demonstrations
-from envs.demonstrations import MOST_FAILURES, record_demonstrations
-from envs.errors import LevelError, SimulationError
+from envs.demonstrations import (
+    MOST_FAILURES,
+    load_demonstrations,
+    record_demonstrations,
+    save_demonstrations,
+)
+from envs.interface import SimulationError
+from envs.levels import LevelError
 from envs.process import WorkerProcess
 from helpers.processes import is_running
 

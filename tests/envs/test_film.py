@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from envs.errors import LevelError
 from envs.film import ACTIONS as NAMES
 from envs.film import SIDE, Episode, film, replay, with_caption
+from envs.levels import LevelError
 
 LEVEL, SEED, ACTIONS = "GoToLocal", 3, [0, 2, 2, 1, 5]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from envs.bot import _BoundedBot
-from envs.errors import LevelError, SimulationError
+from envs.interface import SimulationError
+from envs.levels import LevelError
 from envs.pool import PoolVectorEnv
 from envs.vocabulary import encode
 from helpers.minigrid_twin import Twin

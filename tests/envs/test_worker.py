@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.errors import SimulationError
+from envs.interface import SimulationError
 from envs.local import LocalVectorEnv
 from envs.process import WorkerProcess
 from envs.worker import WorkerVectorEnv

@@ -19,8 +19,8 @@ from mttl.analysis.routing_record import read_record
 from mttl.assembly.build_router import read_expert_matrix
 from mttl.assembly.model import load_run
 from mttl.babyai.build_policy import load_policies
-from mttl.babyai.level_demonstrations import read_demonstrations
-from mttl.babyai.level_results import LevelResult
+from mttl.babyai.demonstration_loader import read_demonstrations
+from mttl.babyai.new_levels import LevelResult
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.commands import import_peft, merge, predict, train
