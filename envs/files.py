@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-FILM_ENDINGS = (".gif", ".mp4")
-
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:

@@ -198,7 +198,7 @@ def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None
         groups=groups,
     )
     record = read_record(tmp_path)
-    page = explore_page([Explored(RoutingView(record, weights, (name, "b")))])
+    page = explore_page([Explored(RoutingView(record, (name, "b")))])
     # In the page's data it is text, whose brackets are escaped; elsewhere it does not stand.
     assert name not in page
     assert name.partition("(")[0] not in page

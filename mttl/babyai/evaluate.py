@@ -1,18 +1,16 @@
 """Evaluates policies on fixed episodes of every level, none of them met in training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 
 from envs.episodes import Episodes, run_episodes
-from envs.interface import Observation, slot_seed
+from envs.interface import Observation, VectorEnv, slot_seed
 from envs.vector import make_vector_env
-from mttl.babyai.rl.sequences import without_padding
 from mttl.babyai.rollouts import Agent, sample_actions
 from mttl.runtime.progress_bar import counting
 from mttl.runtime.tables import TextTable
@@ -47,62 +45,56 @@ def play_levels(
     """
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
-    training = model.training
-    model.eval()
-    agent = Agent(model, len(levels), n_slots)
     generator = torch.Generator().manual_seed(seed)
-
-    def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
-        logits, _ = agent(seen, begins)
-        return _chosen(logits, choose, generator).cpu().numpy()
-
-    try:
-        shown, total = status or Console(quiet=True), len(levels) * n_episodes
-        with torch.no_grad(), counting(shown, f"playing, {choose}", total) as count:
-            return run_episodes(environments, act, n_episodes, count.advance)
-    finally:
-        environments.close()
-        model.train(training)
+    shown, total = status or Console(quiet=True), len(levels) * n_episodes
+    with counting(shown, f"playing, {choose}", total) as count:
+        return _play(
+            model, range(len(levels)), environments, n_episodes, choose, generator, count.advance
+        )[0]
 
 
-@torch.no_grad()
 def play_episode(
-    policy: nn.Module, level: str, episode: int, *, seed: int, choose: Choice
+    model: ComposedModel, task: int, level: str, episode: int, *, seed: int, choose: Choice
 ) -> tuple[list[int], bool]:
-    """Play one of the episodes that `play_levels` plays.
+    """Play one of the episodes that `play_levels` plays, with the policy of a task.
 
     Returns:
         The actions, and whether they fulfilled the mission.
     """
-    environment = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
-    generator = torch.Generator().manual_seed(slot_seed(seed, level, episode, evaluation=True))
-    device = next(policy.parameters()).device
-    memory = torch.zeros(1, 2 * policy.memory_size, device=device)  # type: ignore[operator]
-    index = torch.zeros(1, 1, dtype=torch.long, device=device)
-    actions: list[int] = []
+    environments = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
+    own = slot_seed(seed, level, episode, evaluation=True)
+    generator = torch.Generator().manual_seed(own)
+    played, actions = _play(model, [task], environments, 1, choose, generator)
+    return [int(action.item()) for action in actions], bool(played.success.item())
+
+
+@torch.no_grad()
+def _play(
+    model: ComposedModel,
+    tasks: Sequence[int],
+    environments: VectorEnv,
+    n_episodes: int,
+    choose: Choice,
+    generator: torch.Generator,
+    on_episode: Callable[[], object] = lambda: None,
+) -> tuple[Episodes, list[np.ndarray]]:
+    """Play episodes of some tasks' levels; return how they went and the actions of every step."""
+    training = model.training
+    model.eval()
+    agent = Agent(model, tasks, environments.n_slots)
+    actions: list[np.ndarray] = []
 
     def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
-        nonlocal memory
-        logits, _, memory = policy(
-            torch.from_numpy(seen.image).to(device),
-            without_padding(torch.from_numpy(seen.mission[0])).to(device),
-            index,
-            memory,
-            torch.zeros_like(index, dtype=torch.bool),  # it begins with an empty memory
-        )
-        action = _chosen(logits[0], choose, generator).cpu().numpy()  # (1,)
-        actions.append(action.item())
-        return action[None]
+        logits, _ = agent(seen, begins)
+        chosen = logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
+        actions.append(chosen.cpu().numpy())
+        return actions[-1]
 
     try:
-        played = run_episodes(environment, act, 1)
-        return actions, bool(played.success.item())
+        return run_episodes(environments, act, n_episodes, on_episode), actions
     finally:
-        environment.close()
-
-
-def _chosen(logits: Tensor, choose: Choice, generator: torch.Generator) -> Tensor:
-    return logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
+        environments.close()
+        model.train(training)
 
 
 def episode_results(

@@ -4,7 +4,7 @@ The loader keeps what a resumed run needs to go on exactly: the environments, th
 and the rollout that is being learned from.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
@@ -30,7 +30,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 
 
 class Agent:
-    """The policies of all tasks, acting side by side: their parameters are mixed once.
+    """The policies of some tasks, acting side by side: their parameters are mixed once.
 
     Make a new agent when weights have changed. The model is in evaluation mode: noise in the
     routing would change the policy between rollout and learning.
@@ -40,15 +40,15 @@ class Agent:
     """
 
     def __init__(
-        self, model: ComposedModel, n_tasks: int, n_slots: int, memory: Tensor | None = None
+        self, model: ComposedModel, tasks: Sequence[int], n_slots: int, memory: Tensor | None = None
     ) -> None:
         self.model = model
         self.device = model.device
         if memory is None:
-            memory = torch.zeros(n_tasks, n_slots, 2 * model.base.memory_size)  # type: ignore
+            memory = torch.zeros(len(tasks), n_slots, 2 * model.base.memory_size)  # type: ignore
         self.memory = memory.to(self.device)
-        self._parameters = model.task_parameters(torch.arange(n_tasks, device=self.device))
-        self._index = torch.arange(n_slots, device=self.device).expand(n_tasks, 1, n_slots)
+        self._parameters = model.task_parameters(torch.tensor(tasks, device=self.device))
+        self._index = torch.arange(n_slots, device=self.device).expand(len(tasks), 1, n_slots)
 
     def __call__(self, seen: Observation, begins: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return logits (T, N, A) and values (T, N) of one observation each, and remember it."""
@@ -96,7 +96,7 @@ class RolloutCollector:
         if self.seen is None:
             self.seen = self.environments.reset()
         n_tasks, n_slots = self.begins.shape
-        agent = Agent(self.model, n_tasks, n_slots, self.memory)
+        agent = Agent(self.model, range(n_tasks), n_slots, self.memory)
         steps = [self._step(agent, settings) for _ in range(settings.n_steps)]
         self.memory = agent.memory
         assert self.seen is not None

@@ -86,7 +86,7 @@ def serve(options: argparse.Namespace) -> None:
 def read(run: Path) -> "Explored":
     """Return what the page shows of a run."""
     from mttl.analysis.explore.explore_page import Explored
-    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+    from mttl.analysis.token_record import has_token_record, read_token_record
     from mttl.commands.routing_report.read_routing import read_view
 
     return Explored(read_view(run), read_token_record(run) if has_token_record(run) else None)

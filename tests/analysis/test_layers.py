@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mttl.analysis.layers import (
+from mttl.analysis.statistics import (
     EFFECTIVE,
     effective_skills_over_training,
     layer_statistics,

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from mttl.analysis.projection import on_components, principal_components, umap_projection
-from mttl.analysis.similarity import task_rows
+from mttl.analysis.projection import on_components, principal_components, task_rows, umap_projection
 
 
 def test_against_scikit_learn() -> None:

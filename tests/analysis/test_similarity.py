@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics.pairwise import cosine_similarity
 
-from mttl.analysis.similarity import task_rows, task_similarity
+from mttl.analysis.projection import task_rows, task_similarity
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from mttl.analysis import active_cells, discreteness, effective_skills, usage
+from mttl.analysis.statistics import active_cells, discreteness, effective_skills, usage
 
 
 def test_discreteness_is_one_minus_the_mean_entropy_in_bits():

@@ -127,9 +127,7 @@ def test_a_file_that_cannot_be_used_is_explained(path, record, tmp_path) -> None
     save_demonstrations([replace(record[0], mission="go to the moon")], foreign)
     content = path.read_bytes()
     damaged.write_bytes(content[: len(content) // 2])
-    others = (
-        r"record.npz' has none of GoTo, only of GoToObjS4 \(5\), GoToObj \(5\), .*i record"
-    )
+    others = r"record.npz' has none of GoTo, only of GoToObjS4 \(5\), GoToObj \(5\), .*i record"
     for file, levels, message in (
         (path, ["GoToObj", "GoTo"], others),
         (path.with_name("recrd.npz"), NAMES, r"recrd.npz' does not exist. Did you mean 'record"),

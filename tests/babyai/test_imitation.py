@@ -152,13 +152,13 @@ def test_one_episode_is_played_as_in_evaluation(whole: RunFolder, choose: str) -
     model, levels = load_policies(whole.path)
     expected = play_levels(model, levels, n_episodes=3, seed=SEED, choose="greedy")
     for task, level in enumerate(levels):
-        policy = model.task_module(task)
-        actions, success = play_episode(policy, level, 2, seed=SEED, choose=choose)
+        actions, success = play_episode(model, task, level, 2, seed=SEED, choose=choose)
         if choose == "greedy":
             assert len(actions) == expected.steps[task, 2]
             assert success == expected.success[task, 2]
         else:
-            assert play_episode(policy, level, 2, seed=SEED, choose=choose) == (actions, success)
+            again = play_episode(model, task, level, 2, seed=SEED, choose=choose)
+            assert again == (actions, success)
 
 
 def duration(path: Path) -> float:
@@ -173,13 +173,13 @@ def duration(path: Path) -> float:
 
 def test_films_show_every_step(whole, tmp_path, capsys) -> None:
     level = LEVELS[1]
-    policy = load_policies(whole.path)[0].task_module(1)
+    model, _ = load_policies(whole.path)
     given = [str(whole.path), "--level", level, "--out", str(tmp_path / "film.gif")]
     assert FILM.main([*given, "--episode", "3", "--episode", "1", "--episode", "3"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film-1.gif", "film-3.gif"]
     printed = capsys.readouterr().out.splitlines()
     for line, episode in zip(printed, (3, 1), strict=True):
-        actions, success = play_episode(policy, level, episode, seed=SEED, choose="greedy")
+        actions, success = play_episode(model, 1, level, episode, seed=SEED, choose="greedy")
         # Four frames a second, the last one for a second; one that repeats the one before only
         # makes that last longer.
         assert duration(tmp_path / f"film-{episode}.gif") == len(actions) / 4 + 1

@@ -12,7 +12,7 @@ import pytest
 from envs.interface import SimulationError
 from envs.local import LocalVectorEnv
 from envs.process import WorkerProcess
-from envs.worker import WorkerVectorEnv
+from envs.vector import WorkerVectorEnv
 from helpers.processes import is_running
 from helpers.same_game import assert_same
 

@@ -5,29 +5,26 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from mttl.analysis.ablation_record import Ablation, read_ablation
 from mttl.analysis.clustering import tree_joints
 from mttl.analysis.explore.run_facts import (
-    AdaptedTask,
     read_adapted,
     read_answers,
     read_run_curves,
     read_scores,
 )
-from mttl.analysis.layers import stacks_of
 from mttl.analysis.palette import category_looks
-from mttl.analysis.projection import on_components, principal_components
+from mttl.analysis.projection import on_components, principal_components, task_similarity
+from mttl.analysis.routing_record import Ablation, read_ablation
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.similarity import task_similarity
 from mttl.analysis.skill_matching import group_agreement, match_skills, matched
-from mttl.analysis.tokens.token_page import token_data
-from mttl.analysis.tokens.token_record import TokenRoutingRecord
+from mttl.analysis.statistics import stacks_of
+from mttl.analysis.token_record import TokenRoutingRecord, token_data
 from mttl.io.errors import TaskError
 
 N_NEAREST = 5
@@ -59,17 +56,16 @@ def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None
     data = [_run(run, first if number else None) for number, run in enumerate(runs)]
     names = " and ".join(run.view.name for run in runs)
     parts = {"TITLE": html.escape(names), "DATA": inside_script({"runs": data, "live": live})}
-    parts |= {name: html_text(f"explore/{name}") for name in PARTS}
-    parts |= {name: html_text(f"explore/{name}") if live else "" for name in LIVE_PARTS}
-    template = html_text("explore/page.html")
+    parts |= {name: html_text(name) for name in PARTS}
+    parts |= {name: html_text(name) if live else "" for name in LIVE_PARTS}
+    template = html_text("page.html")
     # One pass: what is put in is not searched for further names.
     return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], template)
 
 
 def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
     view, record = run.view, run.view.record
-    folder, n_skills = record.folder, record.weights.shape[2]
-    pairs, told = view.pairs, ""
+    folder, pairs, told = record.folder, view.pairs, ""
     if first is not None:
         try:
             # The rows of both in one order of tasks; groups of layers stay where they are.
@@ -82,7 +78,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
             told = f"Skills are not those of {first.name}: tasks, layers or skills differ."
     adapted = read_adapted(folder)
     weights = np.concatenate(
-        [record.weights, *(task.rows[task.kept][:, None] for task in adapted)], axis=1
+        [record.weights, *(rows[task["kept"]][:, None] for task, rows in adapted)], axis=1
     )
     ablation = read_ablation(folder)
     if ablation is not None and (ablation.tasks, ablation.groups) != (record.tasks, record.groups):
@@ -96,13 +92,15 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
         {
             "name": task,
             "category": category,
-            "scores": [*map(asdict, scores.get(task, []))],
-            "answers": (found := read_answers(folder, task)) and asdict(found),
+            "scores": scores.get(task, []),
+            "answers": read_answers(folder, task),
             "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)
     ]
-    tasks += [_adapted_task(task, view) for task in adapted]
+    for task, rows in adapted:
+        trail = [_short(point) for point in on_components(record.weights, rows)]
+        tasks.append(task | {"trail": trail})
     near = task_similarity(weights)[:, : len(record.tasks)]
     np.fill_diagonal(near, -np.inf)
     for task, likeness in zip(tasks, near, strict=True):
@@ -113,9 +111,9 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
     return {
         "name": view.name,
         "told": told,
-        "nSkills": n_skills,
+        "nSkills": record.weights.shape[2],
         "nTasks": len(record.tasks),
-        "mean": [*map(asdict, scores.get("mean", []))],
+        "mean": scores.get("mean", []),
         "curves": curves,
         "looks": {name: [look.fill, look.ink] for name, look in looks.items()},
         "tasks": tasks,
@@ -152,20 +150,6 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
     return means, names, places
 
 
-def _adapted_task(task: AdaptedTask, view: RoutingView) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "category": "adapted from this run",
-        "adapted": True,
-        "scores": [*map(asdict, task.scores)],
-        "answers": task.answers and asdict(task.answers),
-        "curves": {"score": task.curve},
-        "steps": task.steps.tolist(),
-        "kept": task.kept,
-        "trail": [_short(point) for point in on_components(view.record.weights, task.rows)],
-    }
-
-
 def _ablation(found: Ablation, pairs: np.ndarray) -> dict[str, Any] | None:
     """Return the changes in the order of skills that the page has, if it is one for all groups."""
     own = {tuple(column): skill for skill, column in enumerate(found.pairs.T.tolist())}
@@ -194,7 +178,7 @@ def _short(values: Any) -> list[float]:
 
 def html_text(name: str) -> str:
     """Return a file of this folder, as text; names to fill in stand in double braces."""
-    return resources.files("mttl.analysis").joinpath(name).read_text("utf-8")
+    return resources.files("mttl.analysis.explore").joinpath(name).read_text("utf-8")
 
 
 def inside_script(data: Any) -> str:

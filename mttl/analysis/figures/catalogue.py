@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mttl.analysis.ablation_record import Ablation
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
-from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix
-from mttl.analysis.figures.subset_table import subset_table
+from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
 from mttl.analysis.figures.task_map import task_map
 from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
-from mttl.analysis.layers import stack_of
 from mttl.analysis.projection import on_components, principal_components, umap_projection
+from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import match_skills, matched
-from mttl.analysis.tokens.token_record import TokenRoutingRecord
-from mttl.analysis.tokens.token_statistics import load_entropy
+from mttl.analysis.statistics import stack_of
+from mttl.analysis.token_counts import load_entropy
+from mttl.analysis.token_record import TokenRoutingRecord
 from mttl.io.errors import CheckpointError
 
 PANELS = 12  # groups of layers in one figure, at most

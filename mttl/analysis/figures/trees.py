@@ -8,8 +8,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.figures.canvas import GAP, ROW, new_sheet, place, styled, text_width
-from mttl.analysis.figures.categories import add_legend, label_rows, mark_categories
+from mttl.analysis.figures.canvas import (
+    GAP,
+    ROW,
+    add_legend,
+    label_rows,
+    mark_categories,
+    new_sheet,
+    place,
+    styled,
+    text_width,
+)
 from mttl.analysis.palette import category_looks
 
 TREE_WIDTH = 4.0  # inches

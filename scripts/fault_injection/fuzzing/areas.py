@@ -13,9 +13,8 @@ from fuzzing import samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.search import finished_trials
-from mttl.analysis.ablation_record import read_ablation
 from mttl.analysis.explore.explore_page import Explored, explore_page
-from mttl.analysis.routing_record import read_record
+from mttl.analysis.routing_record import read_ablation, read_record
 from mttl.assembly.build_router import read_expert_matrix
 from mttl.assembly.model import load_run
 from mttl.babyai.build_policy import load_policies

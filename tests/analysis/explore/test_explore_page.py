@@ -47,8 +47,8 @@ def unpacked(packed: dict[str, Any]) -> np.ndarray:
 def nasty_view() -> RoutingView:
     weights = np.random.default_rng(0).uniform(size=(2, 3, 4))
     folder = Path("/tmp/<run> & more")
-    record = RoutingRecord(folder, NASTY, ("a", "</script>"), weights, None, {})
-    return RoutingView(record, weights, ("x", "<i>y</i>", "unknown"))
+    record = RoutingRecord(folder, NASTY, ("a", "</script>"), weights, weights)
+    return RoutingView(record, ("x", "<i>y</i>", "unknown"))
 
 
 def test_data_come_back_whole(crossfit_view: RoutingView) -> None:
@@ -100,9 +100,9 @@ def test_skills_of_a_further_run_are_matched_to_the_first(crossfit_view: Routing
             tasks=tuple(record.tasks[task] for task in tasks),
             groups=tuple(record.groups[group] for group in groups),
             weights=shuffled[cells],
+            probabilities=shuffled[cells],
             history=None,
         ),
-        shuffled[cells],
         tuple(crossfit_view.categories[task] for task in tasks),
     )
     first, second = data_of(page_of(crossfit_view, other))
@@ -129,7 +129,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert page.replace("http://www.w3.org/2000/svg", "").count("http") == 0
     for part in (*PARTS, *LIVE_PARTS):
-        assert "innerHTML" not in html_text(f"explore/{part}")  # what is put in is text
+        assert "innerHTML" not in html_text(part)  # what is put in is text
     assert "fetch(" not in page  # nor does it ask anybody, unless it is served
     served = explore_page([Explored(nasty_view())], {"tasks": []})
     assert served.count('fetch("live"') == 1
