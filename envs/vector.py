@@ -1,7 +1,7 @@
 """Make the environments of many levels that step together, here or dealt to worker processes.
 
-What goes back and forth between processes in a step is one short message to each worker and its answer; actions,
-observations, rewards and flags lie in memory that all share.
+What goes back and forth between processes in a step is one short message to each worker and its
+answer; actions, observations, rewards and flags lie in memory that all share.
 """
 
 import mmap

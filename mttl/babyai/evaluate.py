@@ -45,12 +45,10 @@ def play_levels(
     """
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
-    generator = torch.Generator().manual_seed(seed)
     shown, total = status or Console(quiet=True), len(levels) * n_episodes
     with counting(shown, f"playing, {choose}", total) as count:
-        return _play(
-            model, range(len(levels)), environments, n_episodes, choose, generator, count.advance
-        )[0]
+        tasks = range(len(levels))
+        return _play(model, tasks, environments, n_episodes, choose, seed, count.advance)[0]
 
 
 def play_episode(
@@ -63,8 +61,7 @@ def play_episode(
     """
     environments = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
     own = slot_seed(seed, level, episode, evaluation=True)
-    generator = torch.Generator().manual_seed(own)
-    played, actions = _play(model, [task], environments, 1, choose, generator)
+    played, actions = _play(model, [task], environments, 1, choose, own)
     return [int(action.item()) for action in actions], bool(played.success.item())
 
 
@@ -75,13 +72,14 @@ def _play(
     environments: VectorEnv,
     n_episodes: int,
     choose: Choice,
-    generator: torch.Generator,
+    seed: int,
     on_episode: Callable[[], object] = lambda: None,
 ) -> tuple[Episodes, list[np.ndarray]]:
     """Play episodes of some tasks' levels; return how they went and the actions of every step."""
     training = model.training
     model.eval()
     agent = Agent(model, tasks, environments.n_slots)
+    generator = torch.Generator().manual_seed(seed)
     actions: list[np.ndarray] = []
 
     def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:

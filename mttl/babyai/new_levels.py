@@ -22,7 +22,7 @@ from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
 from mttl.babyai.monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
-from mttl.babyai.train import environment_errors, learning_of, played_episodes
+from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoints.checkpoint_file import check_weights
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
@@ -177,8 +177,8 @@ def adapt_babyai(
     results = ResumableJobs(folder / "results.jsonl", LevelResult)
 
     def work(job: LevelJob, on_step: Callable[[], object]) -> LevelResult:
-        curve = folder / "curves" / f"{job.level}-{job.seed}.csv"
-        return _run_job(config, model, source, *job, curve, status)
+        rows = MetricsFile(folder / "curves" / f"{job.level}-{job.seed}.csv")
+        return _run_job(config, model, source, job, rows, status)
 
     def shown(result: LevelResult) -> str:
         return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"
@@ -220,12 +220,12 @@ def _run_job(
     config: BabyAIConfig,
     trained: ComposedModel,
     source: str | Path,
-    level: str,
-    seed: int,
-    curve: Path,
+    job: LevelJob,
+    rows: MetricsFile,
     status: Console,
 ) -> LevelResult:
     """Adapt to one level and play the episodes of evaluation."""
+    level, seed = job
     pl.seed_everything(seed, verbose=False)
     rl, settings = config.rl, config.adapt
     if settings.mode == "from_scratch":
@@ -234,32 +234,27 @@ def _run_job(
         model = adapt_policies(copy.deepcopy(trained), settings.mode, init=settings.init)
     model.train()
     n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    rows = MetricsFile(curve)
     if n_trained:
-        _learn(config, model, level, seed, rows, status)
+        _learn(config, model, job, rows, status)
     scores = {}
     for choose in CHOICES:
-        episodes = play_levels(model, [level], status, choose=choose, **played_episodes(rl))
+        played = rl.evaluation.model_dump(include={"n_episodes", "seed"})
+        episodes = play_levels(model, [level], status, choose=choose, **played)
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
-    played = [row for row in rows.rows.values() if "episodes" in row]
+    counts = [row for row in rows.rows.values() if "episodes" in row] or [{}]
     return LevelResult(
         **{"level": level, "seed": seed, "mode": settings.mode},
         **scores,
-        episodes=int(played[-1]["episodes"]) if played else 0,
-        frames=int(played[-1]["frames"]) if played else 0,
+        episodes=int(counts[-1].get("episodes", 0)),
+        frames=int(counts[-1].get("frames", 0)),
         solved_after=_solved_after(rows, level, rl.success_rate),
         n_trained=n_trained,
     )
 
 
 def _learn(
-    config: BabyAIConfig,
-    model: ComposedModel,
-    level: str,
-    seed: int,
-    rows: MetricsFile,
-    status: Console,
+    config: BabyAIConfig, model: ComposedModel, job: LevelJob, rows: MetricsFile, status: Console
 ) -> None:
     """Learn as in training, with the rates of adaptation, from rollouts or demonstrations."""
     settings, section = config.adapt, config.trainer
@@ -269,11 +264,11 @@ def _learn(
     }
     own = config.model_copy(
         update={
-            "run": config.run.model_copy(update={"seed": seed}),
+            "run": config.run.model_copy(update={"seed": job.seed}),
             "optim": config.optim.model_copy(update=rates),
         }
     )
-    learning = learning_of(own, model, [level])
+    learning = learning_of(own, model, [job.level])
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
         accelerator=section.accelerator,

@@ -28,7 +28,7 @@ from mttl.checkpoints.run_folder import (
     step_to_start_from,
 )
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.config.babyai_schema import BabyAIConfig, Rl
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
@@ -211,19 +211,15 @@ def _from_demonstrations(
     return Learning(module, monitor, BATCHES_BETWEEN_CHECKPOINTS, open_data)
 
 
-def played_episodes(rl: Rl) -> dict[str, int]:
-    """Return which episodes `play_levels` plays to evaluate."""
-    return {"n_episodes": rl.evaluation.n_episodes, "seed": rl.evaluation.seed}
-
-
 def _finish(
     config: BabyAIConfig, model: ComposedModel, levels: Sequence[str], folder: RunFolder
 ) -> list[Result]:
     """Evaluate and save."""
     console, results = make_console(), list[Result]()
+    played = config.rl.evaluation.model_dump(include={"n_episodes", "seed"})
     for choose in config.rl.evaluation.choose:
         status = Console(stderr=True)
-        episodes = play_levels(model, levels, status, choose=choose, **played_episodes(config.rl))
+        episodes = play_levels(model, levels, status, choose=choose, **played)
         results += episode_results(episodes, levels, choose, config.run.seed)
     write_results(folder.results, results)
     save_inventory(

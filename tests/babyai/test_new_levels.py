@@ -17,7 +17,7 @@ import mttl.babyai.new_levels as adaptation
 from envs.demonstrations import record_demonstrations, save_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
-from mttl.babyai.new_levels import adapt_policies
+from mttl.babyai.new_levels import LevelJob, adapt_policies
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
 
@@ -50,7 +50,7 @@ def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> 
     def stopping(*given: Any) -> Any:
         if len(played) == 1:
             raise KeyboardInterrupt
-        played.append(given[3:5])
+        played.append(given[3])
         return real(*given)
 
     with monkeypatch.context() as patch:
@@ -73,11 +73,11 @@ def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> 
 def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch) -> None:
     real = adaptation._learn
 
-    def learn(config: Any, model: Any, level: str, seed: int, *rest: Any) -> None:
-        if seed == 1:
+    def learn(config: Any, model: Any, job: LevelJob, *rest: Any) -> None:
+        if job.seed == 1:
             rates = config.adapt.model_copy(update={"lr": 1e30})
             config = config.model_copy(update={"adapt": rates})
-        real(config, model, level, seed, *rest)
+        real(config, model, job, *rest)
 
     monkeypatch.setattr(adaptation, "_learn", learn)
     out = run.parent / "diverged"

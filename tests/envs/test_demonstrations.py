@@ -102,8 +102,6 @@ def test_what_is_saved_is_loaded(record: list[Demonstration], tmp_path: Path) ->
     assert as_lists(load_demonstrations(path)) == as_lists(record)
     # Images compress well.
     assert path.stat().st_size < 0.2 * sum(one.images.size for one in record)
-    with pytest.raises(ValueError, match=r"record.zip' must end in .npz"):
-        save_demonstrations(record, tmp_path / "record.zip")
     before = path.read_bytes()
     broken = replace(record[0], images=record[0].images[:, :3])
     with pytest.raises(ValueError, match="dimensions"):

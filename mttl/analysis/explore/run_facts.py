@@ -93,9 +93,8 @@ def read_answers(folder: Path, task: str) -> Facts | None:
     """Return some answers to a task's rows, of the test rows if they were answered.
 
     Returns:
-        ``split``; ``n_right``, how many of the ``n_rows`` are an accepted answer, to the letter; and
-        ``shown``, some right and some wrong ones: input, answer, accepted answers, whether it is
-        right.
+        ``split``; ``n_right``, how many of the ``n_rows`` are an accepted answer, to the letter;
+        ``shown``, some right and some wrong ones: input, answer, accepted answers, if it is right.
 
     Raises:
         CheckpointError: If a file is damaged.

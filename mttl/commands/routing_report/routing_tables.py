@@ -104,9 +104,8 @@ def comparison_table(
     if factors:
         others = " among tasks equal in the other factors" if len(factors) > 1 else ""
         notes.append(f"of skills and pairs over 100{others}")
-    for name, found in (
-        factor_recovery(view.record.probabilities, factors).items() if factors else ()
-    ):
+    recovered = factor_recovery(view.record.probabilities, factors) if factors else {}
+    for name, found in recovered.items():
         if found is None:
             notes.append(f"{name} cannot be separated from the other factors")
             continue

@@ -86,6 +86,7 @@ def page(driver: Any, view: RoutingView, tmp_path: Path) -> Iterator[RunPage]:
     assert driver.get_log("browser") == []
     # Nothing was fetched.
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
+    assert opened.all("#live") == []
 
 
 def test_it_opens_on_scores_beside_baselines_in_the_order_of_the_tree(page: RunPage) -> None:
