@@ -87,7 +87,7 @@ class VectorEnv:
 
     def load_state(self, state: dict[str, Any]) -> Observation:
         """Go on from a state; returns the current observations."""
-        raise NotImplementedError("these environments cannot be restored: use backend 'minigrid'")
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what the environments hold."""

@@ -44,16 +44,6 @@ ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 
 
-def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
-    """Train, evaluate and save.
-
-    Returns:
-        The success rate and mean steps of every level.
-    """
-    with environment_errors("The last checkpoint is kept; continue with --resume"):
-        return _train(config, resume)
-
-
 @contextmanager
 def environment_errors(advice: str) -> Iterator[None]:
     """Turn errors of environments into those of the package inside a ``with`` block.
@@ -70,7 +60,13 @@ def environment_errors(advice: str) -> Iterator[None]:
         raise TrainingError(f"{error}. {advice}") from error
 
 
-def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
+@environment_errors("The last checkpoint is kept; continue with --resume")
+def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
+    """Train, evaluate and save.
+
+    Returns:
+        The success rate and mean steps of every level.
+    """
     pl.seed_everything(config.run.seed, verbose=False)
     levels = check_levels(config.rl.levels)
     model = build_policies(config, levels)

@@ -21,11 +21,12 @@ from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_tr
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
 from mttl.analysis.figures.task_map import task_map
 from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
-from mttl.analysis.palette import category_looks
+from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.statistics import STATISTICS
 from mttl.io.errors import CheckpointError
+from mttl.tasks.table import crossfit
 
 TASKS = ("one", "two", "three", "four")
 CATEGORIES = ("a", "b", "a", "c")
@@ -308,3 +309,15 @@ def test_members_of_a_library_are_the_same_skill_in_every_group(crossfit_view: R
     (_, drawn), *_ = drawings(view)
     assert "skills matched" not in " ".join(words(drawn))
     assert [*ordered, "other"] == [x.get_text() for x in drawn.axes[0].get_xticklabels()]
+
+
+def test_no_two_categories_of_crossfit_look_alike() -> None:
+    looks = category_looks([task.category for task in crossfit().values()])
+    assert len(looks) > len(COLOURS)
+    assert len({(look.fill, look.marker) for look in looks.values()}) == len(looks)
+
+
+def test_looks_depend_on_the_set_of_categories_only() -> None:
+    assert category_looks(["b", "a", "b"]) == category_looks(["a", "b"])
+    assert UNKNOWN not in category_looks(["a"])
+    assert category_looks([UNKNOWN, "a"])["a"] == category_looks(["a"])["a"]

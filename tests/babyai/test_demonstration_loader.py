@@ -18,7 +18,7 @@ from mttl.babyai.demonstration_loader import (
     pad_episodes,
     read_demonstrations,
 )
-from mttl.io.errors import ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 
 
 def make_level(n_episodes: int, longest: int = 9) -> LevelDemonstrations:
@@ -81,6 +81,9 @@ def test_a_pass_goes_on_from_any_batch_and_then_the_next_one_begins() -> None:
         if n_taken < len(whole):
             assert taken + episodes(second) == expected[0]
         assert episodes(second) == expected[1]
+    others = DemonstrationLoader([make_level(8), *LEVELS[1:]], 3, seed=1)
+    with pytest.raises(CheckpointError, match=r"have \[8, 6, 13\] dem.*, but \[20, 6, 13\] when"):
+        others.load_state(whole.state())
 
 
 NAMES = ["PickupLoc", "GoToObjS4"]

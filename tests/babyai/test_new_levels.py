@@ -20,6 +20,7 @@ from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.new_levels import LevelJob, adapt_policies
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
+from mttl.routing.task.fixed import SharedRouter
 
 ADAPTING = {
     **TINY,
@@ -177,9 +178,7 @@ def test_a_new_level_of_c_poly_has_a_fresh_skill_of_its_own(run: Path) -> None:
 
 
 def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:
-    load_recipe().main(
-        ["-c", f"{run.parent / 'tiny.yaml'}+babyai/shared.yaml", "-k", "run.name=shared"]
-    )
-    model, _ = load_policies(run.parent / "shared")
+    model, _ = load_policies(run)
+    model.router = SharedRouter(1, 2)
     with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
         adapt_policies(model, "router_only")
