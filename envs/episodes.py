@@ -32,10 +32,7 @@ class Episodes:
 
 
 def run_episodes(
-    env: VectorEnv,
-    policy: Policy,
-    n_episodes: int,
-    on_episode: Callable[[], object] = lambda: None,
+    env: VectorEnv, policy: Policy, n_episodes: int, on_episode: Callable[[], object] = lambda: None
 ) -> Episodes:
     """Play the first E episodes of every level.
 

@@ -102,9 +102,7 @@ _TABLE = {
 }
 LEVELS = {
     name: Level(
-        name,
-        f"BabyAI-{name}-{'v1' if name == 'GoToObjS6' else 'v0'}",
-        tuple(competencies.split()),
+        name, f"BabyAI-{name}-{'v1' if name == 'GoToObjS6' else 'v0'}", tuple(competencies.split())
     )
     for competencies, names in _TABLE.items()
     for name in names.split()

@@ -12,11 +12,7 @@ from torch.func import functional_call
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.babyai import monitors
-from mttl.babyai.demonstration_loader import (
-    DemonstrationLoader,
-    LevelDemonstrations,
-    pad_episodes,
-)
+from mttl.babyai.demonstration_loader import DemonstrationLoader, LevelDemonstrations, pad_episodes
 from mttl.babyai.monitors import ImitationMonitor
 from mttl.babyai.policy import Policy
 from mttl.babyai.policy_module import ImitationModule

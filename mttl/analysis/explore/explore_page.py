@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.explore.run_facts import (
-    read_adapted,
-    read_answers,
-    read_run_curves,
-    read_scores,
-)
+from mttl.analysis.explore.run_facts import read_adapted, read_answers, read_run_curves, read_scores
 from mttl.analysis.palette import category_looks
 from mttl.analysis.projection import on_components, principal_components, task_similarity
 from mttl.analysis.routing_record import Ablation, read_ablation

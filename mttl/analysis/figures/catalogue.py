@@ -116,10 +116,7 @@ def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str,
     bits = record.task_bits, record.previous_bits, record.token_bits
     values = np.stack([record.evenness(), record.dropped, *bits], axis=1)
     title = f"{name}: loads of experts, and what decides the expert of a token"
-    yield (
-        "tokens_by_layer",
-        statistics_by_layer(values, record.layers, title=title, names=TOKENS),
-    )
+    yield ("tokens_by_layer", statistics_by_layer(values, record.layers, title=title, names=TOKENS))
     history = record.history
     if history is not None and len(history.steps):
         curves = {

@@ -115,11 +115,7 @@ def similarity_matrix(
 
 @styled
 def subset_table(
-    active: Bool[np.ndarray, "T K"],
-    tasks: Sequence[str],
-    *,
-    categories: Sequence[str],
-    title: str,
+    active: Bool[np.ndarray, "T K"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """List the subsets of skills in use, how many tasks use just these, and which they are."""
     n_skills = active.shape[1]

@@ -29,11 +29,7 @@ ARC_POINTS = 40
 
 @styled
 def dendrogram(
-    tree: Float[np.ndarray, "T-1 4"],
-    tasks: Sequence[str],
-    *,
-    categories: Sequence[str],
-    title: str,
+    tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """Draw the tree with its leaves, the tasks, on the right."""
     leaves, joints = tree_joints(tree)
@@ -58,11 +54,7 @@ def dendrogram(
 
 @styled
 def radial_dendrogram(
-    tree: Float[np.ndarray, "T-1 4"],
-    tasks: Sequence[str],
-    *,
-    categories: Sequence[str],
-    title: str,
+    tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """Draw the tree with its root in the middle and the tasks around it."""
     leaves, joints = tree_joints(tree)

@@ -6,12 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.babyai.rl.losses import (
-    action_log_probs,
-    generalised_advantages,
-    imitation_loss,
-    ppo_loss,
-)
+from mttl.babyai.rl.losses import action_log_probs, generalised_advantages, imitation_loss, ppo_loss
 
 N_ACTIONS = 7
 SETTINGS = {"clip": 0.2, "value_coef": 0.5, "entropy_coef": 0.01}
