@@ -35,7 +35,7 @@ class Episode:
         seed: Of the episode, as in a `Demonstration`.
         actions: S integers from 0 to 6; at most up to the end of the episode.
         shares: How much of each skill the policy uses, drawn as bars.
-        success: Whether it succeeded; the last frame says so.
+        success: The last frame says so.
     """
 
     level: str

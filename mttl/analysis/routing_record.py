@@ -9,8 +9,7 @@
 With several heads each head is a group. Probabilities are what the router says of itself before it
 normalises.
 
-`mttl ablate` writes down how tasks change where a skill is switched off.
-``RUN/ablation/ablation.npz`` holds ``losses`` and, where answers were asked for, ``scores``:
+`mttl ablate` writes ``RUN/ablation/ablation.npz``, how tasks change where a skill is switched off: ``losses`` and, where answers were asked for, ``scores``:
 changes (P, T, K) in P parts of the network; ``losses_before`` and ``scores_before (T,)``;
 ``tasks``, ``layers (P,)`` and ``groups``; and ``pairs (G, K)``, the skills of every group of layers
 in the common order by which they are numbered where one is switched off in all.
@@ -47,8 +46,6 @@ class RoutingRecord:
     """The routing of a run.
 
     Attributes:
-        folder: The run's.
-        tasks: Names of the tasks.
         groups: Names of the groups of layers.
         weights: Mixing weights of the weights that the run kept.
         probabilities: How likely each task is to use each skill, before normalisation.
@@ -124,12 +121,9 @@ def read_metrics(folder: Path) -> Curves:
 
 @dataclass(frozen=True)
 class Ablation:
-    """How tasks change where a skill is switched off.
+    """How tasks change where a skill is switched off, in some layers.
 
     Attributes:
-        tasks: Names of the tasks.
-        layers: Where skills were switched off.
-        groups: Names of the groups of layers.
         pairs: The skills of every group in the common order.
         losses: Change of the loss; more is worse.
         scores: Change of the score, if it was asked for; less is worse.

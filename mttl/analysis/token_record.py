@@ -36,21 +36,16 @@ class TokenRoutingRecord:
     """Choices of the tokens of a run. A pair is a token and an expert that it chose.
 
     Attributes:
-        folder: The run's.
-        tasks: Names of the tasks.
         layers: Names of the M layers that route tokens.
         counts: Pairs by layer, task and expert.
         dropped: Share of pairs that found no room, by layer.
-        token_bits: What a token tells about its expert, in bits, by layer.
-        previous_bits: What the token before it tells.
-        task_bits: What its task tells.
+        token_bits: What a token tells about its expert, in bits, by layer; likewise the token
+            before it, and its task.
         expert_bits: The most that anything could tell: the entropy of the loads.
         tokens: The tokens that chose an expert most often; "" where there are fewer.
-        token_counts: How often.
         token_shares: Of all that these tokens chose in the layer, the share of this expert.
         before: The token that stood most often before them there.
         previous: The commonest tokens before those that chose an expert.
-        previous_counts: How often.
         history: Loads over training, if the run recorded them.
     """
 
@@ -89,13 +84,7 @@ class TokenRoutingRecord:
 
 @dataclass(frozen=True)
 class LoadHistory:
-    """Loads over training.
-
-    Attributes:
-        steps: When they were recorded.
-        load: Share of each layer's pairs that chose each expert since the record before.
-        dropped: Share of pairs that found no room.
-    """
+    """The loads over training: shares of each layer's pairs since the record before."""
 
     steps: Int[np.ndarray, "S"]
     load: Float[np.ndarray, "S M E"]

@@ -32,11 +32,9 @@ WINDOW = 16  # batches; more would leave less to chance about which episodes mee
 
 @dataclass(frozen=True)
 class LevelDemonstrations:
-    """The E demonstrations of one level, their F frames laid end to end.
+    """The E demonstrations of one level, their F frames laid end to end, an image per action.
 
     Attributes:
-        images: What was seen before each action.
-        actions: What was done.
         lengths: Frames of each demonstration.
         missions: Tokens of what each was asked, padded with 0.
     """
@@ -55,12 +53,9 @@ class LevelDemonstrations:
 
 @dataclass(frozen=True)
 class DemonstrationBatch:
-    """N whole demonstrations of each of T levels; the task axis is first.
+    """N whole demonstrations of each of T levels, in as many steps S as the longest takes.
 
     Attributes:
-        images: What was seen in each of S steps, the most that one of them takes.
-        missions: Tokens of what each was asked.
-        actions: What was done.
         mask: The demonstration had not ended; where it had, the other fields only pad.
     """
 

@@ -39,7 +39,7 @@ def play_levels(
         model: Put into evaluation mode meanwhile.
         levels: Names of T levels.
         status: Where progress is shown; nowhere by default.
-        n_episodes: Episodes of every level, E.
+        n_episodes: E.
         seed: Of the episodes, and of sampled actions.
         choose: Take the most likely action, or draw one.
     """

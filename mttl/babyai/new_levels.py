@@ -59,15 +59,9 @@ class LevelResult(Record):
     """How one adaptation ended.
 
     Attributes:
-        level: The new level.
-        seed: Of its environments, actions and noise.
-        mode: What was trained.
         greedy: Success rate on the episodes of evaluation, taking the most likely action.
-        sampled: The same, drawing actions.
-        greedy_steps: Mean number of steps.
-        sampled_steps: The same, drawing actions.
-        episodes: Episodes that were played to adapt.
-        frames: Steps of them.
+        greedy_steps: Mean number of their steps; ``sampled`` is the same, drawing actions.
+        episodes: Episodes that were played to adapt, with ``frames`` steps.
         solved_after: Episodes until the success rate that counts as solved; None if never.
         n_trained: Parameters that were trained.
     """
@@ -147,7 +141,6 @@ def adapt_babyai(
 
     Raises:
         ConfigError: If levels are missing, or results there are of other settings.
-        MttlError: If another process writes there, or a line of the results is damaged.
         TaskError: If a level was trained on.
         CheckpointError: If the run holds no policies.
         TrainingError: If an environment breaks; or, after the other jobs, if some diverged.

@@ -88,13 +88,9 @@ def _points(text: str, size: float) -> float:
 def label_rows(
     axes: Axes, names: Sequence[str], categories: Sequence[str], *, marks: float
 ) -> None:
-    """Name the rows of axes in the colours of their categories, with the markers beside them.
+    """Name the rows of axes, at 0, 1, 2, …, in the colours of their tasks' categories.
 
-    Args:
-        axes: Their rows are at 0, 1, 2, …
-        names: Of the tasks.
-        categories: One per task.
-        marks: Where the markers are, in widths of the axes.
+    The markers are beside them, ``marks`` widths of the axes from their left side.
     """
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", pad=14)

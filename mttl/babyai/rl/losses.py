@@ -83,7 +83,7 @@ def ppo_loss(
         actions: Those taken in the rollout.
         old_log_probs: Their log probabilities then.
         old_values: What the critic expected then.
-        advantages: How much better than expected each action was.
+        advantages: See `generalised_advantages`.
         returns: What the critic should have expected.
         clip: How far the ratio may move from 1, and values from the old ones, before the gain is
             cut off. Values are in units of the (scaled) reward.

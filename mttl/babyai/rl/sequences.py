@@ -18,14 +18,11 @@ class Rollout:
 
     Attributes:
         images: What is seen before the action.
-        missions: Tokens of what is asked for.
         begins: The observation is the first of an episode.
         memory: Memory of the policy before it sees the observation. Of S steps only what stood
             before every ``recurrence``-th is kept: sequences begin nowhere else.
-        actions: What it did.
-        log_probs: Logarithm of the probability of that.
+        log_probs: Logarithm of the probability of the action.
         values: What the critic expected.
-        rewards: What the action brought.
         ends: The action ended the episode.
     """
 
@@ -59,7 +56,6 @@ class EpisodeSequences:
         missions: The distinct missions of the whole rollout, no longer than the longest.
         mission_index: Which of them each frame has.
         memory: Of the policy before the first step of each sequence.
-        advantages: How much better than expected the action was.
         returns: What the critic should have expected.
     """
 
