@@ -9,10 +9,11 @@
 With several heads each head is a group. Probabilities are what the router says of itself before it
 normalises.
 
-`mttl ablate` writes ``RUN/ablation/ablation.npz``, how tasks change where a skill is switched off: ``losses`` and, where answers were asked for, ``scores``:
-changes (P, T, K) in P parts of the network; ``losses_before`` and ``scores_before (T,)``;
-``tasks``, ``layers (P,)`` and ``groups``; and ``pairs (G, K)``, the skills of every group of layers
-in the common order by which they are numbered where one is switched off in all.
+`mttl ablate` writes ``RUN/ablation/ablation.npz``, how tasks change where a skill is switched off:
+``losses`` and, where answers were asked for, ``scores``: changes (P, T, K) in P parts of the
+network; ``losses_before`` and ``scores_before (T,)``; ``tasks``, ``layers (P,)`` and ``groups``;
+and ``pairs (G, K)``, the skills of every group of layers in the common order by which they are
+numbered where one is switched off in all.
 """
 
 import math
