@@ -12,6 +12,7 @@ from mttl.analysis.projection import task_similarity
 from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.skill_matching import align_groups, matched
 from mttl.analysis.statistics import effective_skills_over_training, layer_statistics
+from mttl.analysis.token_record import TokenRoutingRecord
 from mttl.io.errors import TaskError
 
 
@@ -24,12 +25,14 @@ class RoutingView:
         categories: One per task.
         trails: How the rows of adapted tasks moved over their adaptation, by name.
         members: What the skills are, where they are those of a library: the same in all groups.
+        tokens: What its tokens chose, for the page.
     """
 
     record: RoutingRecord
     categories: tuple[str, ...]
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    tokens: TokenRoutingRecord | None = None
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import mutual_info_score
 
-from mttl.analysis.explore.explore_page import Explored, explore_page
+from mttl.analysis.explore.explore_page import explore_page
 from mttl.analysis.figures.catalogue import token_drawings
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.token_counts import TokenCounts, entropy_bits, mutual_information
@@ -111,8 +111,7 @@ def test_figures_and_page(run: Path) -> None:
     assert set(drawn) == {"tokens_by_layer", "tokens_over_training"}
     assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
     routing = record.as_routing()
-    view = RoutingView(routing, ("x",) * 3)
-    page = explore_page([Explored(view, record)])
+    page = explore_page([RoutingView(routing, ("x",) * 3, tokens=record)])
     assert "A choice has 2.00 bits" in page
 
 

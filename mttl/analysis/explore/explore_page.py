@@ -5,7 +5,6 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -19,7 +18,7 @@ from mttl.analysis.routing_record import Ablation, read_ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import group_agreement, match_skills, matched
 from mttl.analysis.statistics import stacks_of
-from mttl.analysis.token_record import TokenRoutingRecord, token_data
+from mttl.analysis.token_record import token_data
 from mttl.io.errors import TaskError
 
 N_NEAREST = 5
@@ -30,15 +29,7 @@ PARTS = ("page.css", "core.js", "charts.js", "panel.js", "tokens.js", "start.js"
 LIVE_PARTS = ("live.html", "live.js")
 
 
-@dataclass(frozen=True)
-class Explored:
-    """A run as the page shows it."""
-
-    view: RoutingView
-    tokens: TokenRoutingRecord | None = None
-
-
-def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None) -> str:
+def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = None) -> str:
     """Return a page to look around in: scores, curves, map and tree of tasks, skills, answers.
 
     Skills are numbered in an order that is common to all groups of layers; those of a further run
@@ -47,9 +38,8 @@ def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None
     Raises:
         CheckpointError: If a file of a run is damaged.
     """
-    first = runs[0].view
-    data = [_run(run, first if number else None) for number, run in enumerate(runs)]
-    names = " and ".join(run.view.name for run in runs)
+    data = [_run(run, runs[0] if number else None) for number, run in enumerate(runs)]
+    names = " and ".join(run.name for run in runs)
     parts = {"TITLE": html.escape(names), "DATA": inside_script({"runs": data, "live": live})}
     parts |= {name: html_text(name) for name in PARTS}
     parts |= {name: html_text(name) if live else "" for name in LIVE_PARTS}
@@ -58,8 +48,8 @@ def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None
     return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], template)
 
 
-def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
-    view, record = run.view, run.view.record
+def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
+    record = view.record
     folder, pairs, told = record.folder, view.pairs, ""
     if first is not None:
         try:
@@ -127,7 +117,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
         "means": _packed(means),
         "places": [[_short(point) for point in step] for step in places],
         "ablation": None if ablation is None else _ablation(ablation, pairs),
-        "tokens": None if run.tokens is None else token_data(run.tokens),
+        "tokens": None if view.tokens is None else token_data(view.tokens),
     }
 
 

@@ -13,7 +13,7 @@ from fuzzing import samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.search import finished_trials
-from mttl.analysis.explore.explore_page import Explored, explore_page
+from mttl.analysis.explore.explore_page import explore_page
 from mttl.analysis.routing_record import read_ablation, read_record
 from mttl.assembly.build_router import read_expert_matrix
 from mttl.assembly.model import load_run
@@ -176,7 +176,7 @@ def _metrics(folder: Path) -> Any:
 
 
 def _page(folder: Path) -> Any:
-    return explore_page([Explored(read_view(folder))])
+    return explore_page([read_view(folder)])
 
 
 def _skills(folder: Path) -> Any:
