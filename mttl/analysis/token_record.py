@@ -24,7 +24,6 @@ from mttl.analysis.token_counts import (
     load_entropy,
     mutual_information,
 )
-from mttl.io.errors import CheckpointError
 from mttl.io.files import atomic_path
 
 N_TOP = 10  # tokens listed for each expert
@@ -158,14 +157,10 @@ def read_token_record(folder: str | Path) -> TokenRoutingRecord:
     """Read what a run wrote down about the experts that its tokens chose.
 
     Raises:
-        CheckpointError: If there is nothing, or a file is damaged.
+        CheckpointError: If a file is missing or damaged.
     """
     folder = Path(folder)
     path = folder / "plots" / "token_routing.npz"
-    if not path.is_file():
-        raise CheckpointError(
-            f"'{path}' does not exist. Give the folder of a run with a section moe that has ended"
-        )
     fields = TokenRoutingRecord.__dataclass_fields__
     names = [name for name in fields if name not in ("folder", "history")]
     arrays = read_arrays(path, tuple(names))

@@ -17,7 +17,6 @@ from mttl.analysis.token_record import (
     token_data,
     write_token_record,
 )
-from mttl.io.errors import CheckpointError
 
 WORDS = ("a", "b", " ", "d")
 TASKS = ("past", "plural", "clock")
@@ -113,8 +112,3 @@ def test_figures_and_page(run: Path) -> None:
     routing = record.as_routing()
     page = explore_page([RoutingView(routing, ("x",) * 3, tokens=record)])
     assert "A choice has 2.00 bits" in page
-
-
-def test_damaged_files_are_explained(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"does not exist\. Give the folder of a run with"):
-        read_token_record(tmp_path / "nowhere")

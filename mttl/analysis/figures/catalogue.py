@@ -19,7 +19,6 @@ from mttl.analysis.skill_matching import match_skills, matched
 from mttl.analysis.statistics import stack_of
 from mttl.analysis.token_counts import load_entropy
 from mttl.analysis.token_record import TokenRoutingRecord
-from mttl.io.errors import CheckpointError
 
 PANELS = 12  # groups of layers in one figure, at most
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
@@ -82,23 +81,13 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw how tasks change without a skill in all groups of layers, beside how much they use it.
-
-    Raises:
-        CheckpointError: If it is of other tasks or groups than the run.
-    """
-    record = view.record
-    if (found.tasks, found.groups) != (record.tasks, record.groups):
-        raise CheckpointError(
-            f"what is in '{record.folder}' about skills that are switched off is of other tasks or "
-            "layers than its routing. Delete it, and run mttl ablate again"
-        )
-    weights = matched(record.weights, found.pairs).mean(0)
+    """Draw how tasks change without a skill in all groups of layers, beside how much they use it."""
+    weights = matched(view.record.weights, found.pairs).mean(0)
     unit = "loss" if found.scores is None else "score, points"
     return heat_maps(
         np.stack([weights, found.changes[0]]),
         ["mixing weight", f"{found.quantity} without the skill"],
-        record.tasks,
+        view.record.tasks,
         order=view.order,
         categories=view.categories,
         title=f"{view.name}: what skills are for, {what_mean(view)}",
