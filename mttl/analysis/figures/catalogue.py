@@ -81,7 +81,7 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw how tasks change without a skill in all groups of layers, beside how much they use it."""
+    """Draw how tasks change without a skill in all groups of layers, beside its weights."""
     weights = matched(view.record.weights, found.pairs).mean(0)
     unit = "loss" if found.scores is None else "score, points"
     return heat_maps(
