@@ -13,7 +13,7 @@ from envs.interface import Observation, VectorEnv, slot_seed
 from envs.vector import make_vector_env
 from mttl.babyai.rollouts import Agent, sample_actions
 from mttl.runtime.progress_bar import counting
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 

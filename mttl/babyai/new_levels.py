@@ -20,7 +20,7 @@ from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.monitors import ROLLOUTS
+from mttl.babyai.policy_monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoints.checkpoint_file import check_weights
@@ -32,7 +32,7 @@ from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.record import Record
 from mttl.runtime.command import make_console
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress

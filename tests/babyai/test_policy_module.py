@@ -11,11 +11,11 @@ from torch.func import functional_call
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from mttl.babyai import monitors
+from mttl.babyai import policy_monitors as monitors
 from mttl.babyai.demonstration_loader import DemonstrationLoader, LevelDemonstrations, pad_episodes
-from mttl.babyai.monitors import ImitationMonitor
 from mttl.babyai.policy import Policy
 from mttl.babyai.policy_module import ImitationModule
+from mttl.babyai.policy_monitors import ImitationMonitor
 from mttl.babyai.train import PolicyData
 from mttl.config.optim_schema import Adam
 from mttl.routing.task.polytropon import PolytroponRouter

@@ -12,7 +12,7 @@ from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import matched_correlation
 from mttl.analysis.statistics import ALL, STATISTICS, PermutationTest, stack_means
 from mttl.analysis.token_record import TokenRoutingRecord, expert_tokens
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 
 def statistics_table(view: RoutingView) -> TextTable:

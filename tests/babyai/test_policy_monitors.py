@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mttl.babyai.monitors import EpisodeMonitor, percentages
+from mttl.babyai.policy_monitors import EpisodeMonitor, percentages
 from mttl.babyai.rl.learning_curve import EpisodeLog
 
 
