@@ -90,7 +90,7 @@ def label_rows(
 ) -> None:
     """Name the rows of axes, at 0, 1, 2, …, in the colours of their tasks' categories.
 
-    The markers are beside them, ``marks`` widths of the axes from their left side.
+    The markers are next to them, ``marks`` widths of the axes from their left side.
     """
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", pad=14)
