@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from mttl.analysis.clustering import task_order, task_tree
-from mttl.analysis.figures.canvas import save_figure
+from mttl.analysis.figures.canvas import INK, save_figure
 from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
@@ -142,7 +142,7 @@ def test_subset_table_lists_skills_and_tasks() -> None:
         ["1", "two"],
     ]
     dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    filled = [colour == figures.canvas.INK for colour in dots]
+    filled = [colour == INK for colour in dots]
     assert filled == [False, False, True, False, True, True]
 
 
