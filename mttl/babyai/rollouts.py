@@ -7,9 +7,10 @@ and the rollout that is being learned from.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -26,7 +27,11 @@ from mttl.babyai.rl.sequences import (
 )
 from mttl.config.babyai_schema import Ppo
 from mttl.io.errors import CheckpointError
+from mttl.runtime.processes import gathered, rank
 from mttl.skills.composed.composed_model import ComposedModel
+
+if TYPE_CHECKING:
+    from mttl.babyai.demonstration_loader import DemonstrationLoader
 
 
 class Agent:
@@ -250,3 +255,29 @@ class RolloutLoader:
         if "sequences" in state:
             device = self.collector.model.device
             self._sequences = EpisodeSequences(**state["sequences"]).to(device)
+
+
+class PolicyData(pl.LightningDataModule):
+    """The batches of a loader as Lightning's training data; its state is that of the loader.
+
+    The loader itself offers Lightning no state: it would be restored too late, when the loader has
+    been asked for its length.
+    """
+
+    def __init__(self, loader: "DemonstrationLoader | RolloutLoader") -> None:
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self) -> "DemonstrationLoader | RolloutLoader":
+        """Return the loader."""
+        return self.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on exactly: a state of each process."""
+        return {"processes": gathered(self.loader.state())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there; further processes than there were begin with the first one's counts."""
+        states, own = state_dict["processes"], rank()
+        of_other = own >= len(states)
+        self.loader.load_state(states[0 if of_other else own], of_other)

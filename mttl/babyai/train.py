@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
@@ -20,7 +19,7 @@ from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.policy_module import ImitationModule, PolicyModule, PpoModule
 from mttl.babyai.policy_monitors import EpisodeMonitor, ImitationMonitor
 from mttl.babyai.rl.learning_curve import EpisodeLog
-from mttl.babyai.rollouts import RolloutCollector, RolloutLoader
+from mttl.babyai.rollouts import PolicyData, RolloutCollector, RolloutLoader
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -34,7 +33,6 @@ from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
-from mttl.runtime.processes import gathered, rank
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.loggers import close_loggers, open_loggers
 from mttl.training.predictions import Result, write_results
@@ -100,32 +98,6 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     results = _finish(config, model, levels, folder) if trainer.is_global_zero else []
     close_loggers(trainer, results)
     return results
-
-
-class PolicyData(pl.LightningDataModule):
-    """The batches of a loader as Lightning's training data; its state is that of the loader.
-
-    The loader itself offers Lightning no state: it would be restored too late, when the loader has
-    been asked for its length.
-    """
-
-    def __init__(self, loader: DemonstrationLoader | RolloutLoader) -> None:
-        super().__init__()
-        self.loader = loader
-
-    def train_dataloader(self) -> DemonstrationLoader | RolloutLoader:
-        """Return the loader."""
-        return self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly: a state of each process."""
-        return {"processes": gathered(self.loader.state())}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there; further processes than there were begin with the first one's counts."""
-        states, own = state_dict["processes"], rank()
-        of_other = own >= len(states)
-        self.loader.load_state(states[0 if of_other else own], of_other)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mttl.babyai.demonstration_loader import DemonstrationLoader, LevelDemonstra
 from mttl.babyai.policy import Policy
 from mttl.babyai.policy_module import ImitationModule
 from mttl.babyai.policy_monitors import ImitationMonitor
-from mttl.babyai.train import PolicyData
+from mttl.babyai.rollouts import PolicyData
 from mttl.config.optim_schema import Adam
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.run_processes import run_processes
-from mttl.babyai.train import PolicyData
+from mttl.babyai.rollouts import PolicyData
 from mttl.runtime.processes import gathered, rank
 from mttl.training.monitors import TokenMonitor
 
