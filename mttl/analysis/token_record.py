@@ -194,7 +194,6 @@ def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
     """Return what the page tells about layers whose tokens choose experts."""
     loads, evenness = record.loads(), record.evenness()
     history, layers = record.history, []
-    load = np.zeros((0, *loads.shape)) if history is None else history.load
     for number, name in enumerate(record.layers):
         experts = []
         for expert, load in enumerate(loads[number]):
@@ -211,7 +210,9 @@ def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
                     f"{record.previous_bits[number]:.2f}, the token "
                     f"{record.token_bits[number]:.2f}."
                 ),
-                "history": np.round(load[:, number].T.astype(float), 4).tolist(),
+                "history": []
+                if history is None
+                else np.round(history.load[:, number].T.astype(float), 4).tolist(),
             }
         )
     return {
