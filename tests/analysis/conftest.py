@@ -8,7 +8,7 @@ import pytest
 from helpers.routing_runs import write_run  # noqa: F401
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 
 
 @pytest.fixture(scope="session")

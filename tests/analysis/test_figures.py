@@ -25,7 +25,7 @@ from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.statistics import STATISTICS
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 
 TASKS = ("one", "two", "three", "four")
 CATEGORIES = ("a", "b", "a", "c")

@@ -16,7 +16,7 @@ from mttl.commands import ablate as SCRIPT
 from mttl.commands.ablate_skills import switched_off
 from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
-from mttl.data.prompt_prefix import prompt_prefix
+from mttl.data.prompt_form import prompt_prefix
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.fixed import FixedRouter, GivenRows
 from mttl.runtime.command import run_command

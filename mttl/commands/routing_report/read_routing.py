@@ -32,7 +32,7 @@ from mttl.library.library_run import MEMBERS, MemberList
 from mttl.models.backbone import is_decoder_only
 from mttl.runtime.gpus import device_of
 from mttl.tasks.folder import Gym
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 from mttl.training.monitors import as_rows, routing_weights
 from mttl.training.text_to_text import TextToTextModule
 

@@ -39,7 +39,7 @@ from mttl.sparse.loop import load_state
 from mttl.sparse.skill_file import SparseSkill
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.partition import Partition
-from mttl.tasks.read_records import read_records
+from mttl.tasks.rows import read_records
 from mttl.tasks.sample_files import update_task_table
 from mttl.tasks.task_file import load_tasks
 from mttl.training.metrics_file import MetricsFile
