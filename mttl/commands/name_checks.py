@@ -115,8 +115,7 @@ def check_adaptation(
 
 def check_levels(levels: Sequence[str], where: str) -> None:
     """Refuse unknown levels."""
-    from envs.errors import LevelError
-    from envs.levels import find_level
+    from envs.levels import LevelError, find_level
 
     try:
         for level in levels:

@@ -12,7 +12,7 @@ from helpers.backbones import fill
 from helpers.compare import relative_error
 from helpers.gyms import TASKS
 from helpers.peft_adapters import peft, write_base
-from mttl.analysis.tokens.token_record import read_token_record
+from mttl.analysis.token_record import read_token_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import adapt, plot, predict
