@@ -10,10 +10,8 @@ The larger the score of an entry, the better:
 | ``fisher`` | :math:`\mathbb E\,g^2`, one gradient per example | FISH masks |
 
 References:
-    Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
-    ACL 2022, arXiv:2110.07560. Sanh, Wolf and Rush, *Movement Pruning: Adaptive Sparsity by
-    Fine-Tuning*, NeurIPS 2020, arXiv:2005.07683. Sung, Nair and Raffel, *Training Neural Networks
-    with Fixed Sparse Masks*, NeurIPS 2021, arXiv:2111.09839.
+    `mttl.sparse.lottery_ticket`. Sung, Nair and Raffel, *Training Neural Networks with Fixed Sparse
+    Masks*, NeurIPS 2021, arXiv:2111.09839.
 """
 
 from collections.abc import Mapping

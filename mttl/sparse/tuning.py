@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entries
+from mttl.sparse.skill_file import Originals, SparseChange, SparseSkill, digest, put_entries
 
 
 class SparseTuning:
@@ -28,19 +28,10 @@ class SparseTuning:
 
     Attributes:
         entries: Values at the support, by name of the tensor: the parameters to optimize.
-
-    Raises:
-        ValueError: If the support names a parameter that the model lacks, or places outside it.
     """
 
     def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
         parameters = dict(model.named_parameters())
-        for name, indices in support.items():
-            if name not in parameters:
-                raise ValueError(f"the model has no parameter '{name}' that the support names")
-            size = parameters[name].numel()
-            if len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size:
-                raise ValueError(f"the support of '{name}' leaves its {size} entries")
         self._tensors = {name: parameters[name] for name in support}
         self.support = {
             name: indices.to(parameters[name].device) for name, indices in support.items()
@@ -76,20 +67,13 @@ class SparseTuning:
         self,
         about: Mapping[str, Any] | None = None,
         *,
-        originals: Callable[[str, Tensor, Tensor], Tensor] | None = None,
+        originals: Originals | None = None,
     ) -> SparseSkill:
-        """Return what was learned, as a change of the weights that the training started from.
-
-        Args:
-            about: How it was made; JSON.
-            originals: Where the training started from a composition, its
-                `SparseComposition.originals`: the skill then is one of the network below.
-        """
+        """Return what was learned; arguments as for `SparseSkill.between`."""
         changes = {}
         for name, start in self._starts.items():
-            places, known = self.support[name], start
-            if originals:
-                known = originals(name, places, start)
+            places = self.support[name]
+            known = originals(name, places, start) if originals else start
             change, shape = self.entries[name].detach() - start, tuple(self._tensors[name].shape)
             changes[name] = SparseChange(shape, places, change, digest(known))
         return SparseSkill(changes, dict(about or {}))

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mttl.io.errors import CheckpointError, ConfigError
-from mttl.library import library_folder
 from mttl.library.library_folder import (
     Library,
     Member,
@@ -144,11 +143,11 @@ def test_a_writer_that_died_leaves_nothing(tmp_path, monkeypatch):
     add_members(tmp_path, BASE, [member("old")])
     before = (tmp_path / "library.json").read_bytes()
 
-    def die(library: Library) -> None:
+    def die(library: Library, members: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(library_folder, "_write_library", die)
+        patch.setattr(Library, "changed", die)
         with pytest.raises(KeyboardInterrupt):
             add_members(tmp_path, BASE, [member("lost"), member("more")])
     assert (tmp_path / "library.json").read_bytes() == before

@@ -14,10 +14,9 @@ from helpers.stored_forms import store
 from mttl.assembly.model import load_run
 from mttl.io.errors import CheckpointError
 from mttl.merging.fold import fold, task_mixing
-from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.recipe import Recipe
 from mttl.merging.run import merge_models
-from mttl.merging.weights_folder import Weights
+from mttl.merging.weights_folder import LoadedNames, Weights
 from mttl.models.backbone import build_random
 
 TASK = "reverse"
