@@ -71,8 +71,7 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
                     "in the general ones; factors are subtracted from factors of the same rank"
                 )
             if known:
-                down, up = (
-                    torch.stack([*x]).mean(0) for x in zip(*((k.down, k.up) for k in known))
-                )
+                down = torch.stack([one.down for one in known]).mean(0)
+                up = torch.stack([one.up for one in known]).mean(0)
                 member[path] = LowRank(part.down - down, part.up - up)
     return less
