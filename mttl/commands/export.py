@@ -142,7 +142,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
     from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
     from mttl.merging.fold import average_mixing, strip, task_mixing, unfold
     from mttl.models.backbone import is_decoder_only
-    from mttl.peft_format.lora_export import skill_mixing
+    from mttl.peft_format.peft_lora import skill_mixing
     from mttl.peft_format.poly import poly_checkpoint
     from mttl.peft_format.skill_formats import SkillAdapter, skill_adapter
 

@@ -63,8 +63,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
     from mttl.library.member_sources import adapters_in
-    from mttl.peft_format.lora_import import without_base
     from mttl.peft_format.peft_folder import read_peft
+    from mttl.peft_format.peft_lora import without_base
     from mttl.training.report import attachment_table
 
     folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
@@ -120,7 +120,7 @@ def import_loras(
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.router_schema import router_section
     from mttl.library.stacking import stack_members
-    from mttl.peft_format.lora_import import common_settings, read_lora
+    from mttl.peft_format.peft_lora import common_settings, read_lora
 
     common = common_settings(folders)
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]

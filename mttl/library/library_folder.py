@@ -33,9 +33,8 @@ from mttl.library.member_card import (
     member_name,
 )
 from mttl.merging.low_rank_factors import LowRank
-from mttl.peft_format.lora_export import lora_adapter
-from mttl.peft_format.lora_import import read_lora
 from mttl.peft_format.peft_folder import CONFIG, TENSORS, read_peft, write_peft
+from mttl.peft_format.peft_lora import lora_adapter, read_lora
 
 LOCK = ".lock"
 

@@ -24,9 +24,8 @@ from mttl.library.member_card import CARD, LIBRARY, BaseModel, MemberCard
 from mttl.merging.fold import task_mixing
 from mttl.merging.low_rank_factors import relative_error
 from mttl.models.backbone import is_decoder_only
-from mttl.peft_format.lora_export import mixture_adapter, skill_mixing
-from mttl.peft_format.lora_import import read_lora, without_base
 from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, read_peft
+from mttl.peft_format.peft_lora import mixture_adapter, read_lora, skill_mixing, without_base
 from mttl.skills.targets import linear_features
 
 # What is asked of the hub: a folder of PEFT, a run, or a library.

@@ -42,10 +42,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weights.supports import random_support
-from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.skill_file import Originals, SparseSkill, put_entries
-from mttl.sparse.tuning import SparseTuning
+from mttl.sparse.tuning import FullTuning, SparseTuning
 from mttl.training.optim import learning_rate_factor
 
 

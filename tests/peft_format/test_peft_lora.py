@@ -10,9 +10,15 @@ from helpers.skills import filled, skilled
 from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
 from mttl.merging.fold import average_mixing, task_mixing
-from mttl.peft_format.lora_export import common_scaling, lora_adapter, mixture_adapter, skill_mixing
-from mttl.peft_format.lora_import import common_settings, read_lora
 from mttl.peft_format.peft_folder import read_peft, write_peft
+from mttl.peft_format.peft_lora import (
+    common_scaling,
+    common_settings,
+    lora_adapter,
+    mixture_adapter,
+    read_lora,
+    skill_mixing,
+)
 from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from mttl.io.errors import CheckpointError
 from mttl.sparse.composition import SparseComposition
-from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.lottery_ticket import LotteryTicket
+from mttl.sparse.tuning import FullTuning
 
 
 class Regression:

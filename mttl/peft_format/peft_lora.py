@@ -1,18 +1,23 @@
-"""LoRA adapters of PEFT as low-rank changes of a model's layers."""
+"""Low-rank changes of a model's layers as LoRA adapters of PEFT, and back."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mttl.assembly.build_backbone import build_backbone
 from mttl.config.backbone_schema import Pretrained
 from mttl.io.errors import CheckpointError
-from mttl.merging.low_rank_factors import LowRank
+from mttl.merging.fold import fold, require_plain, unfold
+from mttl.merging.low_rank_factors import LowRank, mixture
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.lora import LoRAInventory
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"
 # Settings under which an adapter is more than a low-rank change of the base model's own weights.
@@ -26,6 +31,133 @@ OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 MOST_ALPHA = 1e6
 # What PEFT stores of the base beside adapters of an output head.
 STORED = ".base_layer.weight"
+
+
+def mixture_adapter(
+    model: SkilledModel, mixing: Float[Tensor, "G H K"], rank: int | None = None
+) -> dict[str, LowRank]:
+    """Return one mixture as a pair of factors per layer, all of one rank.
+
+    Returns:
+        The factors by path of the layer. Layers that need fewer columns are padded with zeros.
+
+    Raises:
+        CheckpointError: If a kind of skill does not add to a weight, a kind without factors
+            is given no rank, the rank is not positive, or a layer stands at several paths.
+    """
+    check_paths(model)
+    try:
+        return mixture_factors(model.skilled_layers(), mixing, rank)
+    except (ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"the skills cannot be exported as LoRA: {error}. {instead(model, mixing)}"
+        ) from error
+
+
+def mixture_factors(
+    layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"], rank: int | None
+) -> dict[str, LowRank]:
+    """Return the factors of some layers; arguments and result as for `mixture_adapter`.
+
+    Raises:
+        ValueError: If a kind without factors is given no rank, or the rank is not positive.
+        NotImplementedError: If a kind of skill is not a change added to a weight.
+    """
+    parts = {
+        path: mixture(layer.inventory, mixing[layer.group], rank) for path, layer in layers.items()
+    }
+    width = max(part.rank for part in parts.values())
+    return {path: part.padded(width) for path, part in parts.items()}
+
+
+def instead(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> str:
+    """Return what answers for a mixture that cannot be exported: a merged model, or mttl alone."""
+    try:
+        unfold(fold(model, mixing))
+    except ValueError:
+        return "Only mttl answers with them (mttl predict, mttl serve)"
+    return "A whole model can be written instead (mttl merge-task)"
+
+
+def lora_adapter(
+    adapter: Mapping[str, LowRank],
+    *,
+    base: str | None,
+    task_type: str,
+    transposed: bool,
+    scaling: tuple[float, bool, float] | None = None,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return configuration and tensors of PEFT for factors of every layer, all of one rank.
+
+    PEFT multiplies the change by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
+    Without a scaling the scale stays in the output-side factor, and ``lora_alpha = r``.
+    """
+    rank = next(iter(adapter.values())).rank
+    scale, rslora, dropout = scaling or (1.0, False, 0.0)
+    alpha = scale * (rank**0.5 if rslora else rank)
+    config = {
+        "peft_type": "LORA",
+        "task_type": task_type,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "lora_dropout": dropout,
+        "bias": "none",
+        "use_rslora": rslora,
+        "use_dora": False,
+        "fan_in_fan_out": transposed,
+        "init_lora_weights": True,
+        "target_modules": list(adapter),  # whole paths: nothing else can match
+    }
+    tensors = {}
+    for path, part in adapter.items():
+        tensors[f"{path}.{DOWN}"] = part.down.t()
+        tensors[f"{path}.{UP}"] = part.up / scale
+    return config, tensors
+
+
+def common_scaling(model: SkilledModel) -> tuple[float, bool, float] | None:
+    """Return scale, rsLoRA and dropout of the skills, or None where there is not one of each."""
+    skills = [layer.inventory for layer in model.skilled_layers().values()]
+    found = {
+        (one.scale, one.rslora, one.dropout) if isinstance(one, LoRAInventory) else None
+        for one in skills
+    }
+    common = found.pop()
+    return common if not found and common and common[0] > 0 else None
+
+
+@torch.no_grad()
+def skill_mixing(model: SkilledModel, skill: int) -> Float[Tensor, "G H K"]:
+    """Return the mixing weights that use one skill alone.
+
+    Raises:
+        CheckpointError: If there is no such skill.
+    """
+    n_skills = model.router.n_skills
+    if not 0 <= skill < n_skills:
+        raise CheckpointError(f"there is no skill {skill}: they are numbered 0 … {n_skills - 1}")
+    mixing = torch.zeros_like(model.router.matrix()[:, 0])
+    mixing[..., skill] = 1
+    return mixing
+
+
+def check_paths(model: SkilledModel) -> None:
+    """Refuse models whose skills an adapter at the layers' paths cannot stand for.
+
+    Raises:
+        CheckpointError: If tokens choose experts, or a layer stands at several paths.
+    """
+    require_plain(model)
+    first = model.skilled_layers()
+    layers = set(first.values())
+    for path, module in model.backbone.named_modules(remove_duplicate=False):
+        if module in layers and path not in first:
+            raise CheckpointError(
+                f"the layer '{path}' stands at another path too, and PEFT would change it at one "
+                "of them only. A whole model can be written instead (mttl merge-task)"
+            )
 
 
 def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
