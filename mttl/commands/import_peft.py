@@ -62,9 +62,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
-    from mttl.library.member_sources import adapters_in
+    from mttl.library.member_sources import adapters_in, without_base
     from mttl.peft_format.peft_folder import read_peft
-    from mttl.peft_format.peft_lora import without_base
     from mttl.training.report import attachment_table
 
     folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
