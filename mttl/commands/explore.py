@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_different, check_routing
-from mttl.commands.options import CommandParser, command
+from mttl.commands.options import READ, WRITTEN, CommandParser, add_adapted, add_address, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
     from mttl.analysis.routing_view import RoutingView
 
 
-def _declare(parser: CommandParser) -> None:
-    runs = parser.read
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    runs = parser.group(READ)
     runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
-    parser.add_adapted()
+    add_adapted(parser)
     served = parser.group("served")
     help = "serve the page with the run behind it"
     served.add_argument("--serve", action="store_true", help=help)
-    parser.add_address("served")
-    out = parser.written
+    add_address(served)
+    out = parser.group(WRITTEN)
     out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
 
 
-@command(_declare)
+@command(declare)
 def main(options: argparse.Namespace) -> None:
     """Write the page, or serve it."""
     if options.serve and (len(options.runs) > 1 or options.html):
