@@ -13,20 +13,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from mttl.commands.options import CommandParser, command
+from mttl.commands.options import READ, WRITTEN, CommandParser, add_config, add_run, command
 from mttl.io.errors import ConfigError
 
 
-def _declare(parser: CommandParser) -> None:
-    parser.add_config(required=False)
-    parser.add_run(tasks="test", out="results (RUN/adapt-MODE)")
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_config(parser, required=False)
+    add_run(parser, tasks="test", out="results (RUN/adapt-MODE)")
     help = "keep what every job has learned, in OUT/models/TASK-SAMPLE-SEED"
-    parser.written.add_argument("--save", action="store_true", help=help)
+    parser.group(WRITTEN).add_argument("--save", action="store_true", help=help)
     help = "results to state the average relative gain over"
-    parser.read.add_argument("--reference", metavar="DIR", help=help)
+    parser.group(READ).add_argument("--reference", metavar="DIR", help=help)
 
 
-@command(_declare)
+@command(declare)
 def main(options: argparse.Namespace) -> None:
     """Adapt, score and print a table."""
     reference = options.reference

@@ -35,7 +35,11 @@ class ExistingRuns:
         return seeds_of(self.folders)
 
     def check(self) -> None:
-        """Refuse what are not finished runs of one method."""
+        """Check that all are finished runs of one method.
+
+        Raises:
+            MttlError: If they are not.
+        """
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
                 raise MttlError(
@@ -175,11 +179,12 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
     """Refuse methods that share no seed with the reference, so that nothing could be paired."""
-    common = {seed for name, seed in trainings if name == reference}
-    for name in dict.fromkeys(name for name, _ in trainings):
-        own = {seed for other, seed in trainings if other == name}
-        if not own & common:
-            shown = [", ".join(map(str, sorted(seeds))) for seeds in (own, common)]
+    seeds: dict[str, set[int]] = {}
+    for name, seed in trainings:
+        seeds.setdefault(name, set()).add(seed)
+    for name, own in seeds.items():
+        if not own & seeds[reference]:
+            shown = [", ".join(map(str, sorted(x))) for x in (own, seeds[reference])]
             raise MttlError(
                 f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}: differences "
                 "are paired by seed, and they share none"
