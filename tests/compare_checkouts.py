@@ -4,9 +4,8 @@ python tests/compare_checkouts.py ../before . --out runs/compared
 python tests/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
-seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
-the code of AFTER with the folders that BEFORE has left. The exit status is 1 if anything differs.
-What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
+seeds on the CPU, and a run that is interrupted and resumed. The exit status is 1 if anything
+differs. What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
 """
 
 import argparse
@@ -29,23 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     first, second = (Path(name).resolve() for name in (options.before, options.after))
     out = Path(options.out).resolve()
-    kept, ours, crossed = out / f"before-{state_of(first)}", out / "after", out / "crossed"
+    before = Side("before", first, out / f"before-{state_of(first)}")
+    after = Side("after", second, out / "after")
     state_of(second)
-    before = Side("before", first, kept, kept)
-    after = Side("after", second, ours, ours)
-    on_before = Side("after, from the folders of before", second, crossed, kept)
-    for folder in (ours, crossed):
-        shutil.rmtree(folder, ignore_errors=True)
-
+    shutil.rmtree(after.folder, ignore_errors=True)
     cases = with_needs(options.only or [case.name for case in CASES])
-    compared = [
-        Job(side, case) for case in cases for side in (after, on_before)[: 1 + bool(case.needs)]
-    ]
-    jobs = [Job(before, case) for case in cases if not before.has_ended(case)]
-    order = {case.name: number for number, case in enumerate(cases)}
-    jobs = sorted(jobs + compared, key=lambda job: order[job.case.name])
+    compared = [Job(after, case) for case in cases]
+    jobs = [Job(before, case) for case in cases if not before.has_ended(case)] + compared
     failures = run_jobs(jobs, make_console(stderr=True))
-    return report(compared, kept, failures, make_console())
+    return report(compared, before.folder, failures, make_console())
 
 
 def report(jobs: list[Job], before: Path, failures: dict[Job, str], console: Console) -> int:
@@ -58,9 +49,8 @@ def report(jobs: list[Job], before: Path, failures: dict[Job, str], console: Con
         name = job.case.name
         found = compare_folders(before / name, job.side.folder / name, job.case.makes)
         differing = [places for places in found.values() if places]
-        table.add_row(
-            str(job), *map(str, (len(found), len(found) - len(differing), len(differing)))
-        )
+        counts = (len(found), len(found) - len(differing), len(differing))
+        table.add_row(str(job), *map(str, counts))
         details += described(str(job), [place for places in differing for place in places])
     console.print(table)
     for line in details:
@@ -77,20 +67,14 @@ def described(name: str, differences: list[Difference]) -> list[str]:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add, names = parser.add_argument, [case.name for case in CASES]
     add("before", metavar="BEFORE", help="the folder of a checkout")
     add("after", metavar="AFTER", help="the folder of another")
     add("--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)")
-    add(
-        "--only",
-        nargs="+",
-        choices=[case.name for case in CASES],
-        metavar="NAME",
-        help="these, and what they need: " + ", ".join(case.name for case in CASES),
-    )
+    help = f"these, and what they need: {', '.join(names)}"
+    add("--only", nargs="+", choices=names, metavar="NAME", help=help)
     return parser.parse_args(arguments)
 
 

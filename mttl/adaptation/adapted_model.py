@@ -25,8 +25,8 @@ from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.checkpoints.saved_inventory import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
-from mttl.config.router_schema import router_section
 from mttl.config.schema import Config
+from mttl.config.skills_schema import router_section
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError

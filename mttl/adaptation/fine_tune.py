@@ -9,7 +9,7 @@ import torch
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 
-from mttl.checkpoints.checkpoint_file import ADAPTATION, check_weights, not_finite
+from mttl.checkpoints.run_callbacks import ADAPTATION, check_weights, not_finite
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule

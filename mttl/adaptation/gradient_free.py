@@ -11,7 +11,7 @@ from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from mttl.adaptation.fine_tune import score_batches
-from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.checkpoints.run_callbacks import not_finite
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.training.text_to_text import Prediction, TextToTextModule
 

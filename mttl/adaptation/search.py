@@ -19,7 +19,7 @@ from rich.table import Table
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks
-from mttl.config.merge_tree import Tree, merge, nested
+from mttl.config.load import Tree, with_value
 from mttl.io import yaml12
 from mttl.io.errors import MttlError, some
 from mttl.io.files import write_table, write_text
@@ -88,7 +88,7 @@ def best_fragment(trials: Sequence[Trial]) -> str:
     best = ranked(trials)[0]
     tree: Tree = {}
     for name, value in best.values.items():
-        tree = merge(tree, nested(name, value), "", {})
+        tree = with_value(tree, name, value)
     return (
         f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on the development rows of\n"
         f"# {', '.join(best.task_scores)} (mean over tasks).\n" + yaml12.dump(tree)

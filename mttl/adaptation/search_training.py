@@ -15,7 +15,7 @@ from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.search import VALUES, Trial, Values, note_values, trial_name
 from mttl.adaptation.settings import with_settings
-from mttl.checkpoints.checkpoint_file import USELESS
+from mttl.checkpoints.run_callbacks import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder
 from mttl.config.load import dump_config
 from mttl.config.schema import Config

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from mttl.config.config_errors import format_errors
 from mttl.config.data_schema import Data
-from mttl.config.merge_tree import Tree, merge, nested
+from mttl.config.load import Tree, with_value
 from mttl.config.schema import Config
 from mttl.io.errors import ConfigError
 from mttl.training.precision import PRECISIONS
@@ -33,7 +33,7 @@ def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
     """Return a configuration with some values changed."""
     tree: Tree = config.model_dump(mode="json")
     for name, value in values.items():
-        tree = merge(tree, nested(name, value), "", {})
+        tree = with_value(tree, name, value)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

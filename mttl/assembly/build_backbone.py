@@ -39,10 +39,7 @@ def places_of(backbone: Backbone) -> dict[str, str]:
 def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Backbone:
     """Return the section with folders where they were in training, unless they are found as named.
 
-    Args:
-        backbone: The section of a run, which may be used from another directory.
-        places: What `places_of` returned in training; or paths inside the run, which has its own.
-        run: The folder of the run.
+    ``places`` are those of `places_of` in training, or paths inside the run, which has its own.
     """
     moved = {
         key: str(run / place)
@@ -54,25 +51,16 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
 
 
 def check_packable(backbone: Backbone, packed_length: int) -> None:
-    """Refuse, before weights are loaded, a backbone whose rows cannot share a sequence.
-
-    Raises:
-        ConfigError: If it has an encoder, or what describes a pretrained one cannot be had.
-    """
+    """Refuse, before weights are loaded, a backbone whose rows cannot share a sequence."""
     if architecture(backbone)[1].is_encoder_decoder:
         raise ConfigError(
-            f"data.packed_length ({packed_length}) is for decoder-only backbones; this one reads "
-            "inputs in an encoder, whose rows cannot share a sequence. Leave it out; "
+            f"data.packed_length ({packed_length}) is for decoder-only backbones; "
             "data.token_budget and data.length_window save padding too"
         )
 
 
 def architecture(backbone: Backbone) -> tuple[Any, PretrainedConfig]:
-    """Return the class of a language model, and its configuration; no weights are read.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the class of a language model, and its configuration; no weights are read."""
     if isinstance(backbone, RandomBackbone):
         return new_architecture(backbone.model_type, backbone.config)
     return read_architecture(place_of(backbone.name), **_version(backbone))
@@ -118,8 +106,6 @@ def check_vocabulary(
     if size < n_tokens:
         raise ConfigError(
             f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} tokens, "
-            f"and the backbone '{backbone.title}' embeddings for {size}; it must have at most as "
-            "many. Name the tokenizer that it was trained with, or give the backbone more "
-            "embeddings: a new one by backbone.config.vocab_size, another by "
-            "resize_token_embeddings of transformers"
+            f"and the backbone '{backbone.title}' embeddings for {size}. Name the tokenizer that "
+            "it was trained with, or give it more (backbone.config.vocab_size of a new one)"
         )

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mttl.assembly.build_backbone import places_of
 from mttl.assembly.model import Built, build
 from mttl.assembly.saved_settings import ModelSettings
-from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.plugin_section import PartSection, make_section
 from mttl.config.schema import Config
 from mttl.config.skills_schema import AnySkills
@@ -43,10 +41,6 @@ def build_imported(
         layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
         tasks: Names of the tasks.
         logits: Of every layer, (T, H, K).
-
-    Raises:
-        ConfigError: If the backbone cannot be loaded, or a section does not fit it.
-        CheckpointError: If layers do not fit it; they are listed.
     """
     built = build(settings, tasks, check=lambda network: check_layers(network, layers))
     model = built.model
@@ -74,17 +68,8 @@ def imported_skills(
 ) -> PartSection:
     """Return the section of imported skills."""
     n_skills, _, rank = next(iter(layers.values()))[0].shape
-    return make_section(
-        SKILLS,
-        AnySkills,
-        "lora",
-        n_skills="per_task" if per_task else n_skills,
-        n_heads=n_heads,
-        targets=list(layers),
-        rank=rank,
-        mix=mix,
-        **settings,
-    )
+    sizes = {"n_skills": "per_task" if per_task else n_skills, "n_heads": n_heads, "rank": rank}
+    return make_section(SKILLS, AnySkills, "lora", targets=[*layers], mix=mix, **sizes, **settings)
 
 
 def _fill(inventory: Inventory, down: Tensor, up: Tensor) -> None:
@@ -94,22 +79,11 @@ def _fill(inventory: Inventory, down: Tensor, up: Tensor) -> None:
 
 
 def save_imported(
-    out: Path,
-    imported: Built,
-    settings: Mapping[str, Any],
-    files: Mapping[str, str] | None = None,
+    out: Path, imported: Built, settings: Mapping[str, Any], files: Mapping[str, str] | None = None
 ) -> None:
     """Write the folder of a run."""
     with new_folder(out) as temporary:
-        save_inventory(
-            temporary / "skills",
-            imported.model,
-            imported.tasks,
-            backbone_name=imported.backbone.title,
-            backbone_trained=False,
-            settings=settings,
-            places=places_of(imported.backbone),
-        )
+        imported.save_skills(temporary / "skills", settings)
         if groups := imported.attachment.groups:
             path = temporary / "plots" / "routing.npz"
             write_routing(path, imported.model.router, groups, imported.tasks)
@@ -118,11 +92,7 @@ def save_imported(
 
 
 def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Refuse skills of layers that a network lacks, or of another size.
-
-    Raises:
-        CheckpointError: If there are such; they are listed.
-    """
+    """Refuse skills of layers that a network lacks, or of another size."""
     modules = dict(network.named_modules())
     absent = [path for path in layers if path not in modules]
     present = [path for path in layers if path in modules]

@@ -20,12 +20,7 @@ from mttl.skills.inventory import Inventory
 
 
 def build_experts(
-    model: PreTrainedModel,
-    moe: MoE,
-    *,
-    slot: RoutingSlot,
-    granularity: str,
-    groups: Sequence[str],
+    model: PreTrainedModel, moe: MoE, *, slot: RoutingSlot, granularity: str, groups: Sequence[str]
 ) -> Attachment:
     """Put the experts of the section on a backbone."""
     embeddings: Any = model.get_input_embeddings()

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.config.load import resolve_path
+from mttl.config.load import find_file
 from mttl.config.plugin_section import PluginSection
-from mttl.config.router_schema import Router
 from mttl.config.schema import Config
+from mttl.config.skills_schema import Router
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_table, to_number
 from mttl.plugins.classes import PluginError, describe_error
@@ -35,11 +35,7 @@ def count_skills(n_skills: int | Literal["per_task"], router: Router, n_tasks: i
 
 
 def counted(router: Router) -> Router:
-    """Return the section of a router whose private skills are counted in ``skills.n_skills``.
-
-    An inventory to which tasks were added, or that was adapted to one, has not so many of each;
-    what a task may use is saved with its router.
-    """
+    """Return the section of a router whose private skills are counted in ``skills.n_skills``."""
     return router.model_copy(update={"n_private": 0}) if hasattr(router, "n_private") else router
 
 
@@ -53,12 +49,7 @@ def build_router(
     trained: bool = False,
     n_features: int | None = None,
 ) -> TaskRouter:
-    """Build the router that the configuration describes.
-
-    Raises:
-        ConfigError: If the matrix of an expert router cannot be read or does not fit, or a
-            custom router has weights of another shape.
-    """
+    """Build the router that the configuration describes."""
     sizes = dict(zip(SIZES, (n_groups, len(tasks), n_heads, n_skills), strict=True))
     custom = isinstance(router, PluginSection)
     if trained and router_class(router) is FixedRouter:
@@ -67,10 +58,6 @@ def build_router(
     names = [] if custom else [name for name in READERS if name in router.own_settings]
     read = {name: READERS[name](getattr(router, name), tasks, n_skills) for name in names}
     made = router.make(**sizes, **read, n_features=n_features or 1)
-    if made.seen and n_features is None:
-        raise ConfigError(
-            f"router.kind '{router.kind}' sees {' and '.join(made.seen)}, which only text has"
-        )
     for seen in made.seen:  # to be filled in before training, or loaded
         if seen != "prompts":
             made.show(seen, torch.zeros(made.n_tasks, n_features or 0))
@@ -96,8 +83,7 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
     """Read the weights of the Expert baseline.
 
     Args:
-        name: A CSV file: a header ``task`` and the skills' names, then a row per task; looked up as
-            given, then under the shipped configurations.
+        name: A CSV file: a header ``task`` and the skills' names, then a row per task.
         tasks: The tasks whose rows to return, in this order; the file may hold more.
         n_skills: Skills K of the inventory.
 
@@ -105,7 +91,7 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
         ConfigError: If the file is missing or malformed, has columns for another number of skills,
             or a task has no row or no skill.
     """
-    path = resolve_path(name, "router.matrix")
+    path = find_file(name, setting="router.matrix")
     rows: dict[str, list[float]] = {}
     n_columns = 0
     for row in read_table(path, ConfigError, ("task",)):
@@ -118,7 +104,7 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
         if task not in rows:
             raise ConfigError(
                 f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Name the matrix "
-                "of your gym in data.expert_matrix; router/expert_*.csv are those that are shipped"
+                "of your gym in data.expert_matrix"
             )
         if not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
             raise ConfigError(
@@ -127,17 +113,13 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
     if n_columns != n_skills:
         raise ConfigError(
             f"'{name}' has columns for {n_columns} skills, but skills.n_skills is "
-            f"{n_skills}; they must be equal, as skills.n_skills: per_column makes them"
+            f"{n_skills}; set it to per_column"
         )
     return torch.tensor([rows[task] for task in tasks])
 
 
 def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
-    """Return a configuration that names the factors of its tasks, where it routes by them.
-
-    Raises:
-        TaskError: If TASKS.csv says nothing of a task.
-    """
+    """Return a configuration that names the factors of its tasks, where it routes by them."""
     router = config.router
     if getattr(router, "factors", True):
         return config
@@ -148,12 +130,9 @@ def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
 def factor_rows(
     table: Table, tasks: Sequence[str], known: Table | None = None
 ) -> Float[Tensor, "T F"]:
-    """Return which tasks have which factors, as 1 or 0.
+    """Return which tasks have which factors, as 1 or 0, by a table of theirs, and maybe of others.
 
-    Args:
-        table: The factors of these tasks, and maybe of others.
-        tasks: Whose rows to return.
-        known: The table that says which factors there are, in their order; by default the same.
+    The table ``known`` says which factors there are, in their order; by default it is the same.
 
     Raises:
         ConfigError: If a task is not in the table, or has a factor that is not known.
@@ -164,7 +143,7 @@ def factor_rows(
         if task not in table:
             raise ConfigError(
                 f"router.factors says nothing of the task '{task}'.{nearest(task, table)} Name its "
-                "factors there, or those of all tasks in the column 'factors' of TASKS.csv"
+                "factors there, or in TASKS.csv"
             )
         for name in table[task]:
             if name not in names:

@@ -4,6 +4,7 @@ import logging
 
 from mttl.assembly.build_router import count_skills
 from mttl.assembly.saved_settings import ModelSettings, read_settings
+from mttl.checkpoints.run_folder import differences
 from mttl.checkpoints.saved_inventory import load_skills, read_inventory
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Fusion
@@ -20,13 +21,9 @@ FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
 def load_source(model: SkilledModel, config: Config) -> None:
     """Give a model the skills, and the backbone, of the run that the configuration names, if any.
 
-    Args:
-        model: As built from the configuration.
-        config: Its sections backbone and skills, and for fusion ``data.prefix``, are those of the
-            run; its router may be another.
-
     Raises:
-        CheckpointError: If there is no such run, or its sections differ; they are listed.
+        CheckpointError: If there is no such run, or its sections backbone and skills, or for fusion
+            ``data.prefix``, differ from the configuration's; differences are listed.
     """
     fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
     name, source = "run.start", config.run.start
@@ -39,10 +36,7 @@ def load_source(model: SkilledModel, config: Config) -> None:
     if isinstance(built_from.aggregation, Fusion):
         raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
     theirs, ours = (
-        {
-            "backbone": one.backbone.model_dump(mode="json", exclude=FREE),
-            "skills": one.skills.model_dump(mode="json"),
-        }
+        one.model_dump(mode="json", include={"backbone", "skills"}, exclude={"backbone": FREE})
         for one in (built_from, config)
     )
     if "n_skills" in theirs["skills"]:
@@ -53,18 +47,12 @@ def load_source(model: SkilledModel, config: Config) -> None:
     if fusion is not None:  # its skills stay as they are, and know one form of inputs
         theirs["data"] = {"prefix": built_from.data.prefix}
         ours["data"] = {"prefix": config.data.prefix}
-    differing = [
-        f"{section}.{key}: {values.get(key)!r} there, {ours[section].get(key)!r} here"
-        for section, values in theirs.items()
-        for key in sorted(values.keys() | ours[section].keys())
-        if values.get(key) != ours[section].get(key)
-    ]
-    if differing:
+    if differing := [line for _, line in differences(theirs, ours, "{} there, {} here")]:
         fragment = "aggregation/fusion.yaml" if fusion else "router/average.yaml"
+        listed = "\n".join(differing)
         raise CheckpointError(
-            f"the configuration is not that of {name} '{source}':\n"
-            + "\n".join(differing)
-            + f"\nStart from that run's own: -c {source}/config.yaml+{fragment}"
+            f"the configuration is not that of {name} '{source}':\n{listed}\n"
+            f"Start from that run's own: -c {source}/config.yaml+{fragment}"
         )
     if built_from.data.prefix != config.data.prefix:  # refused above where it is a fusion
         _log.warning(

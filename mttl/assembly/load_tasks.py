@@ -21,11 +21,6 @@ def load_tasks(
     """Return the model of every task, and its metric; adapted tasks come before the run's own.
 
     Models share equal tensors in memory, so they must not be changed.
-
-    Raises:
-        CheckpointError: If a folder holds no inventory.
-        TaskError: If its results name a metric that does not exist.
-        ConfigError: If nothing is named, or two adapted tasks have one name.
     """
     check_named(source, adapted)
     models: dict[str, Built] = {}
@@ -53,10 +48,8 @@ def load_tasks(
 def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
     """Let parameters and buffers that are equal to those of an earlier model be these.
 
-    Args:
-        model: It is only to be read from now on, wherever its tensors are; those that are shared
-            come to the device of the earlier model.
-        known: The tensors of earlier models, by name; the model's are added.
+    The model is only to be read from now on; tensors that are shared come to the device of the
+    earlier one. ``known`` has those of earlier models by name, and receives the model's.
 
     Returns:
         How many bytes are no longer held twice.
@@ -64,8 +57,7 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
     saved = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         mine = known.setdefault(name, [])
-        equal = _packed_equal if is_packed(tensor) else _equal
-        same = next((other for other in mine if equal(other, tensor)), None)
+        same = next((other for other in mine if _equal(other, tensor)), None)
         if same is None:
             mine.append(tensor)
         elif is_packed(tensor):
@@ -78,15 +70,11 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return (
-        (one.shape, one.dtype) == (other.shape, other.dtype)
-        and one.data_ptr() != other.data_ptr()
-        and torch.equal(one, other.to(one.device))
-    )
-
-
-def _packed_equal(one: Tensor, other: Tensor) -> bool:
     if one is other or type(one) is not type(other):
         return False
-    pairs = list(zip(parts(one), parts(other), strict=True))
-    return all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs)
+    packed = is_packed(one)
+    pairs = list(zip(parts(one), parts(other), strict=True)) if packed else [(one, other)]
+    return (packed or one.data_ptr() != other.data_ptr()) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b.to(a.device))
+        for a, b in pairs
+    )

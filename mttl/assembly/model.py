@@ -48,7 +48,7 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
     The backbone's dropout is on also where its weights are frozen, as in fine-tuning.
 
     Raises:
-        ConfigError: If a part cannot be built, or learns nothing; the message names the section.
+        ConfigError: If a part cannot be built, or learns nothing.
         CheckpointError: If the skills of an earlier run cannot be loaded, or do not fit.
     """
     if problems := missing_features(config, {"trains": "training"}):
@@ -63,10 +63,7 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 
 
 def load_run(
-    folder: str | Path,
-    *,
-    run: str | Path | None = None,
-    backbone: str | Path | None = None,
+    folder: str | Path, *, run: str | Path | None = None, backbone: str | Path | None = None
 ) -> Built:
     """Load the trained inventory of a run, or an adapted task, in evaluation mode.
 
@@ -131,9 +128,8 @@ def inventory_settings(
     """Return what a saved inventory needs to be built again and to answer, as JSON."""
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     sections = config.model_dump(mode="json", include=set(names))
-    own: dict[str, Any] = {name: sections[name] for name in names} | {
-        "precision": config.trainer.precision
-    }
+    own: dict[str, Any] = {name: sections[name] for name in names}
+    own["precision"] = config.trainer.precision
     if own["moe"] is not None:
         del own["moe"]["parallel"]  # of the training, not of the model
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
@@ -193,9 +189,6 @@ def assemble(
 
     Returns:
         The model, which layers have skills and all routed groups, and which layers route tokens.
-
-    Raises:
-        ConfigError: If a part does not fit; the message names the section.
     """
     skills, router, moe = settings.skills, settings.router, settings.moe
     slot = RoutingSlot()
@@ -229,8 +222,8 @@ def assemble(
             skill = SparseSkill.load(support)
             if skill.masks:
                 raise ValueError(
-                    "it is of a pruned network (form masked), which changes every entry and has no "
-                    "support to take over; make it with --form added, or use support: random"
+                    "it is of a pruned network (form masked), which changes every entry; make it "
+                    "with --form added"
                 )
             place_supports(model.skilled_layers(), skill.support)
         except ValueError as error:

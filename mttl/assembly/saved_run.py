@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from mttl.assembly.build_backbone import place_of
+from mttl.assembly.build_backbone import place_of, places_of
 from mttl.assembly.saved_settings import ModelSettings
 from mttl.checkpoints.model_hub import make_repository, upload
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.config.backbone_schema import Backbone
+from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.capabilities import require_features
 from mttl.inference.model_card import Card, scores_of
 from mttl.inference.predictor import Predictor
@@ -57,12 +57,21 @@ class Built(Predictor):
         return place_of(self.backbone.title)
 
     def require(self, **features: str) -> None:
-        """Refuse the run if one of its parts lacks a feature, given with who asks for it.
-
-        Raises:
-            CheckpointError: With every part and its reason; see `mttl.config.capabilities`.
-        """
+        """Refuse the run if a part lacks a feature, given with who asks; see `require_features`."""
         require_features(ModelSettings.model_validate(self.meta["settings"]), features)
+
+    def save_skills(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Write the folder ``skills/`` of a new run; see `save_inventory`."""
+        backbone = self.backbone
+        # Random weights come from nowhere else, frozen or not.
+        trained = bool(backbone.train) or isinstance(backbone, RandomBackbone)
+        save_inventory(
+            *(folder, self.model, self.tasks),
+            backbone_name=backbone.title,
+            backbone_trained=trained,
+            settings=settings,
+            places=places_of(backbone),
+        )
 
     def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
         """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.
@@ -75,8 +84,7 @@ class Built(Predictor):
             name: What the card says it is loaded by; the folder itself by default.
 
         Raises:
-            CheckpointError: If the model was not loaded from a run, or its ``config.yaml`` is
-                damaged.
+            CheckpointError: If the model was not loaded from a run.
             FileExistsError: If there is something at ``folder`` already.
         """
         source, backbone, base, places = self._loaded(), self.backbone, self.base, {}
@@ -96,19 +104,16 @@ class Built(Predictor):
             }
             self.tokenizer.save_pretrained(new)
             save_inventory(
-                new / "skills",
-                self.model,
-                self.tasks,
+                *(new / "skills", self.model, self.tasks),
                 backbone_name=backbone.title,
                 backbone_trained=self.meta["backbone"]["trained"],
                 settings=self.meta["settings"] | section,
                 places=places,
             )
-            config, results = (source.parent / name for name in ("config.yaml", "results.csv"))
-            if config.is_file():
+            if (config := source.parent / "config.yaml").is_file():
                 settings = read_yaml(config, CheckpointError)
                 write_text(new / config.name, dump(settings | section))
-            if results.is_file():
+            if (results := source.parent / "results.csv").is_file():
                 shutil.copyfile(results, new / results.name)
             Card(
                 kind="skills",
@@ -127,9 +132,6 @@ class Built(Predictor):
 
         Training alone needs these networks (``skills.bottleneck``): answers stay as they are, and
         adapting trains keys and values. All else is shared.
-
-        Raises:
-            CheckpointError: If the model was not loaded from a run.
         """
         self._loaded()
         model = copy.deepcopy(self.model, {id(part): part for part in self.model.parameters()})

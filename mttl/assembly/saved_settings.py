@@ -11,11 +11,9 @@ from mttl.assembly.build_backbone import found_again
 from mttl.checkpoints.saved_inventory import SavedInventory, read_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.moe_schema import MoE
-from mttl.config.router_schema import Router
 from mttl.config.schema import Generation
 from mttl.config.section import Section
-from mttl.config.skills_schema import Aggregation, Mixture, Skills
-from mttl.config.train_only_keys import of_training, read_instead
+from mttl.config.skills_schema import Aggregation, Mixture, Router, Skills
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.plugins.classes import PluginError
@@ -23,36 +21,35 @@ from mttl.plugins.classes import PluginError
 S = TypeVar("S", bound=Section)
 # What adaptation takes from the run that it adapts, whatever its configuration says.
 OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation")
+# Settings that only training reads, and what adaptation reads in their place of the section adapt.
+TRAIN_ONLY_KEYS = {
+    **{"run.seed": "seeds", "trainer.max_epochs": "n_updates"},
+    **{"optim.backbone_lr": "lr", "optim.token_router_lr": "lr"},
+    **{"optim.schedule": "", "optim.warmup": "warmup"},
+    **dict.fromkeys(("data.split", "data.validation", "data.evaluate", "data.sampler"), ""),
+    **dict.fromkeys(("data.length_window", "data.token_budget", "data.packed_length"), ""),
+    "data.global_batch_size": "batch_size",
+}
+# Of these sections adaptation reads nothing that the section adapt has as well.
+SECTIONS = ("optim", "data", "trainer")
 _ABSENT = object()
 
 
 class ModelSettings(Section):
-    """What a language model with skills is built from."""
+    """What a language model with skills is built from, as `Config` describes it."""
 
     backbone: Backbone
-    """The language model."""
     skills: Skills
-    """The inventory."""
     router: Router
-    """Who uses which skills."""
     moe: MoE | None = None
-    """Experts that tokens choose."""
     aggregation: Aggregation = Mixture()
-    """How the chosen skills combine."""
     data: PromptForm = PromptForm()
-    """How rows became text in training."""
     generation: Generation = Generation()
-    """How answers were searched in evaluation."""
     precision: str = "32-true"
-    """Of the arithmetic in training and evaluation."""
 
 
 def read_found_settings(saved: SavedInventory) -> ModelSettings:
-    """Return the settings of a saved model, with the backbone's folders where they are now.
-
-    Raises:
-        CheckpointError: If they do not validate.
-    """
+    """Return the settings of a saved model, with the backbone's folders where they are now."""
     settings = read_settings(saved, ModelSettings)
     places = saved.meta["backbone"].get("places", {})
     found = found_again(settings.backbone, places, saved.folder.parent)
@@ -80,29 +77,38 @@ def read_settings(
         ) from error
 
 
+def of_training(name: str, adapt: type[Section]) -> bool:
+    """Return whether a setting is one that only training reads."""
+    section, _, field = name.partition(".")
+    shared = section in SECTIONS and field in adapt.model_fields
+    return shared or _known_as(name) in TRAIN_ONLY_KEYS
+
+
+def _known_as(name: str) -> str:
+    """Return ``data.sampler`` for ``data.sampler.kind``."""
+    return ".".join(name.split(".")[:2])
+
+
 def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
-    """Refuse settings of a command line that the run has otherwise, and that would change nothing.
+    """Refuse settings of a command line that would change nothing.
+
+    Only training reads them; or they are of a section that is the run's, or of how rows look, and
+    differ from the run.
 
     Args:
         run: The folder of the trained run.
         config: The configuration, with the settings of the command line.
         overrides: These, as ``section.key=value``.
-
-    Raises:
-        CheckpointError: If the folder holds no trained run.
-        ConfigError: If one of them is of a section that is the run's, or of how rows look, and
-            differs from it, or only training reads it.
     """
-    given = {
-        name.strip(): value.strip() for name, _, value in (x.partition("=") for x in overrides)
-    }
+    split = (text.partition("=") for text in overrides)
+    given = {name.strip(): value.strip() for name, _, value in split}
     adapt = type(dict(config)["adapt"])
     for name in given:
         if of_training(name, adapt):
-            own = read_instead(name, adapt)
+            own = TRAIN_ONLY_KEYS.get(_known_as(name), name.partition(".")[2])
             raise ConfigError(
                 f"'{name}' is for training, and adaptation does not read it. "
-                f"{f'Set {own}' if own else 'Leave it out'}"
+                f"{f'Set adapt.{own}' if own in adapt.model_fields else 'Leave it out'}"
             )
     # How rows look; what `auto` means for it is the run's.
     form = [f"data.{field}" for field in PromptForm.model_fields]
@@ -117,12 +123,10 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
             has = "has no such setting"
             if there is not _ABSENT:
                 has = f"was trained with {json.dumps(there, ensure_ascii=False)}"
-            advice = "Leave it out"
-            if name == "backbone.name":
-                advice = "Leave it out; a backbone that has moved is named by --backbone DIR"
+            moved = "; a backbone that has moved is named by --backbone DIR"
             raise ConfigError(
                 f"'{name}' ({json.dumps(here, ensure_ascii=False)}) cannot be set in adaptation: "
-                f"the run '{run}' {has}. {advice}"
+                f"the run '{run}' {has}. Leave it out{moved if name == 'backbone.name' else ''}"
             )
 
 

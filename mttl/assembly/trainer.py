@@ -10,15 +10,13 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger
 
 from mttl.assembly.model import Built
-from mttl.checkpoints.checkpoint_file import CheckpointFile
-from mttl.checkpoints.run_callbacks import RunLock, SaveBest, SaveLast, SharedSteps
+from mttl.checkpoints.run_callbacks import CheckpointFile, RunLock, SaveBest, SaveLast, SharedSteps
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.plugin_section import PluginSection
-from mttl.config.router_schema import Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
-from mttl.config.skills_schema import Mixture
+from mttl.config.skills_schema import Mixture, Router
 from mttl.io.errors import ConfigError
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
@@ -34,18 +32,17 @@ from mttl.training.token_balance import BiasBalancing
 def build_trainer(
     config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
 ) -> Trainer:
-    """Return a trainer with the callbacks and loggers of a run.
-
-    Raises:
-        ConfigError: If so many processes cannot share the experts out.
-    """
+    """Return a trainer with the callbacks and loggers of a run."""
     callbacks = _callbacks(config, folder, built)
     if config.data.global_batch_size is not None:
         callbacks = [SharedSteps(), *callbacks]
     trainer = _make_trainer(config.trainer, folder, callbacks, resumed_step)
-    moe = config.moe
-    if moe is not None and moe.parallel and (problem := moe.problem_of(trainer.world_size)):
-        raise ConfigError(problem)
+    moe, n_processes = config.moe, trainer.world_size
+    if moe is not None and moe.parallel and (n_processes == 1 or moe.n_experts % n_processes):
+        raise ConfigError(
+            f"moe.parallel shares {moe.n_experts} experts out among {n_processes} processes: their "
+            "number must be 2 or more, and divide moe.n_experts"
+        )
     return trainer
 
 
@@ -61,14 +58,9 @@ def build_policy_trainer(
 ) -> Trainer:
     """Return a trainer with the callbacks and loggers of a run with policies."""
     last = SaveLast(folder.last, every_n_steps)
-    callbacks: list[Callback] = [
-        TrainingProgress(),
-        RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps),
-        monitor,
-        *_annealing(config.router),
-        last,
-        GracefulStop(last),
-    ]
+    routing = RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps)
+    monitors = [routing, monitor, *_annealing(config.router)]
+    callbacks: list[Callback] = [TrainingProgress(), *monitors, last, GracefulStop(last)]
     return _make_trainer(config.trainer, folder, callbacks, resumed_step)
 
 
@@ -78,20 +70,15 @@ def _make_trainer(
     if section.loggers:
         check_libraries(*section.loggers)
         callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
-    experiment_loggers = [
-        EXPERIMENT_LOGGERS[name](folder.path, resumed_step) for name in section.loggers
-    ]
-    loggers: list[Logger] = [
-        MetricsFile(folder.metrics, keep_until=resumed_step),
-        *experiment_loggers,
-    ]
+    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step)]
+    loggers += [EXPERIMENT_LOGGERS[name](folder.path, resumed_step) for name in section.loggers]
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
-    if settings["val_check_interval"] is None:
+    if section.val_check_interval is None:
         settings.pop("val_check_interval")
     if section.strategy == "fsdp2":
         # What is put together in inference mode could not be trained afterwards.
         settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
-    if isinstance(settings.get("val_check_interval"), int):
+    if isinstance(section.val_check_interval, int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
     note_launcher()
@@ -111,13 +98,8 @@ def _make_trainer(
 def with_shared_batches(config: Config, n_processes: int | None = None) -> Config:
     """Return a configuration in which each process knows its part of ``data.global_batch_size``.
 
-    Args:
-        config: As the user gave it; returned as it is where no such size is given.
-        n_processes: By default as many as the section trainer has here.
-
-    Returns:
-        The configuration with the most rows of a batch, the batches per optimizer step, and the
-        steps between two validations in such batches.
+    That is the most rows of a batch, the batches per optimizer step, and the steps between two
+    validations in such batches. By default there are as many processes as the section trainer has.
 
     Raises:
         ConfigError: If the processes cannot have equally many rows, or the section trainer asks
@@ -138,8 +120,7 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
         near = [parts * n_processes for parts in (own, own + 1) if parts]
         raise ConfigError(
             f"data.global_batch_size ({n_rows}) must be a multiple of {n_processes}, the number of "
-            f"processes (trainer.devices on each of trainer.num_nodes machines): take "
-            f"{' or '.join(map(str, near))}, or other devices"
+            f"processes: take {' or '.join(map(str, near))}, or other devices"
         )
     n_parts = math.ceil(own / config.data.batch_size)
     interval = section.val_check_interval
@@ -184,15 +165,11 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
     if config.data.validation != "none":
         # Right after a validation, so that it is in the state that is saved next.
         callbacks.append(SaveBest(folder.best))
-        if config.trainer.early_stopping is not None:
-            callbacks.append(
-                EarlyStopping(
-                    "val/score",
-                    mode="max",
-                    patience=config.trainer.early_stopping,
-                    check_on_train_epoch_end=False,
-                )
+        if (patience := config.trainer.early_stopping) is not None:
+            stop = EarlyStopping(
+                "val/score", mode="max", patience=patience, check_on_train_epoch_end=False
             )
+            callbacks.append(stop)
     # Last, so that the state of all others is in what they save.
     last = SaveLast(folder.last)
     return [*callbacks, last, GracefulStop(last)]

@@ -9,8 +9,8 @@ from mttl.assembly.saved_settings import read_settings
 from mttl.babyai.policy import Policy
 from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
-from mttl.config.router_schema import Router
 from mttl.config.section import Section
+from mttl.config.skills_schema import Router
 from mttl.io.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory

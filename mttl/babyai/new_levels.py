@@ -23,8 +23,8 @@ from mttl.babyai.evaluate import play_levels
 from mttl.babyai.policy_monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
-from mttl.checkpoints.checkpoint_file import check_weights
 from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.run_callbacks import check_weights
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config

@@ -9,7 +9,7 @@ from torch import Tensor
 from mttl.babyai.demonstration_loader import DemonstrationBatch
 from mttl.babyai.rl.losses import imitation_loss, ppo_loss
 from mttl.babyai.rl.sequences import EpisodeSequences
-from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.checkpoints.run_callbacks import not_finite
 from mttl.config.babyai_schema import Ppo
 from mttl.config.optim_schema import Optim
 from mttl.skills.composed.composed_model import ComposedModel

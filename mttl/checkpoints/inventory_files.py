@@ -17,10 +17,8 @@ from mttl.io.record import Printable, Record, check
 from mttl.runtime.version import VERSION
 
 FORMAT_VERSION = 1
-# Key of the digests of all files in meta.json.
-CHECKSUMS = "sha256"
-# Key of the inventory that a task was adapted from.
-SOURCE = "source"
+# Keys of meta.json: the digests of all files, and the inventory that a task was adapted from.
+CHECKSUMS, SOURCE = "sha256", "source"
 AGAIN = (
     "Copy the whole folder again from where it was written, or write it again: repeat the training "
     "command with --resume, or the adaptation with --save"
@@ -58,13 +56,10 @@ class InventoryFacts(Record):
 
 
 def inventory_folder(folder: str | Path) -> Path:
-    """Return the folder ``skills/`` with a trained inventory.
-
-    Args:
-        folder: That folder, or the run folder around it.
+    """Return the folder ``skills/`` with a trained inventory: the given one, or one inside it.
 
     Raises:
-        CheckpointError: If it is neither.
+        CheckpointError: If there is none.
     """
     found = find_inventory(Path(folder))
     if found is not None:
@@ -82,16 +77,7 @@ def find_inventory(*places: Path) -> Path | None:
 
 
 def check_named(source: str | None, adapted: Sequence[str]) -> None:
-    """Check that a command that answers was given trained inventories.
-
-    Args:
-        source: The folder of a run.
-        adapted: Folders of tasks that were adapted from it.
-
-    Raises:
-        ConfigError: If nothing is named.
-        CheckpointError: If a folder holds no inventory.
-    """
+    """Check that a command that answers was given trained inventories, and at least one."""
     if source is None and not adapted:
         raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
     for folder in (source, *adapted):
@@ -106,50 +92,37 @@ def libraries() -> dict[str, str]:
 
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
     """Write the names of tasks, the facts and the checksums of an inventory."""
-    _write_json(folder / "tasks.json", list(tasks))
-    _write_json(folder / "meta.json", meta | {CHECKSUMS: checksums(folder, meta)})
+    write_text(folder / "tasks.json", _json(list(tasks)))
+    write_text(folder / "meta.json", _json(meta | {CHECKSUMS: checksums(folder, meta)}))
 
 
-def _write_json(path: Path, value: object) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the content of ``meta.json``, after all files were compared with it.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged, or the format is not this version's.
-    """
+    """Return the content of ``meta.json``, after all files were compared with its checksums."""
     path = folder / "meta.json"
     meta = read_json(path, CheckpointError)
     noted = check(InventoryFacts, meta, f"'{path}'", CheckpointError, _ANOTHER_VERSION).sha256
     found = checksums(folder, meta)
     for name in sorted(noted.keys() | found.keys()):
         if noted.get(name) != found.get(name):
-            exists = (folder / name).exists()
-            state = "damaged (its checksum is not the one noted)" if exists else "missing"
+            known = (folder / name).exists()
+            state = "damaged (its checksum is not the one noted)" if known else "missing"
             raise CheckpointError(f"'{folder / name}' is {state}. {AGAIN}")
     return meta
 
 
 def read_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the tasks in the order of their ids.
-
-    Raises:
-        CheckpointError: If the file is missing or damaged, or a name is not allowed.
-    """
+    """Return the names of the tasks in the order of their ids."""
     path = folder / "tasks.json"
     names = read_json(path, CheckpointError)
     return check(tuple[Printable, ...], names, f"'{path}'", CheckpointError, AGAIN)
 
 
 def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of every file of an inventory, and of the facts about it.
-
-    Args:
-        folder: The folder ``skills/``.
-        meta: Content of its ``meta.json``.
-    """
+    """Return the SHA-256 of every file of a folder ``skills/``, and of the facts about it."""
     facts = {name: value for name, value in meta.items() if name != CHECKSUMS}
     text = json.dumps(facts, sort_keys=True)
     return _file_sums(folder) | {"meta.json": hashlib.sha256(text.encode()).hexdigest()}

@@ -1,7 +1,8 @@
 """Folders of runs on the model hub, through its own client."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -28,9 +29,6 @@ def download(
         revision: Branch, tag or commit.
         token: Of a private one; by default that of `hf auth login`.
         only: Patterns of the files that are needed; all by default.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -42,39 +40,30 @@ def download(
     except Exception as error:  # the client's errors have no common base
         raise ConfigError(
             f"the folder '{name}' does not exist and could not be loaded from the model hub: "
-            f"{reason(error)} Where the hub can be reached, run `hf download {name} --local-dir "
-            "DIR`, and load DIR"
+            f"{reason(error)} To load it elsewhere, run `hf download {name} --local-dir DIR`"
         ) from error
 
 
 def make_repository(name: str, *, private: bool, token: str | None) -> str:
-    """Make a repository, unless there is one; return its full name.
-
-    Raises:
-        ConfigError: If the hub refuses.
-    """
-    try:
+    """Make a repository, unless there is one; return its full name."""
+    with _refused(name):
         return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
-    except Exception as error:
-        raise _refused(name, error) from error
 
 
 def upload(folder: Path, name: str, *, token: str | None, message: str) -> str:
-    """Write a folder into a repository; return the address of the commit.
-
-    Raises:
-        ConfigError: If the hub refuses.
-    """
-    try:
+    """Write a folder into a repository; return the address of the commit."""
+    with _refused(name):
         api = HfApi(token=token)
         done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+        return str(done.commit_url)
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
-        raise _refused(name, error) from error
-    return str(done.commit_url)
-
-
-def _refused(name: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"'{name}' could not be written to the model hub: {reason(error)} Log in with a token that "
-        "may write (`hf auth login`, or token=...), or use save_pretrained and upload the folder"
-    )
+        raise ConfigError(
+            f"'{name}' could not be written to the model hub: {reason(error)} Log in with a token "
+            "that may write (`hf auth login`, or token=...)"
+        ) from error

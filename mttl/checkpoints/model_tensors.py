@@ -14,14 +14,8 @@ from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
-
-
-# How the names of token routers begin.
-TOKENS = "tokens."
-
-
-# Values of each tensor that enter the fingerprint.
-SAMPLED_VALUES = 256
+TOKENS = "tokens."  # how the names of token routers begin
+SAMPLED_VALUES = 256  # of each tensor, that enter the fingerprint
 
 
 def skill_tensors(model: Model) -> dict[str, Tensor]:
@@ -92,12 +86,8 @@ def fingerprint(
     """Return a hash of names and shapes, and of a sample of the values.
 
     Values are read in bfloat16, so that a backbone loaded in half precision is still the same one;
-    of packed weights they are the scales.
-
-    Args:
-        parameters: The backbone's parameters.
-        values_of: Where their values are, if not there.
-        values: Whether their values matter; they do not where they are saved themselves.
+    of packed weights they are the scales. They do not matter where they are saved themselves, and
+    may be in ``values_of`` instead.
     """
     digest = hashlib.sha256()
     for name in sorted(parameters):

@@ -1,4 +1,4 @@
-"""Callbacks that save a run, and keep others away from it."""
+"""Checkpoints, whole or not at all; callbacks that save a run, and keep others away from it."""
 
 import time
 from collections.abc import Callable
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning.callbacks import Callback, Checkpoint
 
-from mttl.checkpoints.checkpoint_file import check_weights
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.io.errors import ConfigError, TrainingError
-from mttl.io.files import locked
+from mttl.checkpoints.whole_tensors import whole
+from mttl.io.errors import ConfigError, DivergedError, TrainingError
+from mttl.io.files import atomic_path, locked
 from mttl.io.reading import read_text
 from mttl.runtime.processes import gathered
 
@@ -22,13 +23,45 @@ PATIENCE = 10.0  # seconds
 PROGRESS = "epoch_loop.batch_progress"
 # The first checkpoint comes after this fraction of the interval; distances then double up to it.
 FIRST = 1 / 20
+USELESS = "the weights are useless from here on"
+TRAINING = (
+    "The last checkpoint is kept; lower optim.lr, or set trainer.gradient_clip_val, and start "
+    "again or continue with --resume"
+)
+ADAPTATION = "Lower adapt.lr and adapt.router_lr, or set adapt.gradient_clip_val"
+
+
+class CheckpointFile(TorchCheckpointIO):
+    """Writes checkpoints so that a kill or a full disk leaves the old file or the new one.
+
+    Lightning writes to the folder of temporary files; if that is on another file system, it then
+    copies over the only good checkpoint.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint."""
+        with atomic_path(path) as temporary:
+            torch.save(checkpoint, temporary)
+
+
+def check_weights(module: pl.LightningModule, step: int, advice: str = TRAINING) -> None:
+    """Refuse to keep weights that are NaN, or whose squares, which norms take, are not finite."""
+    for name, value in module.named_parameters():
+        if value.requires_grad and not whole(value.float().square().isfinite().all()):
+            raise not_finite(f"'{name}' holds numbers that are not finite or huge", step, advice)
+
+
+def not_finite(what: str, step: int, advice: str = TRAINING) -> DivergedError:
+    """Return the error of a training that has diverged."""
+    return DivergedError(f"{what} at step {step}: {USELESS}. {advice}")
 
 
 class RunLock(Callback):
     """Holds a run's folder while it trains: two runs would overwrite each other's checkpoints.
 
-    Args:
-        folder: The folder; the processes of one training share it.
+    The processes of one training share it.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -36,21 +69,16 @@ class RunLock(Callback):
         self._held = ExitStack()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Lock the folder.
-
-        Raises:
-            ConfigError: If another process trains there.
-        """
+        """Lock the folder, unless another process trains there (`ConfigError`)."""
         if stage != "fit":
             return
         self._check_shared()
-        if not trainer.is_global_zero:
-            return
-        refusal = ConfigError(
-            f"another process trains in '{self.folder.path}': wait for it, or choose another name "
-            "with -k run.name=NAME"
-        )
-        self._held.enter_context(locked(self.folder.path / ".lock", refusal))
+        if trainer.is_global_zero:
+            refusal = ConfigError(
+                f"another process trains in '{self.folder.path}': wait for it, or choose another "
+                "name with -k run.name=NAME"
+            )
+            self._held.enter_context(locked(self.folder.path / ".lock", refusal))
 
     def _check_shared(self) -> None:
         """See that all processes write into one folder, wherever their machines are."""
@@ -62,17 +90,14 @@ class RunLock(Callback):
         if strange:
             raise ConfigError(
                 f"'{self.folder.path}' of the first process is not that of {', '.join(strange)}: "
-                "run.dir must be a folder that all machines see, such as one of a network file "
-                "system"
+                "run.dir must be a folder that all machines see"
             )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let others in."""
         self._held.close()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *_: Any) -> None:
         """Let others in."""
         self._held.close()
 
@@ -82,28 +107,20 @@ def _seen(path: Path) -> str | None:
 
 
 class SaveBest(Checkpoint):
-    """Saves the weights after a validation whose score is the best so far.
+    """Saves the weights, into ``checkpoint``, after a validation with the best score so far.
 
     Its state has no paths, so a moved run can be resumed.
-
-    Args:
-        checkpoint: File to write.
-        monitor: Name of the score; larger is better.
-
-    Attributes:
-        score: Best score so far.
     """
 
-    def __init__(self, checkpoint: Path, monitor: str = "val/score") -> None:
+    def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
-        self.monitor = monitor
         self.score: float | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if this validation was the best one."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        score = float(trainer.callback_metrics[self.monitor])
+        score = float(trainer.callback_metrics["val/score"])
         if self.score is None or score > self.score:
             self.score = score
             check_weights(pl_module, trainer.global_step)
@@ -130,29 +147,18 @@ class SaveLast(Checkpoint):
 
     It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given,
     so that what they learned from a validation is in the state.
-
-    Args:
-        checkpoint: Where to save.
-        every_n_steps: Most steps between two checkpoints.
-
-    Attributes:
-        accumulating: Whether gradients wait for another batch: they are in no checkpoint.
-        leave_if_asked: Called before each batch, and may end the training.
     """
 
     def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
         self.checkpoint = checkpoint
-        self.every_n_steps = every_n_steps
-        self.accumulating = False
+        self.every_n_steps = every_n_steps  # at most
+        self.accumulating = False  # gradients wait for another batch: they are in no checkpoint
+        # Called before each batch, and may end the training.
         self.leave_if_asked: Callable[[pl.Trainer], None] = lambda trainer: None
         self._last_step = self._saved_at = 0
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Save, unless this very step was saved already: Lightning would count it twice.
-
-        Raises:
-            TrainingError: If weights are not finite, or the run's folder is gone.
-        """
+        """Save, unless this very step was saved already: Lightning would count it twice."""
         if trainer.global_step == self._saved_at:
             return
         if self._saved_at and trainer.is_global_zero and not self.checkpoint.is_file():
@@ -179,14 +185,7 @@ class SaveLast(Checkpoint):
         if not self.accumulating and trainer.global_step - self._saved_at >= distance:
             self.save(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Note whether gradients wait."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step

@@ -16,43 +16,23 @@ PLACE = ("run.dir", "run.name")
 
 
 class RunFolder:
-    """Paths inside a run's folder.
-
-    Args:
-        path: The folder itself: ``run.dir / run.name``.
-
-    Attributes:
-        config: Resolved configuration.
-        metrics: Logged metrics, by step.
-        checkpoints: Lightning's checkpoints.
-        last: Checkpoint to resume from.
-        best: Checkpoint with the best mean score.
-        results: Score of every task.
-        baselines: Scores of copying the input, and of the most frequent answer.
-        predictions: Answers to every row.
-        skills: Trained inventory.
-        plots: Arrays of figures.
-    """
+    """Paths inside a run's folder, which is ``run.dir / run.name``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.yaml"
-        self.metrics = path / "metrics.csv"
+        self.config = path / "config.yaml"  # as resolved
+        self.metrics = path / "metrics.csv"  # by step
         self.checkpoints = path / "checkpoints"
-        self.last = self.checkpoints / "last.ckpt"
-        self.best = self.checkpoints / "best.ckpt"
-        self.results = path / "results.csv"
-        self.baselines = path / "baselines.csv"
-        self.predictions = path / "predictions"
-        self.skills = path / "skills"
-        self.plots = path / "plots"
+        self.last = self.checkpoints / "last.ckpt"  # to resume from
+        self.best = self.checkpoints / "best.ckpt"  # by mean score
+        self.results = path / "results.csv"  # score of every task
+        self.baselines = path / "baselines.csv"  # copying the input, the most frequent answer
+        self.predictions = path / "predictions"  # answers to every row
+        self.skills = path / "skills"  # the inventory
+        self.plots = path / "plots"  # arrays of figures
 
     def require_results(self) -> Path:
-        """Return ``results.csv``.
-
-        Raises:
-            CheckpointError: If there is none: the run has not ended, or nothing was scored.
-        """
+        """Return ``results.csv``; a `CheckpointError` says why there is none."""
         if self.results.is_file():
             return self.results
         cause = "is not a run: it has no config.yaml"
@@ -64,16 +44,11 @@ class RunFolder:
 
 
 def check_place(folder: RunFolder, *, resume: bool) -> None:
-    """Check that a new run overwrites nothing, and that an interrupted one is there.
-
-    Raises:
-        ConfigError: If a new run would overwrite an earlier one, or there is nothing to continue.
-    """
+    """Check that a new run overwrites nothing, and that an interrupted one is there."""
     if not resume and _visible(folder.path):
         raise ConfigError(
             f"the run folder '{folder.path}' exists already and is never overwritten. "
-            "Continue that run with --resume, choose another name with -k run.name=NAME, or delete "
-            "the folder"
+            "Continue that run with --resume, or choose another name with -k run.name=NAME"
         )
     if resume and not folder.path.is_dir():
         raise ConfigError(
@@ -108,8 +83,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     if changed:
         raise ConfigError(
             f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
-            "Resume it with its own (only those of `trainer`, and moe.parallel, may change), or "
-            "start a new run with -k run.name=NAME"
+            "Resume it with its own (only `trainer` and moe.parallel may change), or start a new "
+            "run with -k run.name=NAME"
         )
     if not os.path.lexists(folder.last):
         logger.warning("no state had been saved yet: '%s' starts at step 0", folder.path)
@@ -121,8 +96,7 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         load_torch(folder.best, "Copy it again, or delete it to go on without those weights")
     else:
         scores = [own.get("best_model_score") for own in state["callbacks"].values()]
-        score = next((score for score in scores if score is not None), None)
-        if score is not None:
+        for score in [score for score in scores if score is not None]:
             logger.warning(
                 "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best "
                 "from here on are kept; if no validation follows, the last ones",
@@ -132,11 +106,7 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
 
 
 def check_still_there(folder: RunFolder) -> None:
-    """Check at the end of a run that its folder was not removed.
-
-    Raises:
-        TrainingError: If it was.
-    """
+    """Check at the end of a run that its folder was not removed."""
     if not folder.config.is_file():
         raise TrainingError(
             f"'{folder.path}' was removed while the run went on, and is not a whole run. Delete "
@@ -157,48 +127,34 @@ def changed_settings(
 ) -> list[str]:
     """Return the dotted names of settings that differ between two YAML texts, with both values.
 
-    Args:
-        before: A configuration.
-        now: Another one.
-        ignore: Beginnings of names that may differ; by default, of those that may when resuming.
-        but: Names that may not differ in spite of ``ignore``.
+    Names that begin as ``ignore`` says may differ, ``but`` for some; by default, those that may
+    when resuming.
     """
-    differences = _differences(before, now, "{} before, {} now")
-    return [line for name, line in differences if name in but or not name.startswith(ignore)]
+    found = differences(dotted_settings(before), dotted_settings(now), "{} before, {} now")
+    return [line for name, line in found if name in but or not name.startswith(ignore)]
 
 
 def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[str]:
-    """Return the dotted names of settings by which two runs differ, with both values.
-
-    Raises:
-        CheckpointError: If one has no configuration.
-    """
-    differences = _differences(_settings_text(one), _settings_text(other), "{} and {}")
-    return [line for name, line in differences if not name.startswith(ignore)]
+    """Return the dotted names of settings by which two runs differ, with both values."""
+    found = differences(_settings_of(one), _settings_of(other), "{} and {}")
+    return [line for name, line in found if not name.startswith(ignore)]
 
 
 def seed_of(run: Path) -> int:
-    """Return the seed of a run.
-
-    Raises:
-        CheckpointError: If the folder has no configuration.
-    """
-    seed = dotted_settings(_settings_text(run)).get("run.seed")
-    if type(seed) is not int:
-        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be a whole number")
-    return seed
+    """Return the seed of a run."""
+    return _settings_of(run)["run.seed"]
 
 
-def _settings_text(run: Path) -> str:
+def _settings_of(run: Path) -> dict[str, Any]:
     path = RunFolder(run).config
     if not path.is_file():
         raise CheckpointError(f"'{run}' is not a run: it has no config.yaml")
-    return read_text(path, CheckpointError)
+    return dotted_settings(read_text(path, CheckpointError))
 
 
-def _differences(one: str, other: str, form: str) -> Iterator[tuple[str, str]]:
-    """Yield every setting that differs, and a line with its name and both values."""
-    first, second = dotted_settings(one), dotted_settings(other)
+def differences(one: Any, other: Any, form: str) -> Iterator[tuple[str, str]]:
+    """Yield every setting that differs in two trees, and a line with its name and both values."""
+    first, second = _flat(one), _flat(other)
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             yield name, f"{name} ({form.format(first.get(name), second.get(name))})"

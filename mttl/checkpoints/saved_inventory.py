@@ -87,7 +87,7 @@ def save_inventory(
     """Write a folder ``skills/``; the processes of a sharded training must call it together.
 
     Args:
-        folder: Where; an earlier one is replaced once the new one is complete.
+        folder: An earlier one is replaced once the new one is complete.
         model: Backbone, skills and router; of a policy the common parameters are the backbone.
         tasks: Names of the tasks in the order of their ids.
         backbone_name: What the backbone is called, for people.
@@ -146,7 +146,7 @@ def save_adapted_inventory(
     """Write what an adapted model has besides the inventory that it was adapted from.
 
     Args:
-        folder: Where; a folder that is part of one that is written whole.
+        folder: Part of one that is written whole.
         model: The adapted model; its router knows the one task.
         task: Its name.
         source: The inventory.
@@ -183,9 +183,8 @@ def save_adapted_inventory(
 def read_inventory(folder: str | Path, source: str | Path | None = None) -> SavedInventory:
     """Read a folder ``skills/``, or the run folder around it.
 
-    Args:
-        folder: The folder. That of an adapted task is read together with what it was adapted from.
-        source: Where that is now, if it was moved.
+    That of an adapted task is read together with what it was adapted from, which is in ``source``
+    now if it was moved.
 
     Raises:
         CheckpointError: If it is not such a folder, or one of another version, a file is missing or
@@ -246,9 +245,6 @@ def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
     """Copy the skills of an earlier run, and its backbone, into a model; its router is left out.
 
     It has inventories of the run's kinds, or attention over such.
-
-    Raises:
-        CheckpointError: As for `load_into`.
     """
     skills = {
         f"{path}.{name}": tensor.detach()
@@ -277,15 +273,11 @@ def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]
     """Copy tensors of an inventory into those of a model, all or none.
 
     The ``targets`` are those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some.
-
-    Raises:
-        CheckpointError: If names or shapes differ; the message lists them.
     """
     sources = {part: getattr(saved, part) for part in targets}
-    problems = [
-        problem for part in targets for problem in _compare(part, targets[part], sources[part])
-    ]
-    if problems:
+    if problems := [
+        line for part in targets for line in _compare(part, targets[part], sources[part])
+    ]:
         raise CheckpointError(f"'{saved.folder}' does not fit the model:\n" + "\n".join(problems))
     with torch.no_grad():
         for part, tensors in targets.items():

@@ -101,11 +101,11 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
 
 def read_partition(name: str) -> list[str]:
     """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
-    from mttl.config.load import resolve_path
+    from mttl.config.load import find_file
     from mttl.tasks.partition import Partition
 
     file = name if name.endswith(".json") else f"partitions/{name}.json"
-    sides = Partition.read(resolve_path(file, "--partition"))
+    sides = Partition.read(find_file(file, setting="--partition"))
     return [*sides.train, *sides.dev, *sides.test]
 
 

@@ -92,7 +92,7 @@ def import_poly(
 ) -> "Import":
     """Return what a Poly adapter holds."""
     from mttl.assembly.build_imported import imported_skills
-    from mttl.config.router_schema import router_section
+    from mttl.config.skills_schema import router_section
     from mttl.peft_format.poly import read_poly
 
     if len(folders) != 1:
@@ -116,7 +116,7 @@ def import_loras(
 ) -> "Import":
     """Return what several LoRA adapters hold."""
     from mttl.assembly.build_imported import imported_skills
-    from mttl.config.router_schema import router_section
+    from mttl.config.skills_schema import router_section
     from mttl.library.stacking import stack_members
     from mttl.peft_format.lora_import import common_settings, read_lora
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from mttl.assembly.build_backbone import build_tokenizer, check_packable, places_of
+from mttl.assembly.build_backbone import build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.trainer import build_trainer, with_shared_batches
@@ -16,7 +16,6 @@ from mttl.checkpoints.run_folder import (
     dotted_settings,
     step_to_start_from,
 )
-from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
@@ -135,14 +134,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         write_baselines(folder.baselines, baselines)
     if trainer.is_global_zero or is_sharded(built.model):  # parts are put together by all
         shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
-        save_inventory(
-            *(folder.skills, built.model, tasks),
-            backbone_name=config.backbone.title,
-            # Random weights come from nowhere else, frozen or not.
-            backbone_trained=bool(config.backbone.train) or config.backbone.kind == "random",
-            settings=inventory_settings(config, shown or None, options),
-            places=places_of(config.backbone),
-        )
+        built.save_skills(folder.skills, inventory_settings(config, shown or None, options))
         if groups := built.attachment.groups:
             attention = None
             if has_attention(built.model):

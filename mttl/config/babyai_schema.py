@@ -7,9 +7,10 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from mttl.config.capabilities import missing_features
 from mttl.config.optim_schema import Optim
-from mttl.config.router_schema import Router
 from mttl.config.schema import Run, Trainer
-from mttl.config.section import AdaptMode, Fraction, NonNegative, Section, Seed, Seeds, once
+from mttl.config.section import AdaptMode, Section, Seeds, once
+from mttl.config.skills_schema import COUNTS, Router
+from mttl.plugins.part_settings import Fraction, NonNegative, Seed
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 
@@ -85,12 +86,9 @@ class Rl(Section):
         "n_sequences % ppo.n_minibatches": "ppo.n_minibatches ({ppo.n_minibatches}) must "
         "divide the {self.n_sequences} sequences of a level's rollout (n_slots × ppo.n_steps / "
         "ppo.recurrence)",
-        "backend = envpool and n_workers": "n_workers must be 0 with backend 'envpool', which has "
-        "threads",
-        "n_workers > n_slots": "n_workers ({n_workers}) must not exceed n_slots ({n_slots}): every "
-        "process steps slots of all levels",
-        "demonstrations and stop_when_solved": "stop_when_solved must be false with "
-        "demonstrations: no episodes are played in training",
+        "backend = envpool and n_workers": "n_workers must be 0 with backend 'envpool'",
+        "n_workers > n_slots": "n_workers ({n_workers}) must not exceed n_slots ({n_slots})",
+        "demonstrations and stop_when_solved": "stop_when_solved must be false with demonstrations",
     }
     levels: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
     """Levels to train on; each is a task."""
@@ -183,29 +181,18 @@ class BabyAIConfig(Section):
     """All sections of a run with a policy."""
 
     refuses: ClassVar = {
-        "router.kind = shared and skills.n_skills != 1": "skills.n_skills ({skills.n_skills}) must "
-        "be 1 for the shared router",
-        **dict.fromkeys(
-            (
-                "router.kind = private and skills.n_skills != per_task",
-                "router.kind != private|shared and skills.n_skills = per_task",
-            ),
-            "skills.n_skills ({skills.n_skills}) must be 'per_task' with the private router, and "
-            "only there",
-        ),
+        **COUNTS,
         "optim.meta": "optim.meta learns from rows of tasks, which only text has; remove it",
         "router.granularity = stack|block": "router.granularity ({router.granularity}) must be "
         "model or layer: a policy has no stacks of blocks",
         "optim.label_smoothing": "optim.label_smoothing must be 0: a policy has no labels",
-        "trainer.max_epochs = None|-1": "trainer.max_epochs must say how many rollouts to learn "
-        "from, or how often to go through the demonstrations",
-        "trainer.strategy = fsdp2": "trainer.strategy (fsdp2) shards the blocks of language "
-        "models, and a policy has none: use ddp",
+        "trainer.max_epochs = None|-1": "trainer.max_epochs must say how many rollouts, or passes "
+        "over the demonstrations, to learn from",
+        "trainer.strategy = fsdp2": "trainer.strategy (fsdp2) shards the blocks of language models",
         **{
             clause: f"{clause.split()[0]} is for text-to-text tasks: leave it out"
             for clause in (
-                *("run.start", "trainer.val_check_interval", "trainer.limit_val_batches"),
-                *("trainer.early_stopping", "trainer.check_val_every_n_epoch > 1"),
+                *("run.start", "trainer.val_check_interval", "trainer.early_stopping"),
                 "trainer.accumulate_grad_batches > 1",
             )
         },

@@ -12,11 +12,8 @@ Quantisation = Literal["nf4", "int8", "int4"]
 class _AnyBackbone(Section):
     asks: ClassVar = {"compiles": "compile"}
     lacks: ClassVar = {
-        "packs": ("compile", "rows begin at other places in every batch; set it to false"),
-        "shares_experts": (
-            "compile",
-            "tokens travel between processes in the middle of the model; set it to false",
-        ),
+        "packs": ("compile", "rows begin at other places in every batch"),
+        "shares_experts": ("compile", "tokens travel between processes inside the model"),
     }
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
@@ -29,16 +26,12 @@ class Pretrained(_AnyBackbone):
 
     kind: Literal["pretrained"]
     lacks: ClassVar = {
-        "shards": (
-            "quantize and quantize != nf4",
-            "torchao cannot split its weights; use nf4 or strategy ddp, or remove it",
-        )
+        "shards": ("quantize and quantize != nf4", "torchao cannot split its weights; use nf4")
     }
     refuses: ClassVar = {
-        "quantize and train": "quantize ('{quantize}') is for a frozen backbone: weights in few "
-        "bits cannot be trained. Set train: false, or remove quantize",
+        "quantize and train": "quantize ('{quantize}') is for a frozen backbone: set train: false",
         "quantize and gguf_file": "quantize ('{quantize}') cannot be with gguf_file, which is read "
-        "in floating point; name a folder with safetensors, or remove quantize",
+        "in floating point",
     }
     name: str
     """Name on the hub, or a folder."""

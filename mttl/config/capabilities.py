@@ -45,7 +45,12 @@ def missing_features(config: Section, asked: Mapping[str, str] | None = None) ->
     """
     parts = list(_parts(config))
     if asked is None:
-        asked = {k: who for path, part in parts for k, who in _asked_by(path, part)}
+        asked = {
+            feature: _name(path, part, condition)
+            for path, part in parts
+            for feature, condition in notes_of(type(part), "asks").items()
+            if holds(part, condition)
+        }
     return [
         f"{who} does not work with {told}"
         for feature, who in asked.items()
@@ -55,11 +60,7 @@ def missing_features(config: Section, asked: Mapping[str, str] | None = None) ->
 
 
 def require_features(config: Section, asked: Mapping[str, str]) -> None:
-    """Refuse a run that lacks what a command needs; see `missing_features`.
-
-    Raises:
-        CheckpointError: With every part and its reason.
-    """
+    """Refuse a run that lacks what a command needs, with every part; see `missing_features`."""
     if problems := missing_features(config, asked):
         raise CheckpointError("\n".join(problems))
 
@@ -71,12 +72,6 @@ def _parts(section: Section, path: str = "") -> Iterator[tuple[str, Section]]:
                 inner = path or name if isinstance(value, list) else f"{path}.{name}".strip(".")
                 yield inner, one
                 yield from _parts(one, inner)
-
-
-def _asked_by(path: str, part: Section) -> Iterator[tuple[str, str]]:
-    for feature, condition in notes_of(type(part), "asks").items():
-        if holds(part, condition):
-            yield feature, _name(path, part, condition)
 
 
 def _lacking(path: str, part: Section, feature: str) -> Iterator[str]:

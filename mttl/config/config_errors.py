@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mttl.config.merge_tree import Sources
 from mttl.config.plugin_section import PluginKinds, plugin_kinds_in
 from mttl.config.section import kind_of, models_in
 from mttl.io.errors import nearest
 from mttl.io.record import requirement
 
+Sources = dict[str, str]  # of dotted keys: the files that they come from
 # What the patterns of text settings ask for.
 FORMS = {
     "trainer.max_time": "have the form days:hours:minutes:seconds",
@@ -25,8 +25,7 @@ def format_errors(
     lines: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
         keys, value = _locate(mistake["loc"], tree, root)
-        line = _line(mistake, keys, value, tree, root)
-        lines.setdefault(".".join(keys), []).append(line)
+        lines.setdefault(".".join(keys), []).append(_line(mistake, keys, value, tree, root))
     found = []
     for key, messages in lines.items():
         for line in _alternatives(list(dict.fromkeys(messages))).splitlines():
@@ -77,7 +76,7 @@ def _line(
         allowed = [*_kinds(keys, tree, root)]
         if kind == "union_tag_not_found":
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
-        given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
+        given = str(context["tag"])
         own = " A custom class is module:Class." if _models(keys, tree, root)[1] else ""
         listed = f"{', '.join(allowed)}.{nearest(given, allowed)}{own}"
         return f"{key}.kind: '{given}' must be one of {listed}"
@@ -85,8 +84,7 @@ def _line(
         lines = str(context["error"]).splitlines()
         return "\n".join(f"{key}: {line}" if key else line for line in lines)
     if kind == "string_pattern_mismatch":
-        form = FORMS.get(key, context["pattern"])
-        return f"{key}: {_shown(value)} must {form}"
+        return f"{key}: {_shown(value)} must {FORMS.get(key, context['pattern'])}"
     return f"{key}: {_shown(value)} {requirement({**mistake, 'input': value})}"
 
 
@@ -120,9 +118,9 @@ def _fields(keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel])
     value: Any = tree
     for key in keys:
         value = value[int(key)] if isinstance(value, list) else value.get(key)
+    kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
     kinds = _kinds(keys, tree, root)
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    models = [kinds[str(kind)]] if str(kind) in kinds else _models(keys, tree, root)[0]
+    models = [kinds[kind]] if kind in kinds else _models(keys, tree, root)[0]
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 

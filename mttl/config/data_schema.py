@@ -3,46 +3,24 @@
 import datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from mttl.config.plugin_section import plugin_name
 from mttl.config.section import Section, once
 from mttl.plugins.classes import METRICS
 
 
-class Proportional(Section):
-    """Every row once per epoch."""
+class Sampler(Section):
+    """How tasks and rows are drawn."""
 
-    kind: Literal["proportional"] = "proportional"
-
-
-class Uniform(Section):
-    """Each row's task drawn with equal probability."""
-
-    kind: Literal["uniform"]
-
-
-class Temperature(Section):
-    """Each row's task drawn with probability ∝ size^(1 / temperature)."""
-
-    kind: Literal["temperature"]
-    temperature: PositiveFloat = 2.0
-    """1 draws by size; large values draw all tasks equally often."""
-
-
-class Homogeneous(Section):
-    """Every batch of one task, drawn by size."""
-
-    kind: Literal["homogeneous"]
-
-
-Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(discriminator="kind")]
+    refuses: ClassVar = {
+        "temperature and kind != temperature": "temperature ({temperature}) is for kind temperature"
+    }
+    kind: Literal["proportional", "uniform", "temperature", "homogeneous"] = "proportional"
+    """Every row once per epoch (`proportional`); each row's task drawn with equal probability
+    (`uniform`), or ∝ size^(1 / temperature); or every batch of one task, drawn by size."""
+    temperature: PositiveFloat | None = None
+    """1 draws by size; large values draw all tasks equally often. 2 by default."""
 
 
 TaskPrefix = Literal["name", "code", "none"]
@@ -66,12 +44,10 @@ class Data(Section):
     refuses: ClassVar = {
         **dict.fromkeys(
             ("not dir and not tasks", "dir and tasks"),
-            "dir must name the folder of a gym, or be null with tasks, a YAML file of custom tasks "
-            "(`mttl build --config` adds these to a gym)",
+            "dir must name the folder of a gym, or be null with tasks, a file of custom tasks",
         ),
         **{
-            f"{name} and template != chat": f"{name} is a part of chats: set template: chat, or "
-            "leave it out"
+            f"{name} and template != chat": f"{name} is a part of chats: set template: chat"
             for name in ("system", "date")
         },
         "validation = dev and split = train+dev": "validation 'dev' would score rows that split "
@@ -81,19 +57,17 @@ class Data(Section):
         "length_window and sampler.kind = homogeneous": "length_window must be 0 with the "
         "homogeneous sampler",
         "token_budget and sampler.kind = homogeneous": "token_budget ({token_budget}) is not for "
-        "the homogeneous sampler, whose batches are counted in rows; leave it out, or take another "
-        "sampler",
+        "the homogeneous sampler, whose batches are counted in rows",
         "token_budget < packed_length": "token_budget ({token_budget}) must be at least "
         "packed_length ({packed_length}), the tokens of one sequence",
         **{
             f"{name} < longest_row": f"{name} ({{{name}}}) must be at least {{self.longest_row}}, "
-            "the tokens of the longest row (max_input_length + max_output_length); raise it, or "
-            "lower these"
+            "the tokens of the longest row (max_input_length + max_output_length)"
             for name in ("token_budget", "packed_length")
         },
         **{
             f"{name} and global_batch_size": f"{name} ({{{name}}}) cannot be with "
-            "global_batch_size ({global_batch_size}), which counts rows; remove one of them"
+            "global_batch_size ({global_batch_size}), which counts rows"
             for name in ("token_budget", "packed_length")
         },
     }
@@ -113,7 +87,7 @@ class Data(Section):
     """Rows to validate on while training; the best checkpoint is chosen by them."""
     evaluate: Annotated[list[Literal["dev", "test"]], AfterValidator(once)] = ["dev", "test"]
     """Splits that are scored after training."""
-    sampler: Sampler = Proportional()
+    sampler: Sampler = Sampler()
     """How rows are drawn."""
     length_window: Annotated[int, Field(ge=0)] = 0
     """Sort the rows of this many batches by length, so that batches need little padding."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mttl.config.config_errors import format_errors
-from mttl.config.merge_tree import Sources, Tree, merge, nested
+from mttl.config.config_errors import Sources, format_errors
 from mttl.config.plugin_section import IMPORT
 from mttl.config.schema import Config
 from mttl.config.section import Section
@@ -21,6 +20,7 @@ from mttl.io.files import shipped_folder
 from mttl.io.reading import read_text
 from mttl.plugins.describe import notes_of
 
+Tree = dict[str, Any]
 COMMAND_LINE = "-k"
 CONFIGS = "configs"  # in the working directory, and among what is shipped
 
@@ -78,7 +78,7 @@ def load_any_config(
     listed = names.split("+") if isinstance(names, str) else list(names)
     listed = [name for name in listed if name] if run is not None else listed
     tree, sources, paths = _join(listed) if listed else ({}, {}, [])
-    if run is not None and not _is_whole(tree):
+    if run is not None and all(_missing(tree, world.schema) for world in WORLDS):
         path = Path(run) / "config.yaml"
         if not path.is_file():
             raise ConfigError(f"'{run}' has no config.yaml: name a configuration with -c")
@@ -97,9 +97,7 @@ def load_any_config(
         config = schema.model_validate(tree, context=plugins)
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
-        sections = schema.model_fields.items()
-        absent = [name for name, field in sections if field.is_required() and name not in tree]
-        if len(absent) > 1:
+        if len(_missing(tree, schema)) > 1:
             found += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
     if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:
@@ -107,14 +105,10 @@ def load_any_config(
     return config
 
 
-def _is_whole(tree: Tree) -> bool:
-    """Return whether a tree has all sections that a configuration of some world needs."""
-    return any(
-        all(
-            name in tree for name, field in world.schema.model_fields.items() if field.is_required()
-        )
-        for world in WORLDS
-    )
+def _missing(tree: Tree, schema: type[Section]) -> list[str]:
+    """Return the sections that a configuration needs and a tree lacks."""
+    fields = schema.model_fields.items()
+    return [name for name, field in fields if field.is_required() and name not in tree]
 
 
 def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
@@ -126,7 +120,7 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
         setting: Which names it, for messages; none where the command line lists files.
 
     Raises:
-        ConfigError: If there is none; the message lists near names.
+        ConfigError: If there is none.
     """
     if not name:
         raise ConfigError("the name of a file is empty; files are joined as a.yaml+b.yaml")
@@ -140,19 +134,9 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
     missing = f"{setting}: " * bool(setting) + f"the file '{name}' does not exist"
     if Path(name).is_absolute():
         raise ConfigError(missing)
-    known = {
-        str(path.relative_to(place))
-        for place in places[1:]
-        for path in place.rglob("*")
-        if path.is_file()
-    }
-    like = nearest(name, sorted(known))
+    files = [(place, path) for place in places[1:] for path in place.rglob("*") if path.is_file()]
+    like = nearest(name, sorted({str(path.relative_to(place)) for place, path in files}))
     raise ConfigError(f"{missing} here, nor in {CONFIGS}/, nor in {folder}.{like}")
-
-
-def resolve_path(name: str, setting: str) -> Path:
-    """Return the path of a file that a setting names, looked up as `find_file` does."""
-    return find_file(name, setting=setting)
 
 
 def resolve_folder(name: str) -> Path:
@@ -236,12 +220,56 @@ def _of_the_gym(tree: Tree) -> Tree:
     if not isinstance(matrix, str):
         raise ConfigError(
             "skills.n_skills 'per_column' is the number of columns of an expert router's matrix: "
-            "take router.kind: expert, and name a file in router.matrix, or in data.expert_matrix "
-            "for all that use the gym"
+            "take router.kind: expert, and name a file in router.matrix, or data.expert_matrix"
         )
     first, *_ = read_text(find_file(matrix), ConfigError).split("\n")
     # A header without skills is reported when the matrix is read.
     return tree | {"skills": skills | {"n_skills": max(1, first.count(","))}}
+
+
+def merge(
+    tree: Tree, later: Mapping[str, Any], source: str, sources: Sources, prefix: str = ""
+) -> Tree:
+    """Return ``tree`` with the values of ``later`` on top.
+
+    Mappings merge key by key. A mapping whose ``kind`` or ``model_type`` differs from the earlier
+    one's replaces it: settings of one kind mean nothing to another. The kind itself stays where the
+    later one names only another model type. An empty mapping inside a section empties it.
+
+    ``sources`` receives the ``source`` of every dotted key; ``prefix`` is where the trees stand in
+    a larger one, with a dot behind.
+    """
+    result = dict(tree)
+    for key, value in later.items():
+        name = f"{prefix}{key}"
+        before = result.get(key)
+        sources[name] = source
+        if not isinstance(value, Mapping):
+            result[key] = value
+            continue
+        emptied = bool(prefix) and not value
+        if not isinstance(before, Mapping) or emptied or _changes_kind(before, value):
+            kind = before.get("kind") if isinstance(before, Mapping) and not emptied else None
+            before = {} if kind is None else {"kind": kind}
+            for old in [known for known in sources if known.startswith(f"{name}.")]:
+                if old.removeprefix(f"{name}.") not in before:
+                    del sources[old]
+        result[key] = merge(dict(before), value, source, sources, f"{name}.")
+    return result
+
+
+def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+    common = before.keys() & later.keys() & {"kind", "model_type"}
+    return any(later[name] != before[name] for name in common)
+
+
+def with_value(
+    tree: Tree, name: str, value: Any, source: str = "", sources: Sources | None = None
+) -> Tree:
+    """Return ``tree`` with a setting changed, which has a dotted name."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return merge(tree, value, source, {} if sources is None else sources)
 
 
 def _override(tree: Tree, text: str, sources: Sources) -> Tree:
@@ -252,7 +280,7 @@ def _override(tree: Tree, text: str, sources: Sources) -> Tree:
         parsed = yaml12.parse(value)
     except yaml12.YAMLError as error:
         raise ConfigError(f"{COMMAND_LINE} {text}: {yaml12.problem(error)}") from error
-    return merge(tree, nested(key, parsed), COMMAND_LINE, sources)
+    return with_value(tree, key, parsed, COMMAND_LINE, sources)
 
 
 def _kind_of(value: Any) -> str:

@@ -5,15 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from mttl.config.plugin_section import (
-    PartSection,
-    PluginKinds,
-    part_model,
-    part_models,
-    parts_of,
-)
-from mttl.config.section import NonNegative, Section, once
+from mttl.config.plugin_section import PartSection, PluginKinds, part_model, part_models, parts_of
+from mttl.config.section import Section, once
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
+from mttl.plugins.part_settings import NonNegative
 
 Stack = Literal["encoder", "decoder", "model"]
 
@@ -96,30 +91,27 @@ class MoE(Section):
         "drops_evaluated_tokens": "eval_capacity_factor",
     }
     lacks: ClassVar = {
-        "packs": "token routers find padding and the task of a token by row, and a packed row has "
-        "several; leave data.packed_length out",
+        "packs": "a packed row has several tasks, and token routers know rows by one",
         "starts": "a run to start from has no experts of it; leave run.start out",
         "scales_losses": ("parallel", "processes would leave out different steps; use bf16-mixed"),
         "has_heads": ("task_prior", "it takes whole rows; set skills.n_heads: 1"),
         "takes_signed_weights": (
             "task_prior = logits",
-            "it takes logarithms, and rows of that router may be negative; use another",
+            "it takes logarithms, and rows of that router may be negative",
         ),
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory"),
-            "tokens choose its experts, and no weights of a task stand for them; answer with the "
-            "run itself (mttl predict, mttl serve)",
+            "tokens choose its experts; answer with the run itself (mttl predict, mttl serve)",
         ),
     }
     refuses: ClassVar = {
         "shared_expert and experts.kind = ia3": "shared_expert is not for ia3, which rescales an "
-        "output: drop it",
+        "output",
         "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
         "({n_experts})",
         "parallel and experts.shared_down": "parallel shares out experts, and with "
-        "experts.shared_down they have a tensor in common: set one of them to false",
+        "experts.shared_down they have a tensor in common",
     }
-
     router: TokenRouting
     """How tokens choose."""
     experts: TokenExperts
@@ -144,17 +136,3 @@ class MoE(Section):
     """Rows of the task router as logits added to the gates, or as a mask of allowed experts."""
     parallel: bool = False
     """Share the experts of every layer out among the processes of training; files are the same."""
-
-    def problem_of(self, n_processes: int) -> str | None:
-        """Return why so many processes cannot share the experts out, or None."""
-        if n_processes == 1:
-            return (
-                "moe.parallel shares experts out among processes, and one process trains: set "
-                "moe.parallel: false, or trainer.devices to 2 or more"
-            )
-        if self.n_experts % n_processes:
-            return (
-                f"moe.n_experts ({self.n_experts}) must be a multiple of the number of processes "
-                f"({n_processes}) with moe.parallel"
-            )
-        return None

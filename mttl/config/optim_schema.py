@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from mttl.config.section import Fraction, NonNegative, Section
+from mttl.config.section import Section
+from mttl.plugins.part_settings import Fraction, NonNegative
 
 
 class Meta(Section):
@@ -24,12 +25,11 @@ class Meta(Section):
 
     lacks: ClassVar = {
         "packs": "it cuts batches by rows; leave data.packed_length out",
-        "counts_rows": "its losses are those of one task, not of a step; set data.batch_size, and "
-        "the tasks of a step by trainer.accumulate_grad_batches",
+        "counts_rows": "its losses are those of one task; set data.batch_size, and the tasks of a "
+        "step by trainer.accumulate_grad_batches",
         "shards": "its inner steps move whole parameters; use trainer.strategy auto or ddp",
         "scales_losses": "its inner steps do not scale losses; use another, such as bf16-mixed",
-        "routes_tokens": "it takes several steps within one, and loads of experts are counted by "
-        "step; leave the section moe out",
+        "routes_tokens": "it takes several steps within one, by which loads would be counted",
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args
 
 from pydantic import (
@@ -19,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from mttl.config.section import Section, kind_of, models_in
 from mttl.plugins.classes import Family, PluginError, find_class, make
 from mttl.plugins.describe import NOTES, describe, described
-from mttl.plugins.parts import PARTS, import_part
+from mttl.plugins.parts import PARTS
 
 # Contexts of a validation.
 IMPORT: dict[str, str] = {"plugins": "import"}
@@ -27,15 +28,10 @@ LEAVE: dict[str, str] = {"plugins": "leave"}
 
 
 class PartSection(Section):
-    """Settings of a part, derived from the signature of its class.
+    """Settings of a part, derived from the signature of its class."""
 
-    Attributes:
-        place: The class, of a built-in part as ``module:Class``.
-        own_settings: Names of the settings that are arguments of the class.
-    """
-
-    place: ClassVar[Any] = ""
-    own_settings: ClassVar[tuple[str, ...]] = ()
+    place: ClassVar[Any] = ""  # the class, of a built-in part as ``module:Class``
+    own_settings: ClassVar[tuple[str, ...]] = ()  # those that are arguments of the class
 
     if TYPE_CHECKING:
         kind: str
@@ -45,14 +41,10 @@ class PartSection(Section):
     @property
     def part_class(self) -> type[Any]:
         """The class, imported."""
-        return import_part(self.place) if isinstance(self.place, str) else self.place
+        return resolve_name(self.place) if isinstance(self.place, str) else self.place
 
     def make(self, **given: Any) -> Any:
-        """Build an object of the class.
-
-        Args:
-            **given: Arguments of the program; those that the class does not declare are left out.
-        """
+        """Build an object of the class; of ``given``, it takes the arguments that it declares."""
         names = [name for name in self.own_settings if name not in given]
         return make(self.part_class, given, {name: _made(getattr(self, name)) for name in names})
 
@@ -60,7 +52,7 @@ class PartSection(Section):
 def _made(value: Any) -> Any:
     """Return the object of a section within one, and any other value as it is."""
     if isinstance(value, PartSection) and value.place:
-        return import_part(value.place)(**{name: _made(one) for name, one in value})
+        return resolve_name(value.place)(**{name: _made(one) for name, one in value})
     return value
 
 
@@ -87,11 +79,7 @@ class PluginKinds:
     base: type[Section] = Section
 
     def model_of(self, kind: str, *, trusted: bool = False) -> type[PluginSection]:
-        """Return the settings of a class.
-
-        Raises:
-            PluginError: If there is none, or an argument can be no setting.
-        """
+        """Return the settings of a class; a `PluginError` says why it has none."""
         return _custom(find_class(self.family, kind, trusted=trusted), kind, self.family, self.base)
 
     def __get_pydantic_core_schema__(
@@ -113,19 +101,11 @@ class PluginKinds:
             return self.model_of(kind, trusted=info.context == IMPORT).model_validate(value)
 
         def dump(value: Any, handle: Any, info: Any) -> Any:
-            return (
-                value.model_dump(mode=info.mode)
-                if isinstance(value, PluginSection)
-                else handle(value)
-            )
+            custom = isinstance(value, PluginSection)
+            return value.model_dump(mode=info.mode) if custom else handle(value)
 
-        return core_schema.with_info_wrap_validator_function(
-            validate,
-            known,
-            serialization=core_schema.wrap_serializer_function_ser_schema(
-                dump, info_arg=True, schema=known
-            ),
-        )
+        written = core_schema.wrap_serializer_function_ser_schema(dump, info_arg=True, schema=known)
+        return core_schema.with_info_wrap_validator_function(validate, known, serialization=written)
 
 
 def plugin_name(family: Family) -> Callable[[str, ValidationInfo], str]:
@@ -150,12 +130,9 @@ def plugin_kinds_in(annotation: Any, metadata: Any = ()) -> PluginKinds | None:
 
 @cache
 def part_model(family: Family, kind: str, base: type[Section]) -> type[PartSection]:
-    """Return the section of a built-in part; its class is not imported.
+    """Return the section of a built-in part, whose class is not imported.
 
-    Args:
-        family: Its family.
-        kind: Its name.
-        base: Settings that all kinds of the family have.
+    ``base`` has the settings that all kinds of the family have.
     """
     return _section(described(family.name)[kind], kind, base, PARTS[family.name][kind])
 
@@ -239,6 +216,6 @@ def _custom(cls: type[Any], kind: str, family: Family, base: type[Section]) -> t
             shown = getattr(item["type"], "__name__", item["type"])
             raise PluginError(
                 f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
-                "can hold; take numbers, texts, true or false, lists or mappings"
+                "can hold"
             ) from error
     return _section(found, kind, base, cls, PluginSection)

@@ -56,16 +56,16 @@ def _lines(path: str, section: FieldInfo) -> Iterator[str]:
     if kinds:
         meanings = " ".join(f"`{kind}`: {model.__doc__}" for kind, model in kinds.items())
         own = ["module:Class"] if plugin_kinds_in(section.annotation, section.metadata) else []
-        yield _line(f"{path}.kind", " | ".join([*kinds, *own]), _default(section), meanings)
+        yield _line(f"{path}.kind", " | ".join([*kinds, *own]), section, meanings)
     elif plugin_kinds_in(section.annotation, section.metadata):
-        yield _line(f"{path}.kind", "module:Class", _default(section), section.description or "")
+        yield _line(f"{path}.kind", "module:Class", section)
     lines: dict[str, list[str]] = {}
     for model in models:
         for name, field in model.model_fields.items():
             if name == "kinds":  # each a section as this one
-                line = _line(f"{path}.{name}", f"list of sections `{path}`", *_told(field))
+                line = _line(f"{path}.{name}", f"list of sections `{path}`", field)
                 lines[line] = [kind_of(model) or ""]
-            elif name != "kind":
+            elif name != "kind" or len(get_args(field.annotation)) > 1:
                 for line in _of_field(f"{path}.{name}", field):
                     lines.setdefault(line, []).append(kind_of(model) or "")
     for line, having in lines.items():
@@ -76,16 +76,12 @@ def _of_field(path: str, field: FieldInfo) -> Iterator[str]:
     if models_in(field.annotation) and get_origin(field.annotation) is not dict:
         yield from _lines(path, field)
     else:
-        kind = _words(field.annotation, field.metadata)
-        yield _line(path, kind, *_told(field))
+        yield _line(path, _words(field.annotation, field.metadata), field)
 
 
-def _told(field: FieldInfo) -> tuple[str, str]:
-    return _default(field), field.description or ""
-
-
-def _line(path: str, kind: str, default: str, meaning: str) -> str:
-    return f"- `{path}` ({kind}; {default}): {' '.join(meaning.split())}"
+def _line(path: str, kind: str, field: FieldInfo, meaning: str = "") -> str:
+    words = (meaning or field.description or "").split()
+    return f"- `{path}` ({kind}; {_default(field)}): {' '.join(words)}"
 
 
 def _default(field: FieldInfo) -> str:

@@ -11,21 +11,12 @@ from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PluginKinds, PluginSection
-from mttl.config.router_schema import Router
-from mttl.config.section import (
-    AdaptMode,
-    NonNegative,
-    RowInit,
-    Section,
-    Seed,
-    Seeds,
-    models_in,
-    once,
-)
-from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
+from mttl.config.section import AdaptMode, RowInit, Section, Seed, Seeds, models_in, once
+from mttl.config.skills_schema import COUNTS, Aggregation, Mixture, Router, Skills, kinds_of
 from mttl.io.errors import nearest
 from mttl.plugins.classes import CALLBACKS, LOSSES
 from mttl.plugins.describe import notes_of
+from mttl.plugins.part_settings import NonNegative
 
 
 class Run(Section):
@@ -50,18 +41,13 @@ class Generation(Section):
 
     lacks: ClassVar = dict.fromkeys(
         ("shards", "shares_experts"),
-        (
-            "mode != generate",
-            "processes that hold a model together would need as many passes each; set it to "
-            "generate, or use ddp",
-        ),
+        ("mode != generate", "the processes need as many passes each; set it to generate, or ddp"),
     )
     refuses: ClassVar = {
         "length_penalty != 1.0 and num_beams = 1": "length_penalty needs num_beams above 1",
-        "mode = rank and num_beams > 1": "num_beams ({num_beams}) searches answers, and mode "
-        "'rank' takes them from the options of the task; remove it, or use mode both",
-        "mode = generate and not per_token": "per_token (false) is for answers that are ranked; "
-        "set mode: rank",
+        "mode = rank and num_beams > 1": "num_beams ({num_beams}) searches answers, and mode rank "
+        "takes them from a task's options; use mode both",
+        "mode = generate and not per_token": "per_token (false) is for answers that are ranked",
     }
     num_beams: PositiveInt = 1
     """1 is greedy."""
@@ -86,16 +72,14 @@ class Adapt(Section):
 
     refuses: ClassVar = {
         "init = private_skill and mode = zero_shot|router_only|average": "init 'private_skill' "
-        "gives a new task a fresh skill, which mode '{mode}' does not train; use 'skills_only' or "
-        "'full', or another init, as 'mean'",
+        "gives a new task a fresh skill, which mode '{mode}' does not train; use 'skills_only'",
         "mode = average and init = fresh|expert_row|learned": "mode 'average' has equal weights of "
         "all skills and takes no init '{init}'; leave it out",
         "mode = average|from_scratch and init = nearest_task|factors|coefficients|"
         "best_coefficients": "mode '{mode}' takes no row over, so init '{init}' sets none; use "
-        "'zero_shot', 'router_only', 'skills_only', 'all' or 'full', or init 'mean'",
-        "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' begins as the "
-        "trained task that explains the new task's rows best, and examples is 0; use 'mean' or "
-        "'coefficients', or some examples",
+        "another mode, or init 'mean'",
+        "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' compares trained "
+        "tasks on examples of the new one, and examples is 0; use 'mean' or 'coefficients'",
         **dict.fromkeys(
             ("gradient_free and mode != router_only", "gradient_free and init != coefficients"),
             "gradient_free looks for coefficients alone: set mode: router_only and init: "
@@ -104,11 +88,10 @@ class Adapt(Section):
         **dict.fromkeys(
             ("option_weights and " + still for still in _WITHOUT_STEPS),
             "unlikelihood and length_normalised are losses of gradient descent, and mode "
-            "'zero_shot', gradient_free and examples 0 make no such steps; set them to 0",
+            "'zero_shot', gradient_free and examples 0 take no such steps; set them to 0",
         ),
         "up_lr_ratio != 1.0 and mode = zero_shot|router_only": "up_lr_ratio ({up_lr_ratio:g}) is "
-        "for skills that are trained, which mode '{mode}' does not; leave it out, or use 'all' or "
-        "'skills_only'",
+        "for skills that are trained, which mode '{mode}' does not",
     }
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
@@ -179,8 +162,7 @@ class Search(Section):
     """Which settings of adaptation, or of training (`optim.`), `mttl search` tries."""
 
     refuses: ClassVar = {
-        f"{one} and {other}": f"{one} and {other} cannot both be searched; empty one of them with "
-        "{{}} or []"
+        f"{one} and {other}": f"{one} and {other} cannot both be searched; empty one of them"
         for one, other in (("grid", "points"), ("grid", "ranges"), ("points", "ranges"))
     }
     grid: dict[
@@ -207,10 +189,7 @@ class Search(Section):
             if name not in allowed:
                 yield f"'{name}' is not a setting that can be searched.{nearest(name, allowed)}"
         if len({name.partition(".")[0] for name in self.names}) > 1:
-            yield (
-                f"{', '.join(self.names)}: settings of training and of adaptation cannot be "
-                "searched at once; search those of training first"
-            )
+            yield f"{', '.join(self.names)}: training and adaptation cannot be searched at once"
 
     @property
     def names(self) -> list[str]:
@@ -229,27 +208,18 @@ class Trainer(Section):
 
     asks: ClassVar = {"shards": "strategy = fsdp2", "scales_losses": "precision = 16-mixed"}
     lacks: ClassVar = {
-        "compiles": (
-            "strategy = fsdp2",
-            "what is compiled as a whole cannot be put together block by block; use ddp",
-        ),
-        "shares_experts": (
-            "strategy = fsdp2",
-            "two ways to share out the same experts exclude each other; use auto or ddp",
-        ),
+        "compiles": ("strategy = fsdp2", "it puts blocks together one by one; use ddp"),
+        "shares_experts": ("strategy = fsdp2", "it shards the same experts; use auto or ddp"),
         "counts_rows": (
             "accumulate_grad_batches > 1",
-            "it follows from data.global_batch_size, data.batch_size and the number of processes; "
-            "leave it out",
+            "it follows from the size and the number of processes; leave it out",
         ),
     }
     refuses: ClassVar = {
         "strategy = fsdp2 and precision = 16-mixed|64-true": "precision ({precision}) must be one "
-        "of 32-true, bf16-mixed, bf16-true, 16-true with strategy fsdp2, which neither scales "
-        "losses nor shards doubles",
+        "of 32-true, bf16-mixed, bf16-true, 16-true with strategy fsdp2",
         "max_steps = -1 and max_epochs = None|-1": "max_steps or max_epochs must bound the "
-        "training, also beside max_time: the schedule of the learning rates needs a number of "
-        "steps",
+        "training, also beside max_time: schedules need a number of steps",
     }
     max_steps: Annotated[int, Field(ge=-1)] = -1
     """Optimizer steps; -1 for no bound."""
@@ -279,12 +249,8 @@ class Trainer(Section):
     """Batches per optimizer step; each counts by its answer tokens, as if they were one batch."""
     val_check_interval: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
     """Validate every so many batches, or after this fraction of an epoch."""
-    check_val_every_n_epoch: PositiveInt = 1
-    """Validate after every so many epochs, where no number of batches is given."""
     log_every_n_steps: PositiveInt = 50
     """Steps between two rows of training metrics."""
-    limit_val_batches: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
-    """Validate on this many batches, or this fraction of them, only."""
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
@@ -311,30 +277,23 @@ class Config(Section):
         "data.validation: dev",
         "loss and optim.label_smoothing": "optim.label_smoothing must be 0 with a custom loss",
         "backbone.quantize and adapt.mode = full": "adapt.mode 'full' trains the backbone, which "
-        "backbone.quantize ('{backbone.quantize}') keeps frozen; use another mode, or remove "
-        "quantize",
+        "backbone.quantize ('{backbone.quantize}') keeps frozen",
         "adapt.examples > data.max_rows": "adapt.examples ({adapt.examples}) cannot be more than "
         "data.max_rows ({data.max_rows}) reads",
+        "optim.up_lr_ratio != 1.0 and not low_rank": "optim.up_lr_ratio ({optim.up_lr_ratio:g}) is "
+        "for low-rank skills, not '{skills.kind}'",
         "optim.meta and data.sampler.kind != homogeneous": "data.sampler.kind "
         "({data.sampler.kind}) must be homogeneous with optim.meta '{optim.meta.kind}'",
         "data.batch_size < optim.meta.n_parts": "data.batch_size ({data.batch_size}) must be at "
         "least {optim.meta.n_parts} with optim.meta '{optim.meta.kind}'",
-        "skills.kind = none and not moe": "skills.kind 'none' needs a section moe, or nothing is "
-        "routed; to tune the backbone alone, see backbone/last_block.yaml",
+        "skills.kind = none and not moe": "skills.kind 'none' needs a section moe; to tune the "
+        "backbone alone, see backbone/last_block.yaml",
         "skills.kind = none and router.kind != none and not moe.task_prior": "router.kind "
-        "'{router.kind}' has no skills to route; set router.kind: none, or moe.task_prior: logits "
-        "to route tokens by it",
+        "'{router.kind}' has no skills to route; set router.kind: none, or moe.task_prior: logits",
         "skills.kind != none and router.kind = none": "router.kind 'none' gives skills "
-        "(skills.kind '{skills.kind}') no weights; for one skill of all tasks set router.kind: "
-        "shared and skills.n_skills: 1, or for tokens that choose take one of router/token_*.yaml",
-        "skills.n_skills and router.kind = shared and skills.n_skills != 1": "skills.n_skills "
-        "({skills.n_skills}) must be 1 for the shared router",
-        "skills.n_skills and router.kind = private and skills.n_skills != per_task": (
-            "skills.n_skills ({skills.n_skills}) must be 'per_task' for the private router"
-        ),
-        "skills.n_skills = per_task and router.kind != private|shared|retrieval|none and "
-        "aggregation.kind != fusion": "skills.n_skills 'per_task' is for the private router, not "
-        "'{router.kind}'",
+        "(skills.kind '{skills.kind}') no weights; for one skill of all tasks take shared, for "
+        "tokens that choose one of router/token_*.yaml",
+        **COUNTS,
         "router.kind = task_moe and router.top_k > skills.n_skills": "router.top_k "
         "({router.top_k}) must not exceed skills.n_skills ({skills.n_skills})",
         **dict.fromkeys(
@@ -343,8 +302,8 @@ class Config(Section):
                 "moe.task_prior and skills.n_skills < moe.n_experts",
                 "moe.task_prior and skills.n_skills > moe.n_experts",
             ),
-            "skills.n_skills ({skills.n_skills}) must be moe.n_experts ({moe.n_experts}) where "
-            "rows of tasks are a prior on experts",
+            "skills.n_skills ({skills.n_skills}) must be moe.n_experts ({moe.n_experts}) with "
+            "moe.task_prior",
         ),
         **{
             f"aggregation.kind = fusion and {clause}": f"{name} ({{{name}}}) must be {needed} for "
@@ -384,14 +343,13 @@ class Config(Section):
     def problems(self) -> Iterator[str]:
         """Yield what does not fit together, a sentence each."""
         yield from super().problems()
+        yield from missing_features(self)
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether some skills or experts have two factors, or may have."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
-        low_rank = any(
+        return any(
             isinstance(one, PluginSection) or not notes_of(type(one), "lacks").get("has_factors")
             for one in kinds
         )
-        if self.optim.up_lr_ratio != 1 and not low_rank:
-            yield (
-                f"optim.up_lr_ratio ({self.optim.up_lr_ratio:g}) is for low-rank skills, not "
-                f"'{self.skills.kind}'; remove it, or take skills.kind: lora"
-            )
-        yield from missing_features(self)

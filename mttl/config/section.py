@@ -6,11 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mttl.plugins.describe import notes_of
-
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-# What every generator of random numbers takes.
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+from mttl.plugins.part_settings import Seed
 
 
 def once(values: list[Any]) -> list[Any]:
@@ -24,17 +20,8 @@ AdaptMode = Literal[
     "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
 ]
 FreeInit = Literal["coefficients", "best_coefficients"]
-RowInit = Literal[
-    "mean",
-    "fresh",
-    "nearest_task",
-    "expert_row",
-    "private_skill",
-    "learned",
-    "factors",
-    "average",
-    FreeInit,
-]
+_BoundInit = Literal["mean", "fresh", "nearest_task", "expert_row", "private_skill", "learned"]
+RowInit = Literal[_BoundInit, "factors", "average", FreeInit]
 FREE: tuple[FreeInit, ...] = get_args(FreeInit)
 # Those that begin as one trained task.
 AS_TRAINED: tuple[RowInit, ...] = ("nearest_task", "best_coefficients")
@@ -62,11 +49,7 @@ class Section(BaseModel):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     def problems(self) -> Iterator[str]:
@@ -134,4 +117,4 @@ def kind_of(model: type[BaseModel]) -> str | None:
     """Return the kind of a section that is one of several."""
     field = model.model_fields.get("kind")
     names = get_args(field.annotation) if field is not None else ()
-    return str(names[0]) if names else None
+    return str(names[0]) if len(names) == 1 else None

@@ -1,27 +1,23 @@
-"""The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
+"""The sections `skills`, `router` and `aggregation`: what skills do, who uses which, and how."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
 
 from pydantic import Field, PositiveInt
 
-from mttl.config.plugin_section import PartSection, PluginKinds, part_models, parts_of
-from mttl.config.section import NonNegative, Section
-from mttl.plugins.classes import SKILLS
+from mttl.config.plugin_section import PartSection, PluginKinds, make_section, part_models, parts_of
+from mttl.config.section import Section
+from mttl.plugins.classes import ROUTERS, SKILLS
+from mttl.plugins.part_settings import NonNegative
 
 
 class _OneKind(Section):
     lacks: ClassVar = {
         **dict.fromkeys(
             ("merges", "averages"),
-            (
-                "gate",
-                "it does more than change a weight; answer with the run itself (mttl predict, "
-                "mttl serve)",
-            ),
+            ("gate", "it does more than change a weight; answer with mttl predict or mttl serve"),
         ),
-        "exports_inventory": "Poly of PEFT holds low-rank skills alone; --task writes the kinds "
-        "that have a format",
+        "exports_inventory": "Poly of PEFT holds low-rank skills alone; give --task",
     }
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
     """What gets skills: attention, mlp, all, or patterns of names; for kinds that sit there, norms,
@@ -56,30 +52,52 @@ class Several(_Sizes):
         """Yield what does not fit together, a sentence each."""
         for number, one in enumerate(self.kinds):
             if getattr(one, "support", "random") != "random":
-                yield (
-                    f"kinds.{number}.support must be random: the entries of a file are for a run "
-                    "of sparse skills alone (skills.kind: sparse)"
-                )
+                yield f"kinds.{number}.support must be random beside other kinds"
 
 
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
     lacks: ClassVar = {
-        "ablates": "there are no skills that tasks mix, only experts that tokens choose; give a "
-        "run whose section skills has a kind"
+        "ablates": "there are no skills that tasks mix, only experts that tokens choose"
     }
     kind: Literal["none"]
 
 
+class AnyRouter(Section):
+    """Settings of all routers."""
+
+    granularity: Literal["model", "stack", "block", "layer", "linear"] = "linear"
+    """Which layers share a routing row."""
+
+
 if TYPE_CHECKING:
+    Router: TypeAlias = PartSection
     Skills: TypeAlias = PartSection
 else:
+    Router = parts_of(ROUTERS, AnyRouter)
     Skills = Annotated[
         Union[*part_models(SKILLS, AnySkills), Several, NoSkills],
         Field(discriminator="kind"),
         PluginKinds(SKILLS, AnySkills),
     ]
+
+
+# How many skills a router takes.
+COUNTS = {
+    "skills.n_skills and router.kind = shared and skills.n_skills != 1": "skills.n_skills "
+    "({skills.n_skills}) must be 1 for the shared router",
+    "skills.n_skills and router.kind = private and skills.n_skills != per_task": "skills.n_skills "
+    "({skills.n_skills}) must be 'per_task' for the private router",
+    "skills.n_skills = per_task and router.kind != private|shared|retrieval|none and "
+    "aggregation.kind != fusion": "skills.n_skills 'per_task' is for the private router, not "
+    "'{router.kind}'",
+}
+
+
+def router_section(kind: str, **settings: Any) -> PartSection:
+    """Return the section of a built-in router."""
+    return make_section(ROUTERS, AnyRouter, kind, **settings)
 
 
 def kinds_of(skills: Any) -> list[Any]:
@@ -103,8 +121,7 @@ class Fusion(Section):
         "starts": "it takes the skills of aggregation.source; leave run.start out",
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
-            "every token mixes skills by attention, and no weights of a task stand for that; give "
-            "the run whose skills it fuses",
+            "every token mixes skills by attention; give the run that it fuses",
         ),
     }
     source: str

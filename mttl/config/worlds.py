@@ -1,9 +1,8 @@
 """The worlds that inventories are trained in. Another world is a folder, and an entry here."""
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.schema import Config
@@ -11,8 +10,7 @@ from mttl.config.section import Section
 from mttl.io.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """What the commands need of a world."""
 
     title: str
@@ -22,39 +20,24 @@ class World:
     commands: Mapping[str, str]
 
     def run(self, command: str, config: Section, /, **options: Any) -> None:
-        """Import a command and run it.
-
-        Raises:
-            ConfigError: If the world has no such command.
-        """
+        """Import a command and run it; a `ConfigError` says that the world has none."""
         if command not in self.commands:
             raise ConfigError(f"{self.title} has no {command}, only {', '.join(self.commands)}")
-        module, _, function = self.commands[command].rpartition(".")
-        getattr(importlib.import_module(module), function)(config, **options)
+        pkgutil.resolve_name(self.commands[command])(config, **options)
 
 
+POLICY_COMMANDS = {
+    "training": "mttl.babyai.train:train_babyai",
+    "adaptation": "mttl.babyai.new_levels:adapt_run",
+}
+TEXT_COMMANDS = {
+    "training": "mttl.commands.train_tasks:train",
+    "adaptation": "mttl.adaptation.adapt_tasks:adapt_run",
+    "search": "mttl.adaptation.search_settings:search_run",
+}
 WORLDS = (
-    World(
-        "a policy for BabyAI",
-        BabyAIConfig,
-        "rl",
-        "babyai.yaml",
-        {
-            "training": "mttl.babyai.train.train_babyai",
-            "adaptation": "mttl.babyai.new_levels.adapt_run",
-        },
-    ),
-    World(
-        "a model for text-to-text tasks",
-        Config,
-        "data",
-        "crossfit.yaml",
-        {
-            "training": "mttl.commands.train_tasks.train",
-            "adaptation": "mttl.adaptation.adapt_tasks.adapt_run",
-            "search": "mttl.adaptation.search_settings.search_run",
-        },
-    ),
+    World("a policy for BabyAI", BabyAIConfig, "rl", "babyai.yaml", POLICY_COMMANDS),
+    World("a model for text-to-text tasks", Config, "data", "crossfit.yaml", TEXT_COMMANDS),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mttl.config.data_schema import Data
-from mttl.config.load import resolve_folder, resolve_path
+from mttl.config.load import find_file, resolve_folder
 from mttl.config.schema import Config
 from mttl.io.errors import TaskError
 from mttl.io.files import locked, new_folder
@@ -75,7 +75,7 @@ def _convert(tasks: Mapping[str, Task], folder: Path, samples: Sequence[int]) ->
 
 def _custom_tasks(data: Data) -> Mapping[str, Task]:
     assert data.tasks is not None  # the schema asks for it without `dir`
-    return load_tasks(resolve_path(data.tasks, "data.tasks"))
+    return load_tasks(find_file(data.tasks, setting="data.tasks"))
 
 
 def _files(task: Task, data: Data) -> list[Path]:
@@ -100,7 +100,7 @@ def partition_of(data: Data, gym: Gym) -> Partition:
     if isinstance(data.partition, dict):
         return check(Partition, data.partition, "data.partition", TaskError)
     if data.partition != AUTO:
-        return Partition.read(resolve_path(data.partition, "data.partition"))
+        return Partition.read(find_file(data.partition, setting="data.partition"))
     if data.tasks is None:
         return check(Partition, {"train": gym.tasks()}, f"'{gym.directory}'", TaskError)
     tasks = _custom_tasks(data).values()

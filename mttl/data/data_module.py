@@ -108,7 +108,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             "length_window": data.length_window,
             "seed": self.seed,
             **self._place,
-            **drawing(data.sampler.kind, getattr(data.sampler, "temperature", 1.0)),
+            **drawing(data.sampler.kind, data.sampler.temperature or 2.0),
         }
         task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
         stacks = (prompts + answers)[:, None]

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mttl.data.collate import TrainCollator, pad, padded_inputs
 from mttl.models.backbone import is_decoder_only
-from mttl.models.cache_argument import cache_argument
+from mttl.models.generation import cache_argument
 from mttl.models.teacher_forcing import forced_logits, run_at
 from mttl.routing.context import Routing
 from mttl.routing.token.masks import IGNORED

@@ -13,7 +13,7 @@ from lightning_fabric.utilities import move_data_to_device
 
 from mttl.assembly.build_backbone import build_tokenizer
 from mttl.assembly.model import Built
-from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.checkpoints.run_callbacks import not_finite
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.data_module import TextToTextDataModule

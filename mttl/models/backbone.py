@@ -93,7 +93,8 @@ def load_pretrained(
                 quantiser.preprocess_model(model, device_map=None)
             hold_still(model)
             return model
-        packed |= _unpacked(gguf_file)
+        if gguf_file and hasattr(transformers, "GgufConfig"):  # it would keep them packed
+            packed["quantization_config"] = transformers.GgufConfig(dequantize=True)
         loaded: Any = kind.from_pretrained(
             name,
             dtype=torch_dtype,
@@ -115,14 +116,11 @@ def load_pretrained(
             f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
             f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
         )
-    infinite = [
-        name for name, value in model.named_parameters() if not stored(value)[1].isfinite().all()
-    ]
-    if infinite:
-        raise ConfigError(
-            f"backbone.name ('{name}') holds weights that are not finite, such as '{infinite[0]}': "
-            "it is damaged, or its training went wrong. Copy it again, or take another"
-        )
+    for weight, value in model.named_parameters():
+        if not stored(value)[1].isfinite().all():
+            raise ConfigError(
+                f"backbone.name ('{name}') holds weights that are not finite, such as '{weight}'"
+            )
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
         # The weights are plain by now; a model that says otherwise refuses to be saved.
         model.hf_quantizer.remove_quantization_config(model)
@@ -135,11 +133,7 @@ def load_pretrained(
 def read_architecture(
     name: str, *, revision: str | None = None, gguf_file: str | None = None
 ) -> tuple[Any, PretrainedConfig]:
-    """Read the configuration of a language model and no weights.
-
-    Raises:
-        ConfigError: If it cannot be found, reached or read.
-    """
+    """Read the class and configuration of a language model and no weights."""
     where = _where(revision, gguf_file)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
@@ -169,29 +163,19 @@ def _packing(
     return device if method in ("bitsandbytes", "torchao") else {}
 
 
-def _unpacked(gguf_file: str | None) -> dict[str, Any]:
-    """Ask for floating-point weights of a GGUF file, which transformers keeps packed if it can."""
-    settings = getattr(transformers, "GgufConfig", None)
-    return {"quantization_config": settings(dequantize=True)} if gguf_file and settings else {}
-
-
 def build_random(model_type: str, settings: Mapping[str, Any]) -> PreTrainedModel:
-    """Build a language model with random weights, in training mode.
-
-    Args:
-        model_type: A model type of transformers, such as ``"t5"`` or ``"llama"``.
-        settings: Arguments of its configuration class.
-
-    Raises:
-        ConfigError: As for `new_architecture`.
-    """
+    """Build a language model with random weights, in training mode; see `new_architecture`."""
     kind, config = new_architecture(model_type, settings)
     with _refused(model_type):
         return kind.from_config(config)
 
 
 def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any, PretrainedConfig]:
-    """Return the class and configuration of a language model; see `build_random`.
+    """Return the class and configuration of a language model.
+
+    Args:
+        model_type: A model type of transformers, such as ``"t5"`` or ``"llama"``.
+        settings: Arguments of its configuration class.
 
     Raises:
         ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
@@ -234,19 +218,12 @@ def _refused(model_type: str) -> Iterator[None]:
 
 
 def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
-    """Multiply freshly drawn weights in place, by patterns of their names.
+    """Multiply freshly drawn weights in place, by patterns of their names, with ``*`` and ``?``.
 
     Some weights start too small for the optimizer: T5's relative position biases are drawn with a
     standard deviation of d^-0.5, and attention to one neighbouring position, without which nothing
     can be copied, needs differences of several units. Adam moves a weight by at most the learning
     rate per step, so a small start costs thousands of steps.
-
-    Args:
-        model: A model with random weights.
-        factors: Factors by pattern of parameter names, with ``*`` and ``?``.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter.
     """
     parameters = dict(model.named_parameters())
     for pattern, factor in factors.items():
@@ -260,12 +237,7 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
 def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
     """Let gradients reach the parameters of a backbone that are trained.
 
-    Args:
-        model: The backbone.
-        train: All, none, or patterns with ``*`` and ``?`` that match the end of a name.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter; the message names near ones.
+    These are all, none, or those with patterns (``*`` and ``?``) that match the end of a name.
     """
     model.requires_grad_(train is True)
     parameters = dict(model.named_parameters())
@@ -277,11 +249,6 @@ def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
 
 
 def _require_match(setting: str, pattern: str, found: Sequence[str], names: Iterable[str]) -> None:
-    """Refuse a pattern that matches no parameter.
-
-    Raises:
-        ConfigError: With the setting, near names, and how names end.
-    """
     if not found:
         endings = sorted({".".join(name.split(".")[-2:]) for name in names})
         raise ConfigError(
@@ -300,10 +267,10 @@ def load_tokenizer(
     """Load a tokenizer.
 
     Args:
-        name: ``"byte"`` for ByT5's, which reads UTF-8 bytes and needs no files; else a model of the
-            hub or a folder.
-        revision: Branch, tag or commit on the hub.
-        gguf_file: Name of a GGUF file inside ``name`` that holds it.
+        name: ``"byte"`` for ByT5's, which reads UTF-8 bytes and needs no files; else as for
+            `load_pretrained`.
+        revision: Likewise.
+        gguf_file: Likewise.
         key: The setting to blame where there is nothing of that name.
 
     Raises:
@@ -320,8 +287,8 @@ def load_tokenizer(
     # Where the files are missing, transformers builds one of special tokens and a word boundary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise ConfigError(
-            f"backbone.tokenizer ('{name}') has no vocabulary: its files are missing. Copy them "
-            f"beside the model, or name another tokenizer, such as {BYTE_TOKENIZER}"
+            f"backbone.tokenizer ('{name}') has no vocabulary: its files are missing. Copy them, "
+            f"or name another tokenizer, such as {BYTE_TOKENIZER}"
         )
     return tokenizer
 
@@ -341,13 +308,11 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
         # What transformers lists on further lines is left out.
         cause = cause.strip().removesuffix(":").removesuffix(" from one of")
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
+    advice = f"Give the folder where it is now: {key}=DIR, or --backbone DIR of a trained run"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return (
-            f"{key} ('{name}') is not a folder, and cannot be the name of a model on the hub. Give "
-            f"the folder where it is now: {key}=DIR, or --backbone DIR of a trained run"
-        )
+        where = "is not a folder, and cannot be the name of a model on the hub."
+        return f"{key} ('{name}') {where} {advice}"
     return (
         f"{key} ('{name}') is not a folder here and could not be loaded from the model hub: "
-        f"{cause} Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR "
-        f"to this machine and pass {key}=DIR, or --backbone DIR of a trained run"
+        f"{cause} Copy it here by `hf download {name} --local-dir DIR`. {advice}"
     )

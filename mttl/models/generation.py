@@ -1,10 +1,11 @@
 """Answers that a language model generates, as texts."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mttl.config.schema import Generation
@@ -22,6 +23,23 @@ _OF_TOKENS |= {"encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens
 _OF_TOKENS |= {"begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"}
 _OF_TOKENS |= {"min_length", "min_new_tokens", "sequence_bias", "early_stopping"}
 _OF_TOKENS |= {"exponential_decay_length_penalty", "remove_invalid_values", "renormalize_logits"}
+
+CACHES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the name of the cache among the arguments of a model's forward pass, and its outputs.
+
+    Raises:
+        ValueError: If it takes none.
+    """
+    taken = inspect.signature(model.forward).parameters
+    if name := next((name for name in CACHES if name in taken), None):
+        return name
+    raise ValueError(
+        f"a {type(model).__name__} takes none of {', '.join(CACHES)}, and so cannot continue what "
+        "it has read; take a model of transformers that generates with a cache"
+    )
 
 
 def not_applied(generation: Generation, own: GenerationConfig | None) -> dict[str, Any]:

@@ -24,13 +24,8 @@ GROUPS: dict[Quantisation, int] = {"nf4": 64, "int8": 1, "int4": 32}
 
 
 def check_quantisation(kind: Quantisation) -> None:
-    """Refuse a quantisation that cannot be had here.
-
-    Raises:
-        ConfigError: If a library is missing, or the machine has a GPU and the kind no kernel there.
-    """
-    missing = missing_libraries(*LIBRARIES[kind])
-    if missing:
+    """Refuse a quantisation whose libraries, or kernels, are absent here."""
+    if missing := missing_libraries(*LIBRARIES[kind]):
         raise ConfigError(
             f"backbone.quantize ('{kind}') needs {' and '.join(missing)}: "
             f"pip install {' '.join(missing)}"
@@ -38,7 +33,7 @@ def check_quantisation(kind: Quantisation) -> None:
     if kind == "int4" and torch.cuda.is_available():
         raise ConfigError(
             "backbone.quantize ('int4') has a kernel for processors only, and this machine has a "
-            "GPU: take nf4, which is as small, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
+            "GPU: take nf4, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
         )
 
 
@@ -91,20 +86,14 @@ def return_freed_memory() -> None:
 def check_stored(
     name: str, method: str | None, wanted: Quantisation | None, *, train: bool
 ) -> None:
-    """Refuse what a backbone that was saved quantised cannot do.
-
-    Raises:
-        ConfigError: If it is to be quantised again, or trained.
-    """
-    if method is None:
-        return
-    if wanted is not None:
+    """Refuse to quantise again, or to train, a backbone that was saved quantised."""
+    if method is not None and wanted is not None:
         raise ConfigError(
             f"backbone.quantize ('{wanted}') cannot quantise '{name}', which is stored quantised "
-            f"already ({method}); remove it, or name a backbone in floating point"
+            f"already ({method}); remove it"
         )
-    if train:
+    if method is not None and train:
         raise ConfigError(
             f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
-            "cannot be trained; set it to false, or name a backbone in floating point"
+            "cannot be trained"
         )

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -35,19 +36,12 @@ class PluginError(ConfigError):
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of plug-in.
+    """A kind of plug-in."""
 
-    Attributes:
-        name: Name of the group of entry points, after ``mttl.``.
-        title: Name of one member, for messages.
-        base: Base class, as ``module:Class``.
-        given: Arguments that the program supplies; all others are settings.
-    """
-
-    name: str
-    title: str
-    base: str
-    given: tuple[str, ...] = ()
+    name: str  # of the group of entry points, after ``mttl.``
+    title: str  # of one member, for messages
+    base: str  # class, as ``module:Class``
+    given: tuple[str, ...] = ()  # arguments that the program supplies; all others are settings
 
     def entries(self) -> dict[str, str]:
         """Return the entry points of installed packages: short names and ``module:Class``."""
@@ -65,21 +59,15 @@ class Family:
 
 
 ROUTERS = Family(
-    "routers",
-    "a task router",
-    "mttl.routing.task.task_router:TaskRouter",
+    *("routers", "a task router", "mttl.routing.task.task_router:TaskRouter"),
     ("n_groups", "n_tasks", "n_heads", "n_skills", "n_features"),
 )
 SKILLS = Family(
-    "skills",
-    "a kind of skill",
-    "mttl.skills.inventory:Inventory",
+    *("skills", "a kind of skill", "mttl.skills.inventory:Inventory"),
     ("in_features", "out_features", "n_skills", "n_heads"),
 )
 TOKEN_ROUTERS = Family(
-    "token_routers",
-    "a token router",
-    "mttl.routing.token.token_router:TokenRouter",
+    *("token_routers", "a token router", "mttl.routing.token.token_router:TokenRouter"),
     ("in_features", "n_experts", "balance", "bias", "vocabulary_size"),
 )
 METRICS = Family("metrics", "a metric", "torchmetrics:Metric")
@@ -97,8 +85,7 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
         trusted: Whether the user named it, and not a file of a run.
 
     Raises:
-        PluginError: If it is missing, cannot be imported, is not trusted, or is of another
-            family; the message says what to do.
+        PluginError: If it is missing, cannot be imported, is not trusted, or is of another family.
     """
     entries = family.entries()
     place = name if ":" in name else entries.get(name, "")
@@ -120,34 +107,22 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            near = nearest(part, (key for key in vars(found) if not key.startswith("_")))
-            raise PluginError(f"'{module_name}' has no '{attribute}'.{near}")
+            raise PluginError(f"'{module_name}' has no '{attribute}'.{nearest(part, vars(found))}")
         found = getattr(found, part)
     _check(family, name, found)
     return found
 
 
 def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """Build an object of a class.
-
-    Args:
-        cls: The class.
-        given: Arguments of the program; those that the class does not declare are left out.
-        settings: Arguments of the configuration.
+    """Build an object of a class from settings, and from what it declares of ``given`` arguments.
 
     Raises:
         ValueError: If the class refuses a value.
-        PluginError: If a custom class raises another error.
+        PluginError: If a custom class raises an error.
     """
     declared = {item.name for _, item in arguments(cls)}
-    try:
+    with plugin_call(cls):
         return cls(**{k: v for k, v in given.items() if k in declared}, **settings)
-    except (ValueError, MemoryError):
-        raise
-    except Exception as error:
-        if cls.__module__.startswith("mttl."):
-            raise
-        raise PluginError(f"{cls.__name__} cannot be made: {describe_error(error)}") from error
 
 
 def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
@@ -166,25 +141,18 @@ def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
 
 
 def trust(names: str) -> None:
-    """Trust modules, packages or files in this process and its children.
-
-    Args:
-        names: Names, joined by commas.
-    """
+    """Trust modules, packages or files, joined by commas, in this process and its children."""
     before = os.environ.get(TRUST)
     os.environ[TRUST] = f"{before},{names}" if before else names
 
 
 @contextmanager
 def plugin_call(own: object) -> Iterator[None]:
-    """Turn errors of a custom object into an `PluginError` that names its file and line.
+    """Turn errors of a custom object or class into a `PluginError` with their file and line.
 
-    Args:
-        own: The object. Errors of a built-in one pass unchanged.
-
-    Raises:
-        PluginError: If the block raises.
+    Errors of a built-in one pass unchanged.
     """
+    owner = own if isinstance(own, type) else type(own)
     try:
         yield
     except (MttlError, MemoryError):
@@ -192,9 +160,9 @@ def plugin_call(own: object) -> Iterator[None]:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         # An error of communication between processes is not one of the class.
-        if type(own).__module__.startswith("mttl.") or "torch/distributed" in last.filename:
+        if owner.__module__.startswith("mttl.") or "torch/distributed" in last.filename:
             raise
-        raise PluginError(f"{type(own).__name__} failed: {describe_error(error)}") from error
+        raise PluginError(f"{owner.__name__} failed: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
@@ -250,54 +218,46 @@ def _loaded(module_name: str) -> ModuleType | None:
     return next((one for one in loaded if getattr(one, "__file__", None) == file), None)
 
 
-def _import(module_name: str) -> ModuleType:
-    here = str(Path.cwd())
+def _import(name: str) -> ModuleType:
+    here, path = str(Path.cwd()), _file(name)
     if here not in sys.path:
         sys.path.append(here)
-    if module_name.endswith(".py"):
-        return _import_file(module_name)
-    try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        parents = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
-        if isinstance(error, ModuleNotFoundError) and error.name in parents:
-            raise PluginError(
-                f"there is no module '{module_name}': it is neither in '{here}' nor on the path of "
-                "Python. Start the command in its folder, set PYTHONPATH=FOLDER, install its "
-                "package, or name its file, as ./my_router.py:MyRouter"
-            ) from error
-        raise PluginError(f"'{module_name}' cannot be imported: {describe_error(error)}") from error
-
-
-def _import_file(name: str) -> ModuleType:
-    path = _file(name)
-    if not path.is_file():
+    is_file = name.endswith(".py")
+    if is_file and not path.is_file():
         raise PluginError(
-            f"'{name}' does not exist in '{Path.cwd()}'. Start the command in its folder, name its "
+            f"'{name}' does not exist in '{here}'. Start the command in its folder, name its "
             f"new place in the configuration, or add --trust FOLDER/{Path(name)}"
         )
+    try:
+        return _run_file(path) if is_file else importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(str(path), None)
+        parents = [name.rsplit(".", n)[0] for n in range(name.count(".") + 1)]
+        if isinstance(error, ModuleNotFoundError) and error.name in parents:
+            raise PluginError(
+                f"there is no module '{name}' in '{here}' or on the path of Python. Start the "
+                "command in its folder, set PYTHONPATH=FOLDER, or name its file, as "
+                "./my_router.py:MyRouter"
+            ) from error
+        raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
+
+
+def _run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[str(path)] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[str(path)]
-        raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
+    module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 def _check(family: Family, name: str, found: Any) -> None:
-    module_name, _, attribute = family.base.partition(":")
-    base = getattr(importlib.import_module(module_name), attribute)
+    base = pkgutil.resolve_name(family.base)
     if not (isinstance(found, type) and issubclass(found, base)):
         what = "a class" if isinstance(found, type) else type(found).__name__
         raise PluginError(
-            f"'{name}' is {what}, and no {attribute}: {family.title} is a subclass of "
-            f"{module_name}.{attribute}"
+            f"'{name}' is {what}, and no {base.__name__}: {family.title} is a subclass of "
+            f"{family.base.replace(':', '.')}"
         )
-    lacking = sorted(getattr(found, "__abstractmethods__", ()))
-    if lacking:
-        raise PluginError(f"'{name}' must define {', '.join(lacking)}, as every {attribute} does")
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        raise PluginError(f"'{name}' must define {', '.join(lacking)}, as every {base.__name__}")

@@ -12,13 +12,14 @@ import types
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MaxLen, MinLen
 
 from mttl.plugins.classes import FAMILIES, arguments
 from mttl.plugins.part_settings import OneOf, ReadFrom
-from mttl.plugins.parts import PARTS, import_part
+from mttl.plugins.parts import PARTS
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
 NOTES = ("lacks", "asks", "refuses", "section_defaults")
@@ -28,11 +29,8 @@ def describe(cls: type[Any], given: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a configuration needs of a class.
 
     These are its ``name``, a ``sentence``, its ``settings`` by name, each with ``type``,
-    ``sentence`` and, if it may be left out, ``default``; and its `NOTES`.
-
-    Args:
-        cls: The class.
-        given: Arguments that the program supplies.
+    ``sentence`` and, if it may be left out, ``default``; and its `NOTES`. Arguments that are
+    ``given`` by the program are left out.
 
     Raises:
         TypeError: If a type of an argument cannot be found.
@@ -113,12 +111,9 @@ def _encode(annotation: Any) -> dict[str, Any]:
                     found["one_of"] = list(mark.words)
                 case Gt() | Ge() | Lt() | Le():
                     found[type(mark).__name__.lower()] = getattr(mark, type(mark).__name__.lower())
-                case Len():
-                    found |= {"min_length": mark.min_length, "max_length": mark.max_length}
-                case MinLen():
-                    found["min_length"] = mark.min_length
-                case MaxLen():
-                    found["max_length"] = mark.max_length
+                case Len() | MinLen() | MaxLen():
+                    ends = ("min_length", "max_length")
+                    found |= {end: getattr(mark, end) for end in ends if hasattr(mark, end)}
         return found
     if origin is Literal:
         return {"one_of": list(inside)}
@@ -142,7 +137,7 @@ def collect() -> str:
     given["experts"] = given["skills"]
     data = {
         family: {
-            kind: to_data(describe(import_part(place), given[family]))
+            kind: to_data(describe(resolve_name(place), given[family]))
             for kind, place in parts.items()
         }
         for family, parts in PARTS.items()

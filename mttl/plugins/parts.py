@@ -23,9 +23,6 @@ A custom class takes part without a line: a configuration names it as ``module:C
 8. A router with a setting ``n_private`` has so many skills for each task, besides ``n_skills``.
 """
 
-import importlib
-from typing import Any
-
 PARTS: dict[str, dict[str, str]] = {
     "routers": {
         "polytropon": "mttl.routing.task.polytropon:PolytroponRouter",
@@ -84,9 +81,3 @@ PARTS: dict[str, dict[str, str]] = {
         "adapter": "mttl.skills.blocks.adapter:AdapterExperts",
     },
 }
-
-
-def import_part(place: str) -> Any:
-    """Return the class at a place of this list, ``module:Class``."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -1,6 +1,8 @@
 """The kinds of skills by name."""
 
-from mttl.plugins.parts import PARTS, import_part
+from pkgutil import resolve_name
+
+from mttl.plugins.parts import PARTS
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
 from mttl.skills.blocks.krona_block import KronABlockInventory
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 KINDS: dict[str, type[Inventory]] = {
-    kind: import_part(place) for kind, place in PARTS["skills"].items()
+    kind: resolve_name(place) for kind, place in PARTS["skills"].items()
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.checkpoints.run_callbacks import not_finite
 from mttl.io.errors import ConfigError, StopRequested
 from mttl.io.files import atomic_path
 from mttl.io.torch_file import load_torch

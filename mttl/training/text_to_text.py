@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
-from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.checkpoints.run_callbacks import not_finite
 from mttl.checkpoints.whole_tensors import whole
 from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.plugin_section import PluginSection

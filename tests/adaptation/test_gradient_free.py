@@ -105,7 +105,7 @@ def test_coefficients_of_soups_start_alike_and_learn_alone() -> None:
             "'average' takes no row over, so init",
         ),
         ({"mode": "from_scratch", "init": "coefficients"}, "'from_scratch' takes no row over"),
-        ({"init": "best_coefficients", "examples": 0}, "begins as .* examples is 0"),
+        ({"init": "best_coefficients", "examples": 0}, "compares trained .* examples is 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The second stage takes skills and backbone of the first, and nothing that differs."""
+"""Training from the skills of an earlier run, and a second stage that fuses them."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from helpers.gyms import write_config, write_gym
 from mttl.assembly.model import build_model, load_run
 from mttl.checkpoints.saved_inventory import load_into, read_inventory
 from mttl.config.load import load_config
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError
+from mttl.merging.fold import average_mixing, fold, unfold
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +54,14 @@ def test_what_differs_is_listed(first: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         build_model(config, ["copy"])
     text = str(error.value)
-    assert "skills.rank: 2 there, 3 here" in text
-    assert "skills.n_skills: 3 there, 5 here" in text
-    assert "backbone.config: {" in text
+    assert "skills.rank (2 there, 3 here)" in text
+    assert "skills.n_skills (3 there, 5 here)" in text
+    assert "backbone.config.d_ff (32 there, 48 here)" in text
     assert "aggregation/fusion.yaml" in text
 
 
 def test_inputs_look_as_skills_know_them(first: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"data\.prefix: 'name' there, 'none' here"):
+    with pytest.raises(CheckpointError, match=r"data\.prefix \(name there, none here\)"):
         build_model(second(first, "skills.n_skills=3", "data.prefix=none"), ["copy"])
 
 
@@ -84,19 +85,52 @@ def test_a_fusion_is_not_loaded_from_plain_skills(first: Path) -> None:
         load_into(built.model, read_inventory(first))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("router.kind=shared", r"router\.kind \(shared\) must be average for aggregation fusion"),
-        ("skills.n_heads=2", r"skills\.n_heads \(2\) must be 1 for aggregation fusion"),
-        (
-            "skills.identical_init=true",
-            r"skills\.identical_init \(True\) must be False for aggregation fusion",
-        ),
-        ("backbone.train=true", r"backbone\.train \(True\) must be False for aggregation fusion"),
-    ],
-)
-def test_sections_that_do_not_go_with_it(first: Path, override: str, message: str) -> None:
-    extra = ["skills.n_skills=1"] if "shared" in override else []
-    with pytest.raises(ConfigError, match=message):
-        second(first, override, *extra)
+SHORT = ("trainer.val_check_interval=2", "data.evaluate=[]")
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a router that learned, whose backbone was trained jointly."""
+    folder = tmp_path_factory.mktemp("learned")
+    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
+    return train(config, "first", "trainer.max_steps=2", *SHORT).path
+
+
+def averaged(learned: Path, *overrides: str):
+    given = [f"run.start={learned}", "skills.n_skills=2", *overrides]
+    return load_config(f"{learned}/config.yaml+router/average.yaml", given)
+
+
+def test_the_average_of_a_run_is_trained_further(learned: Path) -> None:
+    """It starts as the average of the run's skills, which folding computes by itself."""
+    run, saved = load_run(learned), read_inventory(learned)
+    n_skills = run.model.router.n_skills
+    built = build_model(averaged(learned, f"skills.n_skills={n_skills}"), run.tasks)
+    ids = torch.arange(len(run.tasks))
+    rows = {"input_ids": torch.full((len(ids), 4), 70), "labels": torch.full((len(ids), 3), 80)}
+    folded = fold(run.model, average_mixing(run.model.router))
+    expected = folded.backbone(**rows).logits
+    unfold(folded)
+    # Another order of sums, in single precision.
+    found = built.model.eval()(ids, **rows).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    settings = ["router.kind=average", f"run.start={learned}", "optim.lr=1e-3", *SHORT]
+    train(learned / "config.yaml", "again", "trainer.max_steps=2", *settings)
+    moved = read_inventory(learned.parent / "again")
+    assert moved.skills.keys() == saved.skills.keys()
+    assert not any(torch.equal(moved.skills[name], saved.skills[name]) for name in saved.skills)
+    changes = [(moved.skills[name] - one).abs().max() for name, one in saved.skills.items()]
+    assert max(changes) < 0.01  # two small steps from there, not a draw
+
+
+def test_inputs_that_begin_otherwise_are_told(
+    learned: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks, n_skills = read_inventory(learned).tasks, load_run(learned).model.router.n_skills
+    same = averaged(learned, f"skills.n_skills={n_skills}")
+    build_model(same, tasks)
+    assert "data.prefix" not in caplog.text
+    other = averaged(learned, f"skills.n_skills={n_skills}", "data.prefix=code")
+    build_model(other, tasks)
+    told = f"have read inputs with data.prefix={same.data.prefix} and go on with code"
+    assert told in caplog.text

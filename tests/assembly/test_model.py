@@ -12,7 +12,7 @@ from helpers.backbones import tiny_bart
 from mttl.assembly.build_router import build_router, read_expert_matrix
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import load_config
-from mttl.config.router_schema import Router, router_section
+from mttl.config.skills_schema import router_section
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.routing import PolytroponRouter
@@ -81,8 +81,7 @@ def test_only_the_first_process_of_a_sharded_run_has_the_weights_of_the_backbone
 
 def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
     patterns = "[layer_norm.weight, decoder.block.1.*, 'SelfAttention.[qv].weight']"
-    files = TINY_T5
-    config = load_config(files, [f"backbone.train={patterns}"])
+    config = load_config(TINY_T5, [f"backbone.train={patterns}"])
     model = build_model(config, ["one", "two"]).model
     names = {
         name.replace(".base.", "."): value.requires_grad
@@ -103,12 +102,9 @@ def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
     assert sum(len(group["params"]) for group in backbone) == len(chosen)
 
 
-@pytest.mark.parametrize("section", [router_section("smear"), router_section("retrieval")])
-def test_routers_that_read_are_for_text(section: Router) -> None:
-    message = f"router.kind '{section.kind}' sees examples and prompts, which only text has"
-    with pytest.raises(ConfigError, match=message):
-        build_router(section, 2, ["a", "b"], 1, 3)
-    router = build_router(section, 2, ["a", "b"], 1, 3, n_features=5)
+@pytest.mark.parametrize("kind", ["smear", "retrieval"])
+def test_routers_that_read_have_room_for_what_they_see(kind: str) -> None:
+    router = build_router(router_section(kind), 2, ["a", "b"], 1, 3, n_features=5)
     assert router.state_dict()["shown_examples"].shape == (2, 5)
 
 
@@ -122,10 +118,8 @@ def test_the_settings_of_a_router_arrive() -> None:
         "router.granularity=model",
     ).model.router
     assert isinstance(router, PolytroponRouter)
-    assert (router.relaxed, router.init_scale, router.normalise) == (
-        *(False, 0.5),
-        "average_correction",
-    )
+    found = router.relaxed, router.init_scale, router.normalise
+    assert found == (False, 0.5, "average_correction")
     assert (router.n_groups, router.prior.sparsity) == (1, 0.1)
     assert (router.prior.ibp.alpha, router.prior.ibp.weight) == (3.0, 0.4)
 
@@ -155,24 +149,11 @@ def test_the_settings_of_optimizers_arrive() -> None:
 @pytest.mark.parametrize(
     ("fragment", "override", "message"),
     [
-        (
-            "",
-            "backbone.config.vocab_size=300",
-            "backbone.tokenizer ('byte') has 384 tokens, and the backbone 'random t5' embeddings "
-            "for 300; it must have at most as many",
-        ),
+        ("", "backbone.config.vocab_size=300", "backbone.tokenizer ('byte') has 384 tokens, and"),
         ("", "skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide"),
-        (
-            "skills/ia3.yaml",
-            "skills.targets=[wi_9]",
-            "section skills: the target 'wi_9' matches no",
-        ),
+        ("skills/ia3.yaml", "skills.targets=[wi_9]", "section skills: the target 'wi_9' matches"),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
-        (
-            "",
-            "backbone.train=[layer_norms.weight]",
-            "backbone.train: 'layer_norms.weight' matches no parameter of the backbone",
-        ),
+        ("", "backbone.train=[layer_norms.weight]", "backbone.train: 'layer_norms.weight' matches"),
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is not a folder"),
         ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
         (
@@ -180,18 +161,8 @@ def test_the_settings_of_optimizers_arrive() -> None:
             "router.matrix=expert_lexical",
             "Did you mean 'router/expert_lexical",
         ),
-        (
-            "router/expert.yaml",
-            "skills.n_skills=8",
-            "section router: 'router/expert_lexical.csv' has columns for 7 skills, but "
-            "skills.n_skills is 8; they must be equal",
-        ),
-        (
-            "router/retrieval.yaml",
-            "router.top_k=1",
-            "training does not work with router.kind 'retrieval': its members exist already. Make "
-            "a run of them with `mttl library run`, or train skills with another router",
-        ),
+        ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
+        ("router/retrieval.yaml", "router.top_k=1", "'retrieval': its members exist already"),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:

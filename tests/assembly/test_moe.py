@@ -1,11 +1,15 @@
 """The section moe: what it builds, and what it refuses."""
 
-from typing import Any
+import re
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
 from mttl.assembly.model import Built, build_model
+from mttl.assembly.trainer import build_trainer
+from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.moe.layer import SharedExpert
@@ -77,99 +81,46 @@ def test_rows_of_tasks_have_groups_of_their_own() -> None:
     assert len(both.model.token_layers()) == 12
 
 
-NONSENSE: list[tuple[str, list[str], str]] = [
-    (TINY_T5, ["skills={kind: none}"], "skills.kind 'none' needs a section moe"),
-    (
-        TINY_T5,
-        ["router={kind: none}"],
-        r"router.kind 'none' gives skills \(skills.kind 'lora'\) no weights",
-    ),
-    (TOP2, ["router={kind: polytropon}"], "router.kind 'polytropon' has no skills to route"),
-    (TOP2, ["moe.task_prior=logits"], "does not work with router.kind 'none': it does not tell"),
-    (
-        TOP2,
-        ["moe.task_prior=logits", "router={kind: categorical}"],
-        r"router.straight_through \(True\): it chooses one expert for a task",
-    ),
-    (
-        TOP2,
-        ["moe.task_prior=logits", "router={kind: c_poly}"],
-        "router.kind 'c_poly': it gives tasks skills of their own, and experts are of no task",
-    ),
-    (TOP2, ["moe.router.top_k=9"], r"router.top_k \(9\) must not exceed n_experts \(8\)"),
-    (TOP2, ["moe.router.top_k=1"], "normalise with top_k 1 makes every gate 1"),
-    (
-        TOP2,
-        ["moe.balance.load=0.1"],
-        r"moe.balance.load \(0.1\) does not .*use noisy_top_k",
-    ),
-    (TOP2, ["moe.balance={global_statistics: true, switch: 0, z: 0.1}"], "needs a loss over"),
-    (f"{TOP2}+experts/ia3.yaml", ["moe.shared_expert=true"], "shared_expert is not for ia3"),
-    (
-        f"{TINY_T5}+router/token_gshard.yaml",
-        ["moe.balance.bias=0.1"],
-        r"moe.balance.bias \(0.1\) does not work with .*use top_k or switch",
-    ),
-    (
-        f"{TINY_T5}+router/token_hash.yaml",
-        ["moe.balance.switch=0.1"],
-        "does not work with moe.router.kind 'hash': it learns nothing; set it to 0",
-    ),
-    (
-        f"{TINY_T5}+router/spectral.yaml",
-        ["moe.balance.z=0.1"],
-        "'spectral': it takes members of a library as they are; set it to 0",
-    ),
-    (
-        f"{TINY_T5}+router/arrow.yaml+experts/ia3.yaml",
-        [],
-        "'arrow' does not work with moe.experts.kind 'ia3': it has none; set its kind to lora",
-    ),
-    (
-        f"{TINY_T5}+router/token_hybrid.yaml",
-        ["moe.task_prior=logits", "skills.n_skills=5"],
-        r"skills.n_skills \(5\) must be moe.n_experts \(8\)",
-    ),
-    (
-        f"{TINY_T5}+router/token_hydra.yaml",
-        ["moe.parallel=true"],
-        "with experts.shared_down they have a tensor in common: set one of them to false",
-    ),
-    (
-        f"{TINY_T5}+router/token_expert_choice.yaml",
-        ["moe.capacity_factor=1.25"],
-        "'expert_choice': it fills every expert evenly; leave it out",
-    ),
-    (
-        f"{TINY_T5}+router/token_prior.yaml",
-        ["moe.task_prior=mask"],
-        r"\(mask\) does not work with router.kind 'polytropon': its rows are learned",
-    ),
-    (
-        f"{TINY_T5}+router/token_prior.yaml",
-        ["router={kind: hyperformer}"],
-        "router.kind 'hyperformer' does not work with .* rows of that router may be negative",
-    ),
-    (
-        f"{TINY_T5}+router/token_hybrid.yaml",
-        ["moe.task_prior=logits", "skills.n_heads=2"],
-        r"skills.n_heads \(2\) does not work with moe.task_prior \(logits\): it takes whole rows",
-    ),
+NONSENSE = [
+    ("polytropon", "skills.kind=none", "skills.kind 'none' needs a section moe"),
+    ("polytropon", "router.kind=none", "router.kind 'none' gives skills (skills.kind 'lora')"),
+    ("token_top2", "router.kind=polytropon", "router.kind 'polytropon' has no skills to route"),
+    ("token_top2", "moe.task_prior=logits", "with router.kind 'none': it does not tell"),
+    ("token_prior", "router.kind=categorical", "it chooses one expert for a task"),
+    ("token_prior", "router.kind=c_poly", "it gives tasks skills of their own, and experts"),
+    ("token_top2", "moe.router.top_k=9", "router.top_k (9) must not exceed n_experts (8)"),
+    ("token_top2", "moe.router.top_k=1", "normalise with top_k 1 makes every gate 1"),
+    ("token_top2", "moe.balance.load=0.1", "use noisy_top_k"),
+    ("token_top2", "moe.balance.switch=0; moe.balance.global_statistics=true", "needs a loss over"),
+    ("token_top2.yaml+experts/ia3", "moe.shared_expert=true", "shared_expert is not for ia3"),
+    ("token_gshard", "moe.balance.bias=0.1", "use top_k or switch"),
+    ("token_hash", "moe.balance.switch=0.1", "moe.router.kind 'hash': it learns nothing"),
+    ("spectral", "moe.balance.z=0.1", "'spectral': it takes members of a library as they are"),
+    ("arrow.yaml+experts/ia3", "run.seed=1", "'arrow' does not work with moe.experts.kind 'ia3'"),
+    ("token_hybrid", "moe.task_prior=logits; skills.n_skills=5", "(5) must be moe.n_experts (8)"),
+    ("token_hydra", "moe.parallel=true", "with experts.shared_down they have a tensor in common"),
+    ("token_expert_choice", "moe.capacity_factor=1.25", "it fills every expert evenly"),
+    ("token_prior", "moe.task_prior=mask", "with router.kind 'polytropon': its rows are learned"),
+    ("token_prior", "router.kind=hyperformer", "rows of that router may be negative"),
+    ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): it takes whole rows"),
 ]
 
 
-@pytest.mark.parametrize(("names", "overrides", "message"), NONSENSE)
-def test_nonsense_is_refused(names: str, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(names, [_section(text) for text in overrides])
+@pytest.mark.parametrize(("fragment", "overrides", "message"), NONSENSE)
+def test_nonsense_is_refused(fragment: str, overrides: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(f"crossfit.yaml+router/{fragment}.yaml", overrides.split("; "))
 
 
-def _section(text: str) -> Any:
-    """Write a whole section as its kind: overrides are dotted."""
-    name, _, value = text.partition("=")
-    if "." in name:
-        return text
-    return f"{name}.kind={value.removeprefix('{kind: ').removesuffix('}')}"
+@pytest.mark.parametrize(("n_processes", "fits"), [(1, False), (2, True), (3, False)])
+def test_experts_are_shared_out_evenly(n_processes: int, fits: bool, tmp_path: Path) -> None:
+    given = ["moe.parallel=true", "trainer.accelerator=cpu", f"trainer.devices={n_processes}"]
+    config = load_config(TOP2, [*SMALL, *given])
+    built, expectation = build(TOP2), nullcontext()
+    if not fits:
+        expectation = pytest.raises(ConfigError, match=f"4 experts out among {n_processes} pro")
+    with expectation:
+        build_trainer(config, RunFolder(tmp_path), built)
 
 
 UNBUILDABLE = [

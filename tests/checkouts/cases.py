@@ -10,27 +10,17 @@ LEVELS = "[GoToObjS4,GoToRedBallNoDists]"
 
 @dataclass(frozen=True)
 class Case:
-    """Commands that leave folders.
+    """Commands that leave folders, run in a folder of its own, into which what it needs is copied.
 
-    Every case runs in a folder of its own, into which what it needs is copied: so that it can also
-    start from what another checkout has left.
-
-    Args:
-        name: Of the case.
-        commands: Of ``mttl``, with their arguments, run one after another.
-        makes: The folders that they leave.
-        needs: The cases whose folders have to be there.
-        files: Files that the commands read, by name, and their texts.
-        stop_at: The file at whose appearance the (only) command is asked to stop. When that happens
-            is a matter of timing, so the files of such a case are not compared.
+    The files of a case that is stopped are not compared: when it stops is a matter of timing.
     """
 
     name: str
-    commands: tuple[str, ...]
-    makes: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    files: tuple[tuple[str, str], ...] = ()
-    stop_at: str | None = None
+    commands: tuple[str, ...]  # of ``mttl``, with their arguments, run one after another
+    makes: tuple[str, ...]  # folders that they leave
+    needs: tuple[str, ...] = ()  # cases whose folders have to be there
+    files: tuple[tuple[str, str], ...] = ()  # that the commands read: names and texts
+    stop_at: str | None = None  # the file at whose appearance the command is asked to stop
 
 
 def train(name: str, settings: str, config: str = "crossfit.yaml+backbone/tiny_t5.yaml") -> str:
@@ -44,36 +34,15 @@ models: [{model: task, weight: 0.5}, {model: other, weight: 0.3, role: anti_expe
 method: {kind: ties}
 """
 INTERRUPTED = train("interrupted", f"{TEXT} {ROWS}")
+LAST = "runs/interrupted/checkpoints/last.ckpt"
+SHORT = f"trainer.max_steps=8 trainer.val_check_interval=4 {ROWS}"
+TOKENS = "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml"
+PLAYED = f"rl.levels={LEVELS} rl.n_slots=4 rl.evaluation.n_episodes=4 trainer.max_epochs=3"
 CASES = (
     Case("text", (train("text", f"{TEXT} {ROWS}"),), ("runs/text",)),
-    Case(
-        "interrupted",
-        (INTERRUPTED,),
-        ("runs/interrupted",),
-        stop_at="runs/interrupted/checkpoints/last.ckpt",
-    ),
-    Case(
-        "tokens",
-        (
-            train(
-                "tokens",
-                f"trainer.max_steps=8 trainer.val_check_interval=4 {ROWS}",
-                "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml",
-            ),
-        ),
-        ("runs/tokens",),
-    ),
-    Case(
-        "babyai",
-        (
-            train(
-                "babyai",
-                f"rl.levels={LEVELS} rl.n_slots=4 rl.evaluation.n_episodes=4 trainer.max_epochs=3",
-                "babyai.yaml",
-            ),
-        ),
-        ("runs/babyai",),
-    ),
+    Case("interrupted", (INTERRUPTED,), ("runs/interrupted",), stop_at=LAST),
+    Case("tokens", (train("tokens", SHORT, TOKENS),), ("runs/tokens",)),
+    Case("babyai", (train("babyai", PLAYED, "babyai.yaml"),), ("runs/babyai",)),
     Case("resumed", (f"{INTERRUPTED} --resume",), ("runs/interrupted",), needs=("interrupted",)),
     Case(
         "adaptation",
@@ -97,10 +66,8 @@ CASES = (
         "merged tasks",
         (
             "merge-task runs/text --average --out average",
-            *(
-                f"merge-task runs/text --task {task} --out {out}"
-                for task, out in zip(TASKS, ("task", "other"), strict=True)
-            ),
+            f"merge-task runs/text --task {TASKS[0]} --out task",
+            f"merge-task runs/text --task {TASKS[1]} --out other",
         ),
         ("average", "task", "other"),
         needs=("text",),

@@ -20,31 +20,19 @@ from mttl.io import yaml12
 
 @dataclass(frozen=True)
 class Difference:
-    """One place in one file.
-
-    Attributes:
-        file: Relative to the folder.
-        place: The tensor, the column and row, or the key; empty for a whole file.
-        what: What is different there.
-    """
+    """One place in one file."""
 
     file: str
-    place: str
-    what: str
+    place: str  # the tensor, the column and row, or the key; empty for a whole file
+    what: str  # that is different there
 
 
 def compare_folders(
     before: Path, after: Path, parts: tuple[str, ...]
 ) -> dict[str, list[Difference]]:
-    """Compare the files in parts of two folders.
+    """Return the differences of every file in parts of two folders, by its path.
 
-    Args:
-        before: A folder in which commands were run.
-        after: Another one. Each folder's own path, where a text names it, counts as the same.
-        parts: The folders in them to compare.
-
-    Returns:
-        The differences of every file, by its path; empty where there are none.
+    Each folder's own path, where a text names it, counts as the same.
     """
     files = {
         str(path.relative_to(root))

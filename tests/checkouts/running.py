@@ -25,19 +25,11 @@ ENDED = "ended.json"  # lies in a case's folder when all its commands have ended
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout and where its commands work.
-
-    Args:
-        name: For messages.
-        checkout: Its code.
-        folder: Each case has a folder in it.
-        source: The folders of the cases that others need, which are copied from there.
-    """
+    """A checkout and where its commands work: each case has a folder in it."""
 
     name: str
     checkout: Path
     folder: Path
-    source: Path
 
     def has_ended(self, case: Case) -> bool:
         """Return whether these very commands have ended in the folder."""
@@ -57,11 +49,7 @@ class Job:
 
 
 def state_of(checkout: Path) -> str:
-    """Return a short name of a checkout's commit and of what was changed since.
-
-    Raises:
-        ConfigError: If the folder is not a checkout, or another package than its would be imported.
-    """
+    """Return a short name of a checkout's commit and of what was changed since."""
     states = [
         subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, check=False)
         for arguments in (["rev-parse", "HEAD"], ["diff", "HEAD"])
@@ -81,15 +69,7 @@ def state_of(checkout: Path) -> str:
 
 
 def run_jobs(jobs: list[Job], console: Console) -> dict[Job, str]:
-    """Run cases, some at once, with a bar.
-
-    Args:
-        jobs: What to run; what another job needs comes before it.
-        console: Where progress is shown.
-
-    Returns:
-        What went wrong, of the jobs that failed.
-    """
+    """Run cases, each after what it needs, some at once; return what went wrong with which."""
     futures: dict[Path, Future[None]] = {}
     failures: dict[Job, str] = {}
     pool = ThreadPoolExecutor(WORKERS)
@@ -98,7 +78,7 @@ def run_jobs(jobs: list[Job], console: Console) -> dict[Job, str]:
         try:
             for job in jobs:
                 # Started before this one, so that they are not waited for in vain.
-                needs = [futures.get(job.side.source / need) for need in job.case.needs]
+                needs = [futures.get(job.side.folder / need) for need in job.case.needs]
                 future = pool.submit(_run, job, [need for need in needs if need])
                 futures[job.side.folder / job.case.name] = future
             by_future = dict(zip(futures.values(), jobs, strict=True))
@@ -122,7 +102,7 @@ def _run(job: Job, needs: list["Future[None]"]) -> None:
     place.mkdir(parents=True)
     for need in case.needs:
         for made in BY_NAME[need].makes:
-            shutil.copytree(job.side.source / need / made, place / made)
+            shutil.copytree(job.side.folder / need / made, place / made)
     for name, text in case.files:
         (place / name).write_text(text)
     for command in case.commands:

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
 from mttl.checkpoints import run_callbacks
-from mttl.checkpoints.checkpoint_file import CheckpointFile
-from mttl.checkpoints.run_callbacks import RunLock, SaveBest, SaveLast
+from mttl.checkpoints.run_callbacks import CheckpointFile, RunLock, SaveBest, SaveLast
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import TaskBatchSampler

@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mttl.config import load as load_module
-from mttl.config.load import (
-    configs_dir,
-    dump_config,
-    find_file,
-    load_config,
-    resolve_folder,
-    resolve_path,
-)
-from mttl.config.merge_tree import merge
+from mttl.config.load import configs_dir, dump_config, find_file, load_config, merge, resolve_folder
 from mttl.io.errors import ConfigError
 
 Writer = Callable[[str], str]
@@ -27,7 +19,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     monkeypatch.chdir(tmp_path)
 
     def write_file(text: str) -> str:
-        Path("f.yaml").write_text(text, encoding="utf-8")
+        Path("f.yaml").write_text(text, encoding="utf-8", errors="surrogateescape")
         return "crossfit.yaml+f.yaml"
 
     return write_file
@@ -41,28 +33,21 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     Path("crossfit.yaml").write_text("run: {seed: 99}\n")
     assert find_file("crossfit.yaml") == Path("crossfit.yaml")
     assert find_file("router/shared", suffix=".yaml") == configs_dir() / "router" / "shared.yaml"
-    assert (
-        resolve_path("partitions/lexical.json", "data.partition").parent
-        == configs_dir() / "partitions"
-    )
+    assert find_file("partitions/lexical.json").parent == configs_dir() / "partitions"
     Path("configs/router").mkdir(parents=True)
     Path("configs/router/shared.yaml").write_text("")
     assert find_file("router/shared", suffix=".yaml") == Path("configs/router/shared.yaml")
     assert find_file("router/private", suffix=".yaml").is_absolute()
     with pytest.raises(ConfigError, match=r"^data\.tasks: the file '/none/mine\.yaml' does"):
-        resolve_path("/none/mine.yaml", "data.tasks")
+        find_file("/none/mine.yaml", setting="data.tasks")
     with pytest.raises(ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not"):
-        resolve_path("lexicl.json", "data.partition")
+        find_file("lexicl.json", setting="data.partition")
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            "crosfit.yaml",
-            r"the file 'crosfit.yaml' does not exist here, nor in configs/, nor in .*"
-            r"Did you mean 'crossfit.yaml' or 'crossfit_paper.yaml' or 'data/",
-        ),
+        ("crosfit.yaml", r"the file 'crosfit.yaml' does not exist here, nor in configs/, nor in"),
         ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
         ("", r"the name of a file is empty"),
     ],
@@ -113,6 +98,8 @@ def test_another_kind_replaces_a_section(write: Writer) -> None:
     assert config.optim.router_lr is None
     assert config.data.sampler.kind == "uniform"
     assert config.data.batch_size == load_config("crossfit.yaml").data.batch_size
+    config = load_config("crossfit.yaml", ["router.kind=shared", "skills.n_skills=1"])
+    assert config.router.model_dump() == {"kind": "shared", "granularity": "linear"}
 
 
 def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
@@ -123,13 +110,6 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
         load_config("babyai/shared.yaml")
     with pytest.raises(ConfigError, match=r"section 'data' has no 'dri'\. Did you mean 'dir'\?$"):
         load_config(write("data: {dri: x}"))
-
-
-def test_an_override_of_the_kind_replaces_too() -> None:
-    config = load_config("crossfit.yaml", ["data.length_window=0", "data.sampler.kind=homogeneous"])
-    assert config.data.sampler.kind == "homogeneous"
-    config = load_config("crossfit.yaml", ["router.kind=shared", "skills.n_skills=1"])
-    assert config.router.model_dump() == {"kind": "shared", "granularity": "linear"}
 
 
 # YAML
@@ -185,16 +165,9 @@ def test_tasks_made_of_the_same_are_told_apart_by_their_names() -> None:
         assert config.data.prefix == prefix
     default = load_config("crossfit.yaml+data/grid.yaml+router/metadata_grid.yaml")
     assert default.data.prefix == "none"
-
-
-@pytest.mark.parametrize(
-    "table", ["{a: null}", "{a: 5, b: 5}", "{a: true}", "{a: [[x], [y]]}", "{a: [{x: 1}]}", "5"]
-)
-def test_factors_that_are_none_are_told(table: str) -> None:
-    with pytest.raises(ConfigError, match=r"router\.factors"):
-        load_config(
-            "crossfit.yaml+data/grid.yaml+router/metadata_grid.yaml", [f"router.factors={table}"]
-        )
+    for table in ("{a: null}", "{a: true}", "{a: [[x], [y]]}", "{a: [{x: 1}]}", "5"):
+        with pytest.raises(ConfigError, match=r"router\.factors"):
+            load_config("crossfit.yaml+router/metadata_grid.yaml", [f"router.factors={table}"])
 
 
 @pytest.mark.parametrize(
@@ -207,6 +180,8 @@ def test_factors_that_are_none_are_told(table: str) -> None:
         ("3", r"f.yaml: must hold sections with settings, not '3'"),
         ("data:\n", r"f.yaml: section 'data' must hold settings, not nothing"),
         ("data: [1]\n", r"f.yaml: section 'data' must hold settings, not a list"),
+        ("run: {name: a\x00b}", r"^f.yaml: unacceptable character #x0000"),
+        ("\udcff\udcfe", r"'f.yaml' must be UTF-8 text; byte 1"),
     ],
 )
 def test_malformed_files(write: Writer, text: str, message: str) -> None:
@@ -214,28 +189,22 @@ def test_malformed_files(write: Writer, text: str, message: str) -> None:
         load_config(write(text))
 
 
-def test_a_file_that_is_no_text(write: Writer) -> None:
-    names = write("")
-    Path("f.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"'f.yaml' must be UTF-8 text; byte 1"):
-        load_config(names)
-    Path("f.yaml").write_bytes(b"run: {name: a\x00b}")
-    with pytest.raises(ConfigError, match=r"^f.yaml: unacceptable character #x0000"):
-        load_config(names)
-
-
 # Overrides
 
 
-@pytest.mark.parametrize("text", ["data", "data=3", "data.=3", ".dir=3"])
-def test_the_form_of_an_override(text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"-k {text}: must have the form section.key")):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(
+            (text, "must have the form section.key")
+            for text in ("data", "data=3", "data.=3", ".x=3")
+        ),
+        ("data.dir=[a", "line 1: expected ',' or ']'"),
+    ],
+)
+def test_the_form_of_an_override(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"-k {text}: {message}")):
         load_config("crossfit.yaml", [text])
-
-
-def test_a_malformed_value() -> None:
-    with pytest.raises(ConfigError, match=r"-k data.dir=\[a: line 1: expected ',' or '\]'"):
-        load_config("crossfit.yaml", ["data.dir=[a"])
 
 
 # Mistakes in values
@@ -245,32 +214,17 @@ def test_a_malformed_value() -> None:
     ("text", "message"),
     [
         ("datta: {dir: x}", "f.yaml: datta: the configuration has no 'datta'. Did you mean 'data'"),
-        (
-            "data: {batchsize: 3}",
-            "f.yaml: data.batchsize: section 'data' has no 'batchsize'. Did you mean 'batch_size'",
-        ),
+        ("data: {batchsize: 3}", "f.yaml: data.batchsize: section 'data' has no 'batchsize'. Did"),
         ("optim: {zzz: 3}", "f.yaml: optim.zzz: section 'optim' has no 'zzz'. It has: lr, "),
         ("router: {kind: null}", "router.kind: "),
-        (
-            "router: {kind: polytropn}",
-            "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, c_poly, "
-            "categorical, score_function, random, shared, private, average, expert, task_moe, "
-            "hyperformer, coefficients, smear, retrieval, none. Did you mean 'polytropon' or "
-            "'c_poly'?",
-        ),
-        (
-            "data: {split: trein}",
-            "f.yaml: data.split: 'trein' must be one of train, train+dev. Did you mean 'train'",
-        ),
+        ("router: {kind: polytropn}", "f.yaml: router.kind: 'polytropn' must be one of polytropon"),
+        ("data: {split: trein}", "f.yaml: data.split: 'trein' must be one of train, train+dev"),
         ("data: {sampler: uniform}", "data.sampler: 'uniform' must be a mapping of settings"),
         ("data: {samples: 100}", "f.yaml: data.samples: '100' must be a list"),
         ("data: {samples: [a]}", "f.yaml: data.samples.0: 'a' must be a whole number"),
         ("run: {name: 3}", "f.yaml: run.name: '3' must be text (quote it if"),
         ("optim: {lr: '1e-3'}", "f.yaml: optim.lr: '1e-3' must be a number"),
-        (
-            "backbone: {kind: random, model_type: t5, config: 3}",
-            "f.yaml: backbone.config: '3' must be a mapping of settings",
-        ),
+        ("backbone: {kind: random, model_type: t5, config: 3}", "f.yaml: backbone.config: '3'"),
     ],
 )
 def test_mistakes_name_file_key_value_and_alternatives(

@@ -16,7 +16,7 @@ from mttl.runtime.command import USER_MISTAKE, run_command
         "- `optim.lr` (number > 0; default 0.001): Learning rate of the skills: the slow one.",
         "- `optim.kind` (adamw | adam | adafactor; required): `adamw`: Adam with decoupled",
         "- `data.sampler.kind` (proportional | uniform | temperature | homogeneous; default prop",
-        "- `data.sampler.temperature` (number > 0; default 2.0): 1 draws by size; large values",
+        "- `data.sampler.temperature` (number > 0 or none; default none): 1 draws by",
         "- `backbone.train` (true or false or list of text; default true): Train it jointly",
         "- `backbone.train` (true or false or list of text; default false): Train the backbone too",
         "- `skills.kinds` (list of sections `skills`; required): What would stand in the section",

@@ -2,15 +2,16 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from helpers.command import ROOT
 from mttl.assembly.build_router import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.load import configs_dir, dump_config, load_any_config, load_config, resolve_path
+from mttl.config.load import configs_dir, dump_config, find_file, load_any_config, load_config
 from mttl.config.moe_schema import TokenExperts
+from mttl.config.schema import Config
+from mttl.config.section import kind_of, models_in
 from mttl.io.errors import ConfigError
 from mttl.plugins.parts import PARTS
 from mttl.skills import KINDS
@@ -27,7 +28,7 @@ def test_main_files_validate_alone(name: str) -> None:
     if isinstance(config, BabyAIConfig):
         assert name.startswith("babyai")
     else:
-        assert resolve_path(config.data.partition, "data.partition").is_file()
+        assert find_file(config.data.partition).is_file()
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -47,30 +48,23 @@ def test_every_file_says_what_it_is(name: str) -> None:
 
 
 def test_every_kind_has_a_fragment() -> None:
-    kinds: dict[str, set[str]] = {"router": set(), "skills": set(), "optim": set()}
-    for section, found in kinds.items():
-        for name in FRAGMENTS:
-            if name.startswith(f"{section}/") and "/token_" not in name:
-                found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
-    assert kinds["skills"] == {*KINDS, "several"}
-    assert kinds["optim"] == {"adamw", "adam", "adafactor"}
-    assert kinds["router"] | {"none"} == {*PARTS["routers"]}
-
-
-def test_every_kind_of_token_routing_has_a_fragment() -> None:
+    kinds: dict[str, set[str]] = {"router": {"none"}, "skills": set(), "optim": set()}
     routers, experts = set(), {"lora"}
     for name in FRAGMENTS:
-        if name.startswith("router/"):
-            moe = load_config(f"crossfit.yaml+{name}").moe
-            assert moe is not None or "/token_" not in name
-            routers |= {moe.router.kind} if moe else set()
-        if name.startswith("experts/"):
-            moe = load_config(f"crossfit.yaml+router/token_top2.yaml+{name}").moe
-            assert moe is not None
-            experts.add(moe.experts.kind)
+        section = name.partition("/")[0]
+        if section == "experts":
+            experts.add(
+                load_config(f"crossfit.yaml+router/token_top2.yaml+{name}").moe.experts.kind
+            )
+        elif section in kinds:
+            config = load_config(f"crossfit.yaml+{name}")
+            kinds[section].add(getattr(config, section).kind)
+            routers |= {config.moe.router.kind} if config.moe else set()
+    assert kinds["skills"] == {*KINDS, "several"}
+    assert kinds["optim"] == {"adamw", "adam", "adafactor"}
+    assert kinds["router"] == {*PARTS["routers"]}
     assert routers == set(PARTS["token_routers"])
-    sections = get_args(get_args(TokenExperts)[0])
-    assert experts == {get_args(one.model_fields["kind"].annotation)[0] for one in sections}
+    assert experts == {kind_of(one) for one in models_in(TokenExperts)}
 
 
 def test_the_expert_matrix_is_the_tasks_families() -> None:
@@ -78,11 +72,8 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
     assert config.router.kind == "expert"
     lexical = configs_dir().parent / "data" / "lexical" / "TASKS.csv"
     families = {row["task"]: row["family"] for row in _rows(lexical)}
-    rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
-    partition = json.loads(
-        resolve_path(config.data.partition, "data.partition").read_text(encoding="utf-8")
-    )
-    assert set(partition["train"]) <= {row["task"] for row in rows}
+    rows = _rows(find_file(config.router.matrix))
+    assert set(_partition(config)["train"]) <= {row["task"] for row in rows}
     assert config.skills.n_skills == len(rows[0]) - 1
     for row in rows:
         task = row.pop("task")
@@ -93,16 +84,13 @@ def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
     config = load_config("crossfit_paper.yaml+router/expert.yaml")
     assert config.adapt.init == "expert_row"
-    rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
+    rows = _rows(find_file(config.router.matrix))
     tops = sorted({task.category.split("/")[0] for task in crossfit().values()})
     assert list(rows[0]) == ["task", *tops]
     for row in rows:
         task = row.pop("task")
         assert [top for top in tops if row[top] == "1"] == [crossfit()[task].category.split("/")[0]]
-    partition = json.loads(
-        resolve_path(config.data.partition, "data.partition").read_text(encoding="utf-8")
-    )
-    tasks = [task for side in partition.values() for task in side]
+    tasks = [task for side in _partition(config).values() for task in side]
     assert read_expert_matrix(config.router.matrix, tasks, config.skills.n_skills).shape == (160, 4)
 
 
@@ -121,12 +109,7 @@ def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> Non
     config = load_config(f"{files}+router/expert.yaml")
     assert config.router.matrix == config.data.expert_matrix
     assert config.skills.n_skills == n_skills
-    partition = config.data.partition
-    if isinstance(partition, str):
-        partition = json.loads(
-            resolve_path(partition, "data.partition").read_text(encoding="utf-8")
-        )
-    tasks = [task for side in partition.values() for task in side]
+    tasks = [task for side in _partition(config).values() for task in side]
     assert len(read_expert_matrix(config.router.matrix, tasks, n_skills)) == len(tasks)
     assert "per_column" not in dump_config(config)
 
@@ -162,6 +145,11 @@ def test_the_page_lists_what_is_shipped() -> None:
         names = re.findall(r"`(\w+)`", text) if star else []
         listed |= {f"{room}/{name}.yaml" for name in names} or {pattern}
     assert listed == set(FILES)
+
+
+def _partition(config: Config) -> dict[str, list[str]]:
+    given = config.data.partition
+    return json.loads(find_file(given).read_text("utf-8")) if isinstance(given, str) else given
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

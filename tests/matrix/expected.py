@@ -13,6 +13,7 @@ COLUMNS += ("plot", "explore", "ablate", "add-tasks", "plan")
 FIGURE = {"plots": "a figure of routing"}
 # What a command asks of a run, in its words.
 FEATURES = {
+    "resume": {"trains": "training"},
     "merge-task": {"merges": "merge-task"},
     "export": {"exports_lora": "export"},
     "inventory": {"exports_inventory": "export"},
@@ -21,29 +22,17 @@ FEATURES = {
     "explore": FIGURE,
 }
 AFTER = "not trained"
+OWN = "ladder|krona_block|adapter_stacked|mam|s4|lora_parallel|unipelt|prefix|adapter_parallel"
+WHOLE = "dense|diff_pruning|intrinsic|sparse|supermask|head_mask"
 # Files and backbone, columns, and what the message says.
 RULES = (
     (r"skills/(ia3|s4)\.yaml llama", "train plan", "matches no"),
     (r"router/token_(example|expert_choice)\.yaml llama", "train plan", "encoder"),
-    (r"router/(arrow|spectral|phatgoose|retrieval)\.yaml", "resume", "made, not trained"),
-    (
-        r"router/metadata_grid\.yaml|adapt/coefficients\.yaml",
-        "add-tasks",
-        "its router is of the kind",
-    ),
+    (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "router is of the kind"),
     (r"router/hyperformer\.yaml t5", "add-tasks", "what the router has in common for all tasks"),
     (r"skills/bitfit.*\.yaml", "merge-task", "no bias"),
-    (
-        r"skills/(ladder|krona_block|adapter_stacked|mam|s4|lora_parallel|unipelt|prefix|"
-        r"adapter_parallel)\.yaml",
-        "export",
-        "Only mttl answers with them",
-    ),
-    (
-        r"skills/(dense|diff_pruning|intrinsic|sparse|supermask|head_mask)\.yaml",
-        "export",
-        "A whole model can be written instead",
-    ),
+    (rf"skills/({OWN})\.yaml", "export", "Only mttl answers with them"),
+    (rf"skills/({WHOLE})\.yaml", "export", "A whole model can be written instead"),
 )
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import urllib.request
 from contextlib import redirect_stderr, redirect_stdout
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +21,7 @@ from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.serving import serving
 from mttl.__main__ import ALL
 from mttl.assembly.model import Built, load_run
+from mttl.io import yaml12
 from mttl.merging.fold import strip
 from mttl.models.backbone import build_random
 from mttl.runtime.command import run_command
@@ -51,25 +52,20 @@ class StopAt(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
-@cache
-def script(command: str) -> object:
-    return importlib.import_module(f"mttl.commands.{ALL[command]}")
-
-
 def _touch(figure: object, path: Path, **settings: object) -> None:
     path.touch() if isinstance(path, Path) else path.write(b"")  # type: ignore[attr-defined]
 
 
-def command(name: str, *words: object) -> None:
-    """Run a command here."""
-    told = io.StringIO()
+def command(name: str, *words: object, due: int = 0) -> None:
+    """Run a command here, which ends with a status."""
+    told, main = io.StringIO(), importlib.import_module(f"mttl.commands.{ALL[name]}").main
     drawn = mock.patch("matplotlib.figure.Figure.savefig", _touch)  # drawing takes seconds
     with redirect_stderr(told), redirect_stdout(io.StringIO()), drawn:
-        status = run_command(lambda: script(name).main([str(word) for word in words]))  # type: ignore[attr-defined]
+        status = run_command(lambda: main([str(word) for word in words]))
     text = " ".join(told.getvalue().split())
     if status == 2:
         raise Refused(text.rpartition("error: ")[2])
-    assert status == 0, text
+    assert status == due, text
 
 
 class World:
@@ -95,24 +91,16 @@ class World:
             model = build_random(name.removesuffix("-deep"), sizes)
             fill(model)
             model.save_pretrained(root / name)
+            where = {"kind": "pretrained", "name": str(root / name), "tokenizer": "byte"}
+            (root / f"{name}.yaml").write_text(yaml12.dump({"backbone": where}))
         self.parts: dict[tuple[str, ...], Path] = {}
-
-    def config(self, backbone: str) -> Path:
-        path = self.root / f"{backbone}.yaml"
-        if not path.exists():
-            where = {"kind": "pretrained", "name": str(self.root / backbone), "tokenizer": "byte"}
-            write_config(
-                path,
-                self.gym,
-                data={"batch_size": 4, "expert_matrix": str(self.root / "expert.csv")},
-                trainer={"max_steps": 2, "val_check_interval": 2},
-                adapt={"max_steps": 1, "eval_every": 1, "batch_size": 2},
-            )
-            before, rest = path.read_text().split("backbone:", 1)
-            text = f"{before}skills:" + rest.split("\nskills:")[1]
-            lines = "".join(f"  {k}: {v}\n" for k, v in where.items())
-            path.write_text(f"{text}\nbackbone:\n{lines}")
-        return path
+        self.config = write_config(
+            root / "toy.yaml",
+            self.gym,
+            data={"batch_size": 4, "expert_matrix": str(root / "expert.csv")},
+            trainer={"max_steps": 2, "val_check_interval": 2},
+            adapt={"max_steps": 1, "eval_every": 1, "batch_size": 2},
+        )
 
     def made(self, backbone: str, *names: str) -> Path:
         """Return a run of files, trained once."""
@@ -137,7 +125,8 @@ class Run:
         self.world, self.names, self.given, self.label = world, names, backbone, label
         self.backbone = "t5-deep" if backbone == "t5" and {*DEEP} & {*names} else backbone
         before = ("router/token_top2.yaml",) if names[0].startswith("experts/") else ()
-        self.files = "+".join([str(world.config(self.backbone)), *before, *names])
+        toys = str(world.config), str(world.root / f"{self.backbone}.yaml")
+        self.files = "+".join([*toys, *before, *names])
         self.folder = world.root / "runs" / label
         self.training = [word for name in names for word in SETTINGS.get(name, ())]
         self.settings = ["adapt.max_steps=1", "adapt.eval_every=1", "data.max_eval_rows=2"]
@@ -167,8 +156,6 @@ class Run:
         return command("library", "run", library, *self.words(), "--out", self.folder)
 
     def resume(self) -> None:
-        if self.member is not None:
-            raise Refused("made, not trained")
         build = training.build_trainer
 
         def stopped(*given: object, **named: object) -> object:
@@ -178,9 +165,7 @@ class Run:
 
         words = self.words(f"{self.label}-again")
         with mock.patch.object(training, "build_trainer", stopped):
-            told = io.StringIO()
-            with redirect_stderr(told), redirect_stdout(told):
-                assert run_command(lambda: script("train").main(words)) == 130, told.getvalue()  # type: ignore[attr-defined]
+            command("train", *words, due=130)
         command("train", *words, "--resume")
         again = load_run(self.folder.with_name(f"{self.label}-again"))
         whole, found = self.built.model.state_dict(), again.model.state_dict()

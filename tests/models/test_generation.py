@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import GenerationConfig
 
+from helpers.backbones import tiny_gpt2, tiny_llama
 from mttl.config.schema import Generation
-from mttl.models.generation import end_also_at, generate_texts, search_file, search_settings
+from mttl.models.generation import (
+    cache_argument,
+    end_also_at,
+    generate_texts,
+    search_file,
+    search_settings,
+)
 
 
 def test_the_prompt_of_a_decoder_only_model_is_cut_off() -> None:
@@ -55,3 +63,19 @@ def test_answers_end_at_further_tokens(own, expected: list[int]) -> None:
     config = GenerationConfig(eos_token_id=own)
     end_also_at(config, [7])
     assert config.eos_token_id == expected
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_gpt2])
+def test_what_is_returned_is_taken(build) -> None:
+    model, ids = build().eval(), torch.tensor([[3, 4, 5]])
+    name = cache_argument(model)
+    with torch.no_grad():
+        read = model(input_ids=ids[:, :2], use_cache=True)
+        last = model(input_ids=ids[:, 2:], **{name: getattr(read, name)}).logits
+        # One token after two, or three at once: the sums are taken in another order.
+        assert torch.allclose(last[:, 0], model(input_ids=ids).logits[:, -1], atol=1e-5)
+
+
+def test_models_without_a_cache_are_refused() -> None:
+    with pytest.raises(ValueError, match="a Linear takes none of cache, past_key_values"):
+        cache_argument(nn.Linear(2, 2))

@@ -123,7 +123,7 @@ def test_an_installed_package_offers_short_names(
         (
             "mine_f:Half",
             "from mttl.routing import TaskRouter\nclass Half(TaskRouter): pass\n",
-            "'mine_f:Half' must define forward, as every TaskRouter does",
+            "'mine_f:Half' must define forward, as every TaskRouter",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_mistakes_are_answered(write: Write, name: str, text: str | None, messag
 def test_what_goes_wrong_inside_is_told_with_its_place(write: Write) -> None:
     write("mine_g.py")
     found = find_class(ROUTERS, "mine_g:MyRouter", trusted=True)
-    with pytest.raises(PluginError, match=r"MyRouter cannot be made: ZeroDivision.*mine_g\.py"):
+    with pytest.raises(PluginError, match=r"MyRouter failed: ZeroDivision.*mine_g\.py"):
         make(found, {"n_groups": 1, "n_tasks": 2, "n_skills": 3}, {"seed": 0})
     with pytest.raises(ValueError, match="seed must be at least 0"):
         make(found, {"n_groups": 1, "n_tasks": 2}, {"seed": -1})

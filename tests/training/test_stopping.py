@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
-from mttl.checkpoints.checkpoint_file import CheckpointFile
-from mttl.checkpoints.run_callbacks import SaveLast
+from mttl.checkpoints.run_callbacks import CheckpointFile, SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import TaskBatchSampler
 from mttl.io.errors import StopRequested, TrainingError

@@ -26,9 +26,6 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
     """Return the model that a configuration describes, in training mode, with fake weights.
 
     Of a pretrained backbone its ``config.json`` alone is read.
-
-    Raises:
-        ConfigError: If a part cannot be built; the message names the section.
     """
     with torch.device("meta"):
         network = _network(config.backbone)

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mttl.assembly.planning.peak_memory import PeakMemory
 from mttl.config.schema import Config
 from mttl.models.backbone import is_decoder_only
-from mttl.models.cache_argument import cache_argument
+from mttl.models.generation import cache_argument
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.routing.token import base

@@ -22,23 +22,16 @@ GIB = 2**30
 # An allocator keeps pieces that fit nothing, and a device its own code: plans leave this much.
 USABLE = 0.9
 BLOCKS_AT_ONCE = 2  # the one that computes, and the next one, which is fetched meanwhile
-
-
 # Of a weight in few bits: scales and zero points of its group included.
 BYTES_OF = {"nf4": 0.5 + 4 / 64, "int8": 1.0, "int4": 0.5 + 4 / 32}
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The parts of one process's memory at its peaks, in bytes.
-
-    Attributes:
-        training: In a training step.
-        answering: While answers are generated, as in a validation between two steps.
-    """
+    """The parts of one process's memory at its peaks, in bytes."""
 
     training: Mapping[str, int]
-    answering: Mapping[str, int]
+    answering: Mapping[str, int]  # while answers are generated, as between two steps
 
     @property
     def peak(self) -> int:
@@ -52,44 +45,27 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs, however many processes it has; in bytes.
+    """What a run needs, however many processes it has; in bytes."""
 
-    Attributes:
-        weights: By part.
-        block: The weights of the largest block, skills included.
-        apart: The weights of what is in no block.
-        trained: The weights that are trained.
-        block_trained: Of them, those of the largest block.
-        optimizer: The optimizer's state.
-        linear: The weights of linear layers that can be in few bits, and how many entries they
-            have, by group size.
-        largest: The weight of the largest linear layer.
-        training: What a step needs beside these, by kind.
-        answering: The same for generation.
-    """
-
-    weights: Mapping[str, int]
-    block: int
-    apart: int
-    trained: int
-    block_trained: int
+    weights: Mapping[str, int]  # by part
+    block: int  # weights of the largest block, skills included
+    apart: int  # weights in no block
+    trained: int  # weights that are trained
+    block_trained: int  # of them, those of the largest block
     optimizer: int
-    training: Mapping[str, int]
+    training: Mapping[str, int]  # what a step needs beside these, by kind
     answering: Mapping[str, int]
+    # By group size: weights of linear layers that can be in few bits, and their entries.
     linear: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    largest: int = 0
+    largest: int = 0  # weight of the largest linear layer
 
     def plan(
         self, strategy: str, n_processes: int, quantize: Quantisation | None = None
     ) -> MemoryPlan:
         """Return what each of some processes holds.
 
-        Args:
-            strategy: ``"fsdp2"`` shares weights, gradients and the optimizer's state out; with any
-                other each process holds all of them.
-            n_processes: How many.
-            quantize: ``"nf4"``, ``"int8"`` or ``"int4"``: linear layers of the backbone are in few
-                bits, and one at a time is in many while it computes.
+        The strategy ``"fsdp2"`` shares weights, gradients and the optimizer's state out. Of linear
+        layers of the backbone in few bits, one at a time is in many while it computes.
         """
         steady = {**self.weights, "optimizer": self.optimizer}
         if quantize is not None:
@@ -119,19 +95,15 @@ class Needs:
 
 
 def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> Needs:
-    """Find out what a run needs, from its configuration and the architecture of its backbone.
-
-    Raises:
-        ConfigError: If a part cannot be built, or what it needs depends on what it reads.
-    """
+    """Return what a run needs, from its configuration and the architecture of its backbone."""
     try:
         model = fake_model(config, tasks)
         training = training_bytes(model, config)
         answering = generation_bytes(model, config) if answers else {}
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
-            f"the memory of this configuration depends on what it holds and reads ({error}): "
-            "supports that are chosen by scores cannot be planned; use skills.support: random"
+            f"the memory of this configuration depends on what it reads ({error}): use "
+            "skills.support: random"
         ) from error
     roles = parameter_roles(model)
     weights: Counter[str] = Counter()

@@ -12,36 +12,24 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-OTHER = "activations"
-
 
 class PeakMemory(TorchDispatchMode):
     """While it is entered, counts every tensor that an operation makes until nothing holds it.
 
     Tensors may be fake: then nothing is computed or allocated. Where a shape depends on what they
     hold, experts get even shares of the tokens, masks keep everything, and no condition holds.
-
-    Args:
-        known: Tensors that are there before, and are not counted.
-
-    Attributes:
-        live: Bytes that live now, by kind.
-        at_peak: What ``live`` was when its sum was largest.
+    Tensors that are ``known`` before are not counted.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
-        self.live: Counter[str] = Counter()
-        self.at_peak: Counter[str] = Counter()
+        self.live: Counter[str] = Counter()  # bytes by kind
+        self.at_peak: Counter[str] = Counter()  # what they were when their sum was largest
+        self.peak = 0  # that sum
         self._kinds = {id(tensor.untyped_storage()): "" for tensor in known}
         self._held = [tensor.untyped_storage() for tensor in known]  # so that ids stay theirs
-        self._total = self._peak = 0
-        self._kind = OTHER
-
-    @property
-    def peak(self) -> int:
-        """The largest number of bytes that lived at one moment."""
-        return self._peak
+        self._total = 0
+        self._kind = "activations"
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
@@ -73,8 +61,8 @@ class PeakMemory(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
-        if self._total > self._peak:
-            self._peak, self.at_peak = self._total, self.live.copy()
+        if self._total > self.peak:
+            self.peak, self.at_peak = self._total, self.live.copy()
         return result
 
     def _count(self, tensor: Tensor) -> None:

@@ -13,11 +13,11 @@ from typing import TypeVar
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.adaptation.results import Results, check_rows
 from mttl.adaptation.resumable_jobs import keep_settings
+from mttl.assembly.saved_settings import of_training
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Adapt, Config
-from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError

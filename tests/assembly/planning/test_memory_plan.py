@@ -11,6 +11,7 @@ from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.fake_passes import generation_bytes, training_bytes
 from mttl.assembly.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of, optimizer_bytes
+from mttl.assembly.planning.peak_memory import PeakMemory
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.training.optim import build_optimizer
@@ -173,3 +174,22 @@ def test_the_paper_s_configuration_is_planned_offline() -> None:
 def test_a_tenth_is_to_spare() -> None:
     assert MemoryPlan({"weights": 9 * GIB}, {}).fits(10)
     assert not MemoryPlan({"weights": 9 * GIB + 1}, {}).fits(10)
+
+
+def test_the_peak_is_what_lives_at_once():
+    weight = torch.zeros(10, 10)
+    with PeakMemory([weight]) as counter:
+        first = weight + 1  # 400 bytes
+        view = first.t()  # none of its own
+        del first
+        second = view * 2
+        with counter.counting("kept"):
+            third = second[:5] + 0  # 200 bytes
+        assert counter.live == {"activations": 800, "kept": 200}
+        del view, second
+        assert counter.live["activations"] == 0
+        counter.call(third, "renamed")
+        weight.t()  # was there before
+    assert counter.peak == 1000
+    assert counter.at_peak == {"activations": 800, "kept": 200}
+    assert counter.live == {"activations": 0, "kept": 0, "renamed": 200}

@@ -189,7 +189,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["trainer.strategy=fsdp2"], r"trainer.strategy \(fsdp2\) shards the blocks of"),
         (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must say how"),
         (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
-        (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
+        (["skills.n_skills=per_task"], "skills.n_skills 'per_task' is for the private"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
