@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+FILM_ENDINGS = (".gif", ".mp4")
+
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:

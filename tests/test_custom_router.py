@@ -16,7 +16,7 @@ import mttl
 from helpers.command import ROOT, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.__main__ import ALL, main
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.assembly.model import load_run
 from mttl.commands import compare
 from mttl.commands.comparison import stages
@@ -275,6 +275,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         ]
         lines = "".join(json.dumps(row) + "\n" for row in results)
         (half[-1] / "adapt-all" / "results.jsonl").write_text(lines)
+    alone = "--runs alone trains nothing, so"
     for given, message in (
         (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
         (("--method", "a/b=x.yaml"), "a name of letters and digits"),
@@ -297,6 +298,14 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",
         ),
+        (("--runs", f"x={a}", "--folds", "3"), "reads finished runs, and --folds needs"),
+        (("--runs", f"x={a}", "--seeds", "13"), f"{alone} --seeds would change nothing"),
+        (("--runs", f"x={a}", "--steps", "5"), f"{alone} --steps would"),
+        (
+            ("--runs", f"x={a}", "-k", "a.b=1", "--adapt-steps", "6", "--examples", "4"),
+            f"{alone} -k, --adapt-steps, --examples would change nothing: leave them out, or name",
+        ),
+        (("--runs", f"x={a}", "--samples", "1", "--modes"), f"{alone} --samples, --modes would"),
     ):
         with pytest.raises(MttlError, match=message):
             compare.main(["--out", str(tmp_path / "out"), *given])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.commands.options import POSITIVE, CommandParser, command
+from mttl.commands.options import POSITIVE, READ, WORK, CommandParser, add_out, command
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import make_console, say
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
 
 
-def _declare(parser: CommandParser) -> None:
-    add = parser.read.add_argument
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add = parser.group(READ).add_argument
     add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
     add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
     add("--tokenizer", metavar="NAME", help="another one than the base model's")
     add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
-    add = parser.work.add_argument
+    add = parser.group(WORK).add_argument
     help = "LoRA: who uses which skills; polytropon can be trained (private)"
     add("--router", choices=("private", "polytropon"), help=help)
     help = "LoRA: how skills combine where a task uses several (outputs)"
@@ -46,10 +47,10 @@ def _declare(parser: CommandParser) -> None:
     for name, default in (("input", 512), ("output", 64)):
         help = f"most tokens of an {name} (%(default)s)"
         add(f"--max-{name}-length", **POSITIVE, default=default, help=help)
-    parser.add_out(metavar="RUN")
+    add_out(parser, metavar="RUN")
 
 
-@command(_declare)
+@command(declare)
 def main(options: argparse.Namespace) -> None:
     """Import."""
     if options.system is not None and options.template != "chat":
@@ -61,7 +62,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
-    from mttl.library.member_sources import adapters_in, without_base
+    from mttl.library.member_sources import adapters_in
+    from mttl.peft_format.lora_import import without_base
     from mttl.peft_format.peft_folder import read_peft
     from mttl.training.report import attachment_table
 

@@ -7,16 +7,17 @@ mttl train -c babyai.yaml
 
 import argparse
 
-from mttl.commands.options import CommandParser, command
+from mttl.commands.options import WORK, CommandParser, add_config, command
 
 
-def _declare(parser: CommandParser) -> None:
-    parser.add_config()
+def declare(parser: CommandParser) -> None:
+    """Add the options."""
+    add_config(parser)
     help = "continue the interrupted run of this name"
-    parser.work.add_argument("--resume", action="store_true", help=help)
+    parser.group(WORK).add_argument("--resume", action="store_true", help=help)
 
 
-@command(_declare)
+@command(declare)
 def main(options: argparse.Namespace) -> None:
     """Train, score and save."""
     from mttl.commands.name_checks import check_training

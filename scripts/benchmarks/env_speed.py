@@ -25,8 +25,9 @@ VARIANTS = (FLOOR, "gymnasium sync", "gymnasium async", "ours", "ours, workers",
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    from envs.errors import LevelError
     from envs.interface import check_levels
-    from envs.levels import PAPER_LEVELS, LevelError
+    from envs.levels import PAPER_LEVELS
 
     parser = argparse.ArgumentParser(description="Environment steps per second, by kind.")
     parser.add_argument("--levels", nargs="+", default=list(PAPER_LEVELS), metavar="LEVEL")

@@ -22,6 +22,7 @@ from mttl.commands.comparison.methods import (
     AdaptationVariant,
     Method,
     Plan,
+    check_modes,
     plan,
 )
 from mttl.commands.comparison.result_tables import write_tables
@@ -151,7 +152,9 @@ def prepare(
     if only_folds and (wrong := sorted(set(only_folds) - set(folds))):
         raise ConfigError(f"--only-folds {wrong[0]} must be one of the study's {study.folds} folds")
     folds = only_folds or folds
-    return comparison, plan(list(methods), study.modes, study.seeds, folds, methods)
+    plans = plan(list(methods), study.modes, study.seeds, folds, methods)
+    check_modes(study.modes, plans, methods)
+    return comparison, plans
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
 from mttl.commands.comparison.tables import TaskScore, markdown, read_seen, spread
@@ -35,7 +35,11 @@ class ExistingRuns:
         return seeds_of(self.folders)
 
     def check(self) -> None:
-        """Refuse what are not finished runs of one method."""
+        """Check that all are finished runs of one method.
+
+        Raises:
+            MttlError: If they are not.
+        """
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
                 raise MttlError(
@@ -101,7 +105,7 @@ def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) 
             *(method, mode, seed, "unseen", *adapted),
             mean_of_known([100 * result.test for result in results]),
             fold,
-            rows=results[-1].rows or "",
+            rows=results[-1].rows,
         )
         for adapted, results in by_sample.items()
     ]
@@ -175,11 +179,12 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
     """Refuse methods that share no seed with the reference, so that nothing could be paired."""
-    common = {seed for name, seed in trainings if name == reference}
-    for name in dict.fromkeys(name for name, _ in trainings):
-        own = {seed for other, seed in trainings if other == name}
-        if not own & common:
-            shown = [", ".join(map(str, sorted(seeds))) for seeds in (own, common)]
+    seeds: dict[str, set[int]] = {}
+    for name, seed in trainings:
+        seeds.setdefault(name, set()).add(seed)
+    for name, own in seeds.items():
+        if not own & seeds[reference]:
+            shown = [", ".join(map(str, sorted(x))) for x in (own, seeds[reference])]
             raise MttlError(
                 f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}: differences "
                 "are paired by seed, and they share none"

@@ -1,0 +1,1 @@
+"""What tokens chose: counts, statistics, and their part of the page."""

@@ -1,0 +1,34 @@
+"""One GPU for each of several parallel processes."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def device_of(number: int = 1) -> "torch.device":
+    """Return the GPU of one of several parts of a job, from 1; the CPU where there is no GPU."""
+    import torch
+
+    count = _gpu_count()
+    return torch.device("cuda", (number - 1) % count) if count else torch.device("cpu")
+
+
+def gpu_environment(number: int) -> dict[str, str]:
+    """Return the environment variable that restricts a process to one GPU; empty without a GPU.
+
+    Processes have numbers from 1; those beyond the number of GPUs share them.
+    """
+    count = _gpu_count()
+    if not count:
+        return {}
+    # The variable of this process may list some of the GPUs, by number or by name.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,157 @@
+"""Learning from demonstrations, beside a plain loop over levels, episodes and steps."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from rich.console import Console
+from torch.func import functional_call
+
+pytest.importorskip("minigrid", reason="needs the extra `babyai`")
+
+from mttl.babyai import monitors
+from mttl.babyai.demonstration_loader import DemonstrationDataModule
+from mttl.babyai.imitation_module import ImitationModule
+from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
+from mttl.babyai.policy import Policy
+from mttl.babyai.policy_monitors import ImitationMonitor
+from mttl.config.optim_schema import Adam
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.skills.composed.module_inventory import ModuleInventory
+
+NAMES = ("one", "two")
+OPTIMIZATION = Adam(kind="adam", lr=1e-3, schedule="constant", warmup=0)
+
+
+def make_level(seed: int, longest: int) -> LevelDemonstrations:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, longest + 1, 6)
+    n_frames = int(lengths.sum())
+    return LevelDemonstrations(
+        images=generator.integers(0, 10, (n_frames, 7, 7, 3)).astype(np.uint8),
+        actions=generator.integers(0, 7, n_frames).astype(np.uint8),
+        lengths=lengths,
+        missions=generator.integers(1, 5, (6, 3)).astype(np.uint8),
+    )
+
+
+LEVELS = [make_level(0, longest=4), make_level(1, longest=9)]
+CHOSEN = np.array([[0, 5, 3], [1, 4, 2]])
+
+
+def make_module(recurrence: int = 3, entropy_coef: float = 0.0) -> ImitationModule:
+    torch.manual_seed(0)
+    base = Policy(6, n_channels=4, memory_size=4, instruction_size=4, word_size=4, hidden_size=4)
+    inventory = ModuleInventory(base, 2, kind="dense")
+    router = PolytroponRouter(inventory.n_groups, len(NAMES), 1, 2, relaxed=False)
+    return ImitationModule(
+        ComposedModel(base, inventory, router),
+        NAMES,
+        OPTIMIZATION,
+        recurrence=recurrence,
+        entropy_coef=entropy_coef,
+    )
+
+
+def make_batch() -> DemonstrationBatch:
+    return pad_episodes(LEVELS, CHOSEN)
+
+
+def plain_loss(module: ImitationModule) -> torch.Tensor:
+    """Follow one demonstration after the other, step by step, without padding."""
+    model = module.model
+    parameters = model.task_parameters(module.task_ids)
+    of_levels = []
+    for task, level in enumerate(LEVELS):
+        own = {name: value[task] for name, value in parameters.items()}
+        starts = level.lengths.cumsum() - level.lengths
+        losses = []
+        for episode in CHOSEN[task]:
+            memory = torch.zeros(1, 8)
+            missions = torch.from_numpy(level.missions[episode : episode + 1])
+            for step in range(level.lengths[episode]):
+                frame = starts[episode] + step
+                if step % module.recurrence == 0:
+                    memory = memory.detach()
+                logits, _, memory = functional_call(
+                    model.base,
+                    own,
+                    (
+                        torch.from_numpy(level.images[frame])[None, None],
+                        missions,
+                        torch.zeros(1, 1, dtype=torch.long),
+                        memory,
+                        torch.full((1, 1), step == 0),
+                    ),
+                )
+                action = torch.tensor([int(level.actions[frame])])
+                losses.append(torch.nn.functional.cross_entropy(logits[0], action))
+        of_levels.append(torch.stack(losses).mean())
+    return torch.stack(of_levels).mean()
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "over_tasks"), [(1, "loop"), (3, "loop"), (3, "vmap"), (20, "loop")]
+)
+def test_loss_and_gradients_are_those_of_a_plain_loop(recurrence: int, over_tasks: str) -> None:
+    module = make_module(recurrence)
+    module.model.over_tasks = over_tasks
+    expected = plain_loss(module)
+    names = [name for name, _ in module.named_parameters()]
+    parameters = list(module.parameters())
+    expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
+    loss = module.training_step(make_batch(), 0)
+    gradients = torch.autograd.grad(loss, parameters)
+    # Sums in another order: a few units in the last of 24 bits.
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    for name, gradient, other in zip(names, gradients, expected_gradients, strict=True):
+        if other is None:  # the critic: a gradient, but of zero
+            assert "critic" in name
+            assert not gradient.any()
+        else:
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_flow_back_no_further_than_asked() -> None:
+    def gradient(recurrence: int) -> torch.Tensor:
+        module = make_module(recurrence)
+        module.training_step(make_batch(), 0).backward()
+        return torch.cat([p.grad.flatten() for p in module.model.base.memory.parameters()])  # type: ignore
+
+    assert not torch.allclose(gradient(1), gradient(3))
+    assert torch.equal(gradient(9), gradient(20))
+
+
+class Lines:
+    """Keeps what is printed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print(self, line: str, **style: Any) -> None:
+        self.lines.append(line)
+
+
+def fit(console: Console, n_passes: int) -> None:
+    pl.Trainer(
+        max_epochs=n_passes,
+        accelerator="cpu",
+        callbacks=[ImitationMonitor(console)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(make_module(), datamodule=DemonstrationDataModule(LEVELS, 3, seed=0))
+
+
+def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([20.0, 20.0, 21.0, 34.9, 35.0, 35.0, 36.0, 37.0])
+    monkeypatch.setattr(monitors, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    console = Lines()
+    fit(console, 5)  # type: ignore[arg-type]
+    assert [line.split(";")[0] for line in console.lines] == ["pass 1", "pass 4", "pass 5"]
+    assert console.lines[0].startswith("pass 1; actions as demonstrated (%): one ")
