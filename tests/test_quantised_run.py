@@ -3,16 +3,18 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from helpers.command import column, read_csv, start, train
+from helpers.command import read_csv, start, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
 from helpers.nodes import train_on_two
 from helpers.quantised import require, save_backbone
+from helpers.tiny_run import losses
 from mttl.adaptation.modes import apply_mode
 from mttl.aggregation.packed_weights import packed_layers, parts
 from mttl.assembly.load_tasks import share_weights
@@ -62,6 +64,14 @@ def run(case: tuple[str, str, Path]) -> RunFolder:
     return train(case[2], "source", "trainer.max_steps=4", "trainer.val_check_interval=2")
 
 
+def check_answers(network: Any, built: Any) -> None:
+    """Another model answers the questions as a run does."""
+    given = built.tokenizer(QUESTIONS, padding=True, return_tensors="pt")
+    inputs = {**given, "labels": given["input_ids"]}
+    expected = built.model(built.task_ids(["copy"] * 3), **inputs).logits
+    assert relative_error(network(**inputs).logits, expected) < ROUNDING
+
+
 def test_checkpoints_hold_no_base(run: RunFolder) -> None:
     for path in (run.last, run.best):
         state = torch.load(path, weights_only=False)["state_dict"]
@@ -100,8 +110,7 @@ def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) ->
     first, second = ((*given, f"trainer.max_steps={steps}") for steps in (2, 4))
     train_on_two("torchrun", case[2], ("shared", first, False), ("shared", second, True))
     shared = RunFolder(run.path.parent / "shared")
-    losses = [column(one.metrics, "train/loss") for one in (shared, run)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses(shared) == pytest.approx(losses(run), rel=1e-4)
     assert read_csv(shared.results) == read_csv(run.results)
     test_checkpoints_hold_no_base(shared)
     test_it_is_loaded_again_and_answers_as_it_was_scored(shared)
@@ -109,7 +118,7 @@ def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) ->
 
 def test_training_moves_the_skills_as_over_the_unpacked_base(case, run, tmp_path) -> None:
     """The same losses, to rounding, as over the same weights in floating point."""
-    from mttl.merging.dequantise import dequantise
+    from mttl.merging.fold import dequantise
 
     _, kind, config = case
     base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
@@ -123,12 +132,8 @@ def test_training_moves_the_skills_as_over_the_unpacked_base(case, run, tmp_path
         f"backbone.name={tmp_path / 'plain'}",
         "backbone.quantize=null",
     )
-    losses = [
-        [float(row["train/loss"]) for row in read_csv(one.metrics) if row["train/loss"]]
-        for one in (run, plain)
-    ]
-    assert len(losses[0]) == 4
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(losses(run)) == 4
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
 
 
 def test_it_is_merged_into_a_plain_model(
@@ -142,12 +147,9 @@ def test_it_is_merged_into_a_plain_model(
     told = f"quantised ({case[1]}) in training and is dequantised here: the relative error of its"
     assert told in printed
     assert told in " ".join((out / "README.md").read_text().split())
-    plain, built = AUTO[case[0]].from_pretrained(out).eval(), load_run(run.path)
+    plain = AUTO[case[0]].from_pretrained(out).eval()
     assert packed_layers(plain) == {}
-    given = built.tokenizer(QUESTIONS, padding=True, return_tensors="pt")
-    inputs = {**given, "labels": given["input_ids"]}
-    expected = built.model(built.task_ids(["copy"] * 3), **inputs).logits
-    assert relative_error(plain(**inputs).logits, expected) < ROUNDING
+    check_answers(plain, load_run(run.path))
 
 
 def test_peft_loads_its_skills_onto_the_quantised_base(case, run, tmp_path) -> None:
@@ -163,11 +165,7 @@ def test_peft_loads_its_skills_onto_the_quantised_base(case, run, tmp_path) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(base, out).eval()
-    built = load_run(run.path)
-    given = built.tokenizer(QUESTIONS, padding=True, return_tensors="pt")
-    inputs = {**given, "labels": given["input_ids"]}
-    expected = built.model(built.task_ids(["copy"] * 3), **inputs).logits
-    assert relative_error(theirs(**inputs).logits, expected) < ROUNDING
+    check_answers(theirs, load_run(run.path))
 
 
 def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
@@ -224,11 +222,8 @@ def test_two_processes_train_as_one(case: tuple[str, str, Path]) -> None:
     process = start(case[2], "two", *short, *two)
     _, said = process.communicate(timeout=280)
     assert process.returncode == 0, said
-    losses = [
-        [float(row["train/loss"]) for row in read_csv(one.metrics) if row["train/loss"]]
-        for one in (run, RunFolder(case[2].parent / "runs" / "two"))
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    two = RunFolder(case[2].parent / "runs" / "two")
+    assert losses(run) == pytest.approx(losses(two), rel=1e-4)
 
 
 def test_the_backbone_cannot_be_trained(

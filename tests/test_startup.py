@@ -1,7 +1,6 @@
 """Commands answer before they import what trains, and what they import may be interrupted."""
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command import ROOT
+from helpers.command import ROOT, python
 from mttl.__main__ import ALL as COMMANDS
 from mttl.runtime.command import INTERRUPTED, USER_MISTAKE
 
@@ -56,17 +55,10 @@ WORDS = [f"library {w}" for w in ("add", "list", "show", "remove", "run", "expor
 OF_EVERY_COMMAND = {"-h", "--help", "--version", "--trust"}
 
 
-def python(code: str, *arguments: str) -> tuple[str, str]:
+def imports(code: str, *arguments: str) -> tuple[str, str]:
     """Run code and return what it printed, and which heavy libraries it imported, on a line."""
     whole = f"import sys\nsys.argv = sys.argv[1:]\n{code}\nprint(*({HEAVY} & sys.modules.keys()))"
-    ended = subprocess.run(
-        [sys.executable, "-c", whole, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
+    ended = python("-c", whole, *arguments)
     *printed, heavy = ended.stdout.splitlines()
     return "\n".join([*printed, ended.stderr]), heavy
 
@@ -74,7 +66,7 @@ def python(code: str, *arguments: str) -> tuple[str, str]:
 def test_every_command_helps_before_it_imports() -> None:
     """Its help shows an example and its options in groups; of what it does not know, it says so."""
     names = [*COMMANDS, *WORDS]
-    printed, _ = python(ASKED, *names)
+    printed, _ = imports(ASKED, *names)
     found = json.loads(printed)
     assert {name: libraries for name, (*_, libraries) in found.items() if libraries} == {}
     for name in names:
@@ -90,7 +82,7 @@ def test_every_command_helps_before_it_imports() -> None:
 
 
 def test_the_room_of_configurations_is_light() -> None:
-    assert python(ALL_MODULES) == ("", "")
+    assert imports(ALL_MODULES) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_the_room_of_configurations_is_light() -> None:
     ],
 )
 def test_answers_need_no_library_of_training(command, status, answer, tmp_path) -> None:
-    printed, heavy = python(RECIPE, *command.replace("EMPTY", str(tmp_path)).split())
+    printed, heavy = imports(RECIPE, *command.replace("EMPTY", str(tmp_path)).split())
     assert answer in printed
     assert f"status {status}" in printed
     assert "Traceback" not in printed
@@ -230,14 +222,7 @@ def test_names_are_checked_before_pytorch_is_imported(tmp_path: Path) -> None:
         [*name.split(), *(w.replace("RUN", str(run)).replace("EMPTY", str(empty)) for w in words)]
         for name, words, _ in cases
     ]
-    ended = subprocess.run(
-        [sys.executable, "-c", MISTAKEN, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
+    ended = python("-c", MISTAKEN, json.dumps(commands), cwd=tmp_path)
     said = zip(cases, json.loads(ended.stdout), strict=True)
     wrong = {f"{name} {words}": text for (name, words, part), text in said if part not in text}
     assert wrong == {}
@@ -255,18 +240,13 @@ def test_help_takes_half_a_second_of_cpu_time(arguments: str) -> None:
     assert min(seconds() for _ in range(3)) <= 0.5
 
 
-def test_imports_may_be_interrupted_and_threads_wait_quietly(tmp_path) -> None:
+def test_imports_may_be_interrupted_and_threads_wait_quietly(tmp_path, monkeypatch) -> None:
     """A library in the place of PyTorch tells what it sees, and Ctrl-C comes during its import."""
     (tmp_path / "torch.py").write_text(
         "import os\nprint('policy', os.environ['OMP_WAIT_POLICY'])\nraise KeyboardInterrupt\n"
     )
-    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "pl_train.py"), "-c", "crossfit.yaml"],
-        capture_output=True,
-        text=True,
-        env={**env, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-    )
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    ended = python(ROOT / "pl_train.py", "-c", "crossfit.yaml", first=tmp_path)
     assert ended.stdout == "policy passive\n"
     assert ended.stderr == "interrupted\n"
     assert ended.returncode == INTERRUPTED

@@ -1,7 +1,5 @@
 """The structure of the packages: no circles, no name twice, no crowded room, light imports."""
 
-import subprocess
-import sys
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,6 +8,7 @@ import grimp
 import pytest
 
 import mttl
+from helpers.command import python
 from mttl.__main__ import ALL as COMMANDS
 
 PACKAGE = Path(mttl.__file__).parent
@@ -62,8 +61,7 @@ for module in pkgutil.walk_packages(package.__path__, "{package}."):
     importlib.import_module(module.name)
 print(sorted({absent!r} & set(sys.modules)))
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    assert python("-c", code).stdout == "[]\n"
 
 
 def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config):

@@ -26,7 +26,7 @@ def run_lines(block: str) -> None:
         run_small(command)
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(len(NOTEBOOKS), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [1, pytest.param(len(NOTEBOOKS), marks=pytest.mark.slow)])
 def test_the_tutorials_run(place: Path, n: int) -> None:
     for notebook in NOTEBOOKS[:n]:
         names: dict = {"run_lines": run_lines}

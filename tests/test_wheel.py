@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command import ROOT
+from helpers.command import ROOT, python
 from mttl.__main__ import ALL as COMMANDS
 from mttl.runtime.command import USER_MISTAKE
 
@@ -49,8 +49,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(what: str, source: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", BUILD, what], cwd=source, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    done = python("-c", BUILD, what, cwd=source)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +87,8 @@ def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -
         (["-c", "crossfit", "-k", "data.dir=x", "optim.lr=x"], "optim.lr"),
         (["-c", "crosfit"], f"nor in {shipped}."),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "mttl", "train", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-            capture_output=True,
-            text=True,
-        )
+        given = ("-m", "mttl", "train", *words)
+        done = python(*given, cwd=tmp_path, first=tmp_path / "installed")
         assert done.returncode == USER_MISTAKE
         assert answer in done.stderr
 
@@ -118,7 +113,7 @@ def clean() -> dict[str, str]:
 @pytest.mark.slow
 def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
-    python = environment(tmp_path / "installed", wheel)
+    own = environment(tmp_path / "installed", wheel)
     (here / "configs").mkdir(parents=True)
     partition = {"train": ["verb_past", "noun_plural"], "dev": [], "test": ["third_past"]}
     (here / "configs" / "two.json").write_text(json.dumps(partition))
@@ -126,7 +121,7 @@ def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> 
     questions = [{"task": "third_past", "input": "walk"}, {"task": "verb_past", "input": "go"}]
     (here / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in questions))
     done = subprocess.run(
-        [python, "-c", FIRST_STEPS, str(tmp_path / "installed")],
+        [own, "-c", FIRST_STEPS, str(tmp_path / "installed")],
         cwd=here,
         env=clean(),
         capture_output=True,
@@ -142,19 +137,19 @@ def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> 
         "questions.jsonl",
         "runs",
     ]
-    command = [python.with_name("mttl"), "--version"]
+    command = [own.with_name("mttl"), "--version"]
     told = subprocess.run(command, cwd=here, env=clean(), capture_output=True, text=True)
     assert told.stdout == "mttl 0.1.0\n"
 
 
 @pytest.mark.slow
 def test_the_package_is_found_from_the_folder_above_its_clone(source: Path, tmp_path: Path) -> None:
-    python = environment(tmp_path / "editable", "--editable", source)
+    own = environment(tmp_path / "editable", "--editable", source)
     code = "import mttl, envs; print(mttl.__file__, mttl.__version__, mttl.__all__[0])"
     assert source.name == "mttl"
     for here in (source.parent, source, tmp_path):
         done = subprocess.run(
-            [python, "-c", code], cwd=here, env=clean(), capture_output=True, text=True
+            [own, "-c", code], cwd=here, env=clean(), capture_output=True, text=True
         )
         assert done.stdout == f"{source}/mttl/__init__.py 0.1.0 adapt\n", done.stderr
 

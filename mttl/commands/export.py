@@ -171,7 +171,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
 def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "tuple[Tensor, str]":
     """Return the mixing weights of a task, of the average or of one skill, and say what it is."""
     from mttl.merging.fold import average_mixing, task_mixing
-    from mttl.peft_format.lora_export import skill_mixing
+    from mttl.peft_format.peft_lora import skill_mixing
 
     router, run = built.model.router, f"`{options.run}`"
     if task is not None:

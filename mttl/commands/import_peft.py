@@ -118,7 +118,7 @@ def import_loras(
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.router_schema import router_section
     from mttl.library.stacking import stack_members
-    from mttl.peft_format.lora_import import common_settings, read_lora
+    from mttl.peft_format.peft_lora import common_settings, read_lora
 
     common = common_settings(folders)
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]

@@ -41,10 +41,11 @@ ONE_EACH = ("private", "polytropon")
 def add(options: argparse.Namespace) -> None:
     """Add members."""
     from mttl.library.library_folder import add_members, library_to_be, member_problems
-    from mttl.library.member_sources import MemberOptions, base_problems, describe_base, gather
+    from mttl.library.member_sources import Found, base_problems, describe_base
 
     library = library_to_be(options.library)
-    found = gather(options.sources, MemberOptions(options.rank, options.skills, options.backbone))
+    found = Found(options.rank, options.skills, options.backbone)
+    found.read(options.sources)
     if (options.rank or options.skills) and not found.runs:
         raise ConfigError("--rank and --skills are for runs, and no source is one: leave them out")
     members = [member.told(options.name, options.licence, options.data) for member in found.members]
@@ -60,7 +61,7 @@ def add(options: argparse.Namespace) -> None:
         problems.append("no adapter names its base model; give it (--backbone)")
     if base is not None:
         members, others = base_problems(members, base, trusted=options.backbone is not None)
-        problems += others + member_problems(members, base, library.hashes if library else ())
+        problems += others + member_problems(members, base, library.members if library else ())
     if problems or base is None:
         listed = "\n".join(f"- {problem}" for problem in problems)
         raise CheckpointError(f"nothing was added to '{options.library}':\n{listed}")

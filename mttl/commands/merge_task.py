@@ -41,8 +41,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport
     from mttl.merging.check_written import check_written, mixture_answer
-    from mttl.merging.dequantise import dequantise
-    from mttl.merging.fold import fold
+    from mttl.merging.fold import dequantise, fold
 
     built = load_run(options.run, backbone=options.backbone)
     built.require(**{"averages" if options.average else "merges": "merge-task"})
@@ -75,7 +74,7 @@ def quantisation_loss(built: "Built") -> str:
     """Return the error of a quantised base against its original weights; else nothing."""
     from mttl.aggregation.packed_weights import packed_layers
     from mttl.assembly.build_backbone import build_backbone
-    from mttl.merging.dequantise import quantisation_error
+    from mttl.merging.fold import quantisation_error
 
     backbone = built.backbone
     if not packed_layers(built.model.backbone):

@@ -13,15 +13,16 @@ import argparse
 import dataclasses
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command, positive
-from mttl.config.enums import SCOPES, STRUCTURES
 from mttl.io.errors import CheckpointError, ConfigError, nearest
 from mttl.io.reading import read_text, require_file
+from mttl.plugins.describe import sentences
+from mttl.plugins.part_settings import OneOf
 from mttl.runtime.command import make_console
-from mttl.sparse.lottery_settings import CRITERIA, FORMS, SCHEDULES, LotterySettings
+from mttl.sparse.lottery_settings import LotterySettings
 from mttl.tasks.folder import Gym
 
 if TYPE_CHECKING:
@@ -30,31 +31,7 @@ if TYPE_CHECKING:
 
     from mttl.sparse.lottery_ticket import Objective
 
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(LotterySettings)}
-
-
-# Options of the settings of `LotterySettings`.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "density": {"type": float, "help": "fraction of the weights that change (%(default)s)"},
-    "criterion": {"choices": CRITERIA, "help": "by which they are chosen (%(default)s)"},
-    "scope": {"choices": SCOPES, "help": "over all tensors, or in each (%(default)s)"},
-    "structure": {"choices": STRUCTURES, "help": "chosen as a whole (%(default)s)"},
-    "block": {"type": int, "help": "side of a block (%(default)s)"},
-    "form": {"choices": FORMS, "help": "the others stay, or become 0 (%(default)s)"},
-    "rounds": {"type": int, "help": "in which the support narrows (%(default)s)"},
-    "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
-    "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
-    "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
-    "full_steps": {"type": int, "help": "steps of the first phase (%(default)s)"},
-    "sparse_steps": {"type": int, "help": "steps of the second phase (%(default)s)"},
-    "batch_size": {"type": int, "help": "rows per step (%(default)s)"},
-    "lr": {"type": float, "help": "learning rate (%(default)s)"},
-    "sparse_lr": {"type": float, "help": "that of the second phase; --lr by default"},
-    "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
-    "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
-    "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
-    "seed": {"type": int, "help": "seed of all draws (%(default)s)"},
-}
+SETTINGS = dataclasses.fields(LotterySettings)
 
 
 def _declare(parser: CommandParser) -> None:
@@ -68,8 +45,15 @@ def _declare(parser: CommandParser) -> None:
     add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
     add = parser.work.add_argument
-    for name, settings in SETTINGS.items():
-        add(f"--{name.replace('_', '-')}", default=DEFAULTS[name], **settings)
+    for field in SETTINGS:
+        text, default = sentences(LotterySettings)[field.name].rstrip("."), field.default
+        add(
+            f"--{field.name.replace('_', '-')}",
+            default=default,
+            type=float if default is None else type(default),
+            choices=next((m.words for m in get_args(field.type) if isinstance(m, OneOf)), None),
+            help=text[0].lower() + text[1:] + ("" if default is None else " (%(default)s)"),
+        )
     add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
     add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
     add = parser.written.add_argument
@@ -139,7 +123,7 @@ def check_files(options: argparse.Namespace) -> Gym | None:
 def lottery_settings(options: argparse.Namespace) -> LotterySettings:
     """Return the settings of the two phases."""
     try:
-        return LotterySettings(**{name: getattr(options, name) for name in DEFAULTS})
+        return LotterySettings(**{one.name: getattr(options, one.name) for one in SETTINGS})
     except ValueError as error:
         name, _, rest = str(error).partition(" ")
         raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from mttl.io.errors import CheckpointError, ConfigError, nearest, some
 from mttl.io.files import locked, new_folder
@@ -33,9 +33,8 @@ from mttl.library.member_card import (
     member_name,
 )
 from mttl.merging.low_rank_factors import LowRank
-from mttl.peft_format.lora_export import lora_adapter
-from mttl.peft_format.lora_import import read_lora
 from mttl.peft_format.peft_folder import CONFIG, TENSORS, read_peft, write_peft
+from mttl.peft_format.peft_lora import lora_adapter, read_lora
 
 LOCK = ".lock"
 
@@ -60,35 +59,26 @@ class Member:
         return Member(self.card, {path: part for path, part in kept.items() if part.rank})
 
 
-class _LibraryFile(Record):
-    """The content of ``library.json``."""
-
-    format_version: Literal[1] = 1
-    version: int
-    members: dict[Annotated[str, AfterValidator(member_name)], str]
-    base: BaseModel
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library as it was when it was opened.
+class Library(Record):
+    """The content of ``library.json`` as it was when the library was opened.
 
     Attributes:
         folder: Where it lies.
         base: The model below all members.
         version: How many changes it has seen.
-        hashes: Hash of each member's files, by name, in alphabetical order.
+        members: Hash of each member's files, by name, in alphabetical order.
     """
 
-    folder: Path
+    folder: Path = Field(Path(), exclude=True)
+    format_version: Literal[1] = 1
+    version: int = 0
+    members: dict[Annotated[str, AfterValidator(member_name)], str] = Field(default_factory=dict)
     base: BaseModel
-    version: int
-    hashes: Mapping[str, str]
 
     @property
     def names(self) -> list[str]:
         """Names of the members."""
-        return list(self.hashes)
+        return list(self.members)
 
     def chosen(self, patterns: Sequence[str] = ()) -> list[str]:
         """Return the names that patterns with ``*`` and ``?`` match; without any, all.
@@ -98,11 +88,11 @@ class Library:
         """
         found: dict[str, None] = {}
         for pattern in patterns or ["*"]:
-            names = [name for name in self.hashes if fnmatchcase(name, pattern)]
+            names = [name for name in self.members if fnmatchcase(name, pattern)]
             if not names:
                 raise ConfigError(
-                    f"'{self.folder}' has no member '{pattern}'.{nearest(pattern, self.hashes)} "
-                    f"It has {len(self.hashes)}: mttl library list shows them"
+                    f"'{self.folder}' has no member '{pattern}'.{nearest(pattern, self.members)} "
+                    f"It has {len(self.members)}: mttl library list shows them"
                 )
             found |= dict.fromkeys(names)
         return list(found)
@@ -126,12 +116,19 @@ class Library:
             CheckpointError: If a file is missing, or not the one that was noted.
         """
         folder = self.place(name)
-        if _digest(folder) != self.hashes[name]:
+        if _digest(folder) != self.members[name]:
             raise CheckpointError(
                 f"'{folder}' is damaged (its checksum is not the one noted in {LIBRARY}). Copy it "
                 "again, or remove the member and add it again"
             )
         return Member(self.card(name), read_lora(read_peft(folder))).trimmed()
+
+    def changed(self, members: Mapping[str, str]) -> "Library":
+        """Write the library with other members; return it."""
+        update = {"version": self.version + 1, "members": dict(sorted(members.items()))}
+        library = self.model_copy(update=update)
+        library.write(self.folder / LIBRARY)
+        return library
 
 
 def open_library(folder: str | Path) -> Library:
@@ -140,8 +137,7 @@ def open_library(folder: str | Path) -> Library:
     Raises:
         CheckpointError: If the folder is not a library, or one of another format.
     """
-    facts = _LibraryFile.read(check_library(folder))
-    return Library(Path(folder), facts.base, facts.version, dict(sorted(facts.members.items())))
+    return Library.read(check_library(folder)).model_copy(update={"folder": Path(folder)})
 
 
 def is_library(folder: str | Path) -> bool:
@@ -192,13 +188,10 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
     with locked(path / LOCK):
         before = _require_new_members(path, base, members)
         if not is_library(path):
-            _write_library(before)
+            before.write(path / LIBRARY)
         _sweep(before)
         added = {member.card.name: _write_member(before, member) for member in members}
-        hashes = dict(sorted({**before.hashes, **added}.items()))
-        library = replace(before, version=before.version + 1, hashes=hashes)
-        _write_library(library)
-    return library
+        return before.changed(before.members | added)
 
 
 def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
@@ -212,10 +205,8 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
     with locked(Path(folder) / LOCK):
         library = open_library(folder)
         names = library.chosen(patterns)
-        left = {name: own for name, own in library.hashes.items() if name not in names}
-        library = replace(library, version=library.version + 1, hashes=left)
-        _write_library(library)
-        _sweep(library)
+        left = {name: own for name, own in library.members.items() if name not in names}
+        _sweep(library.changed(left))
     return names
 
 
@@ -239,13 +230,13 @@ def library_to_be(folder: str | Path) -> Library | None:
 
 
 def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    library = library_to_be(folder) or Library(folder, base, 0, {})
+    library = library_to_be(folder) or Library(folder=folder, base=base)
     if library.base.fingerprint != base.fingerprint:
         raise CheckpointError(
             f"'{folder}' is a library over '{library.base.name}' (fingerprint "
             f"{library.base.fingerprint[:12]}), not over '{base.name}' ({base.fingerprint[:12]})"
         )
-    problems = member_problems(members, base, library.hashes)
+    problems = member_problems(members, base, library.members)
     if problems:
         raise CheckpointError("nothing was added:\n" + "\n".join(problems))
     return library
@@ -254,7 +245,7 @@ def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member
 def _sweep(library: Library) -> None:
     """Remove what lies among the members and is none."""
     for path in (library.folder / "members").glob("*"):
-        if path.name not in library.hashes:
+        if path.name not in library.members:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -281,12 +272,6 @@ def _write_member(library: Library, member: Member) -> str:
         }
         member.card.model_copy(update=filled).write(new / CARD)
     return _digest(place)
-
-
-def _write_library(library: Library) -> None:
-    members = dict(library.hashes)
-    facts = _LibraryFile(version=library.version, members=members, base=library.base)
-    facts.write(library.folder / LIBRARY)
 
 
 def _digest(member: Path) -> str:

@@ -1,14 +1,13 @@
 """Members for a library, from folders of PEFT, from runs and from other libraries."""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mttl.aggregation.packed_weights import is_transposed
 from mttl.assembly.build_backbone import build_backbone, place_of
@@ -27,10 +26,8 @@ from mttl.library.member_card import CARD, LIBRARY, BaseModel, MemberCard
 from mttl.merging.fold import task_mixing
 from mttl.merging.low_rank_factors import relative_error
 from mttl.models.backbone import is_decoder_only
-from mttl.peft_format.lora_export import mixture_adapter, skill_mixing
-from mttl.peft_format.lora_import import read_lora
 from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, PeftFolder, read_peft
-from mttl.skills.skilled_model import SkilledModel
+from mttl.peft_format.peft_lora import mixture_adapter, read_lora, skill_mixing
 from mttl.skills.targets import linear_features
 
 # What is asked of the hub: a folder of PEFT, a run, or a library.
@@ -44,57 +41,94 @@ TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights"
 STORED = ".base_layer.weight"
 
 
-@dataclass(frozen=True)
-class MemberOptions:
-    """What becomes a member of what is found.
+@dataclass
+class Found:
+    """What becomes a member of what sources hold, and what is wrong with them.
 
     Attributes:
         rank: Of runs, the largest rank; by default what an exact copy takes.
         skills: Of runs, take each skill instead of each task.
         backbone: Where the base model of runs is now.
-    """
-
-    rank: int | None = None
-    skills: bool = False
-    backbone: str | None = None
-
-
-@dataclass
-class Found:
-    """What sources hold, and what is wrong with them.
-
-    Attributes:
         members: In the order of the sources; each card names its base, or gives its fingerprint.
         problems: A line for each source, or part of one, that cannot be read.
         runs: How many of the sources are runs.
     """
 
+    rank: int | None = None
+    skills: bool = False
+    backbone: str | None = None
     members: list[Member] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     runs: int = 0
 
+    def read(self, sources: Sequence[str]) -> None:
+        """Read everything that sources name.
 
-def gather(sources: Sequence[str], wanted: MemberOptions) -> Found:
-    """Read everything that sources name.
+        Args:
+            sources: Folders, patterns with ``*``, ``?`` and ``[``, or ``OWNER/NAME`` on the hub,
+                which may be followed by ``@REVISION``.
+        """
+        for source in sources:
+            with self._noted():
+                for folder, name in _folders(source):
+                    with self._noted():
+                        self._read_folder(folder, name)
 
-    Args:
-        sources: Folders, patterns with ``*``, ``?`` and ``[``, or ``OWNER/NAME`` on the hub, which
-            may be followed by ``@REVISION``.
-        wanted: What becomes a member.
-    """
-    found = Found()
-    for source in sources:
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
         try:
-            folders = _folders(source)
+            yield
         except MttlError as error:
-            found.problems.append(str(error))
-            continue
-        for folder, name in folders:
+            self.problems.append(str(error))
+
+    def _read_folder(self, folder: Path, name: str) -> None:
+        if is_library(folder):
+            library = open_library(folder)
+            self.members += map(library.member, library.names)
+        elif not _is_adapter(folder) and find_inventory(folder):
+            self.runs += 1
+            self._read_run(folder)
+        else:
+            for path in adapters_in(folder):
+                with self._noted():
+                    own = name if path == folder else path.name
+                    self.members.append(_of_peft(path, own, self.backbone))
+
+    def _read_run(self, path: Path) -> None:
+        """Read each task, or each skill, of a run."""
+        built = load_run(path, backbone=self.backbone)
+        model, backbone = built.model, built.meta["backbone"]
+        if backbone["trained"]:
+            raise CheckpointError(
+                f"'{path}' trained its backbone too: its skills belong to a model of its own. "
+                "Merge a task instead (mttl merge-task)"
+            )
+        names = built.tasks
+        if self.skills:
+            names = tuple(f"{path.resolve().name}-{k}" for k in range(model.router.n_skills))
+        data, training = _run_facts(path)
+        for place, name in enumerate(names):
+            source = f"'{path}', {'skill' if self.skills else 'task'} '{name}'"
+            by_task = not self.skills
+            mixing = task_mixing(model.router, place) if by_task else skill_mixing(model, place)
             try:
-                _read(folder, name, wanted, found)
-            except MttlError as error:
-                found.problems.append(str(error))
-    return found
+                changes = mixture_adapter(model, mixing, self.rank)
+            except CheckpointError as error:
+                self.problems.append(f"{source}: {error}")
+                continue
+            lost = relative_error(list(changes.values()))
+            rows = [] if self.skills else scores_of(path, [name])
+            facts = {"prefix": built.form.prefix} | ({"lost_by_cut": lost} if lost else {})
+            card = MemberCard(
+                name=name,
+                task=name,
+                source=source,
+                base={"name": built.base, "fingerprint": backbone["fingerprint"]},
+                scores=[{k: row[k] for k in ("split", "metric", "score", "n")} for row in rows],
+                data=data,
+                training=training | facts,
+            )
+            self.members.append(Member(card, changes))
 
 
 def base_problems(
@@ -200,22 +234,6 @@ def _folders(source: str) -> list[tuple[Path, str]]:
     return [(folder, folder.resolve().name) for folder in folders]
 
 
-def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
-    if is_library(folder):
-        library = open_library(folder)
-        found.members += [library.member(name) for name in library.names]
-    elif not _is_adapter(folder) and find_inventory(folder):
-        found.runs += 1
-        _of_run(folder, wanted, found)
-    else:
-        for path in adapters_in(folder):
-            try:
-                own = name if path == folder else path.name
-                found.members.append(_of_peft(path, own, wanted.backbone))
-            except MttlError as error:
-                found.problems.append(str(error))
-
-
 def _of_peft(path: Path, name: str, base: str | None) -> Member:
     folder = read_peft(path)
     below = folder.config.get("base_model_name_or_path")
@@ -250,47 +268,6 @@ def _front_matter(path: Path) -> dict[str, Any]:
 def _told(value: Any) -> str | None:
     words = value if isinstance(value, list) else [value]
     return ", ".join(str(word) for word in words if isinstance(word, str)) or None
-
-
-def _of_run(path: Path, wanted: MemberOptions, found: Found) -> None:
-    """Read each task, or each skill, of a run."""
-    built = load_run(path, backbone=wanted.backbone)
-    backbone = built.meta["backbone"]
-    if backbone["trained"]:
-        raise CheckpointError(
-            f"'{path}' trained its backbone too: its skills belong to a model of its own. Merge a "
-            "task instead (mttl merge-task)"
-        )
-    names = built.tasks
-    if wanted.skills:
-        names = tuple(f"{path.resolve().name}-{k}" for k in range(built.model.router.n_skills))
-    data, training = _run_facts(path)
-    for place, name in enumerate(names):
-        source = f"'{path}', {'skill' if wanted.skills else 'task'} '{name}'"
-        mixing = (skill_mixing if wanted.skills else _task_mixing)(built.model, place)
-        try:
-            changes = mixture_adapter(built.model, mixing, wanted.rank)
-        except CheckpointError as error:
-            found.problems.append(f"{source}: {error}")
-            continue
-        lost = relative_error(list(changes.values()))
-        rows = [] if wanted.skills else scores_of(path, [name])
-        card = MemberCard(
-            name=name,
-            task=name,
-            source=source,
-            base={"name": built.base, "fingerprint": backbone["fingerprint"]},
-            scores=[{key: row[key] for key in ("split", "metric", "score", "n")} for row in rows],
-            data=data,
-            training=training
-            | {"prefix": built.form.prefix}
-            | ({"lost_by_cut": lost} if lost else {}),
-        )
-        found.members.append(Member(card, changes))
-
-
-def _task_mixing(model: SkilledModel, task_id: int) -> Float[Tensor, "G H K"]:
-    return task_mixing(model.router, task_id)
 
 
 def _run_facts(run: Path) -> tuple[str | None, dict[str, Any]]:

@@ -60,24 +60,18 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
         Bagherifard, Rajabzadeh et al., *GenKnowSub: Improving Modularity and Reusability of LLMs
         through General Knowledge Subtraction*, ACL 2025.
     """
-    return [
-        {
-            path: _less(path, part, [one[path] for one in general if path in one])
-            for path, part in member.items()
-        }
-        for member in members
-    ]
-
-
-def _less(path: str, part: LowRank, general: Sequence[LowRank]) -> LowRank:
-    if not general:
-        return part
-    ranks = {one.rank for one in (part, *general)}
-    if len(ranks) > 1:
-        raise ConfigError(
-            f"'{path}' has the ranks {', '.join(map(str, sorted(ranks)))} in a member and in the "
-            "general ones; factors are subtracted from factors of the same rank"
-        )
-    down = torch.stack([one.down for one in general]).mean(0)
-    up = torch.stack([one.up for one in general]).mean(0)
-    return LowRank(part.down - down, part.up - up)
+    less = [dict(member) for member in members]
+    for member in less:
+        for path, part in member.items():
+            known = [one[path] for one in general if path in one]
+            ranks = {one.rank for one in (part, *known)}
+            if len(ranks) > 1:
+                raise ConfigError(
+                    f"'{path}' has the ranks {', '.join(map(str, sorted(ranks)))} in a member and "
+                    "in the general ones; factors are subtracted from factors of the same rank"
+                )
+            if known:
+                down = torch.stack([one.down for one in known]).mean(0)
+                up = torch.stack([one.up for one in known]).mean(0)
+                member[path] = LowRank(part.down - down, part.up - up)
+    return less

@@ -28,8 +28,7 @@ from mttl.config.capabilities import require_features
 from mttl.io.errors import CheckpointError, ConfigError, grouped, nearest
 from mttl.merging.differences import other_shapes
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
-from mttl.merging.loaded_names import empty_model
-from mttl.merging.weights_folder import Weights
+from mttl.merging.weights_folder import Weights, empty_model
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse import place_supports, saved_supports
 

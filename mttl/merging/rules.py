@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxtyping import Float
@@ -21,117 +22,101 @@ from mttl.merging.weights_folder import Weights
 class Parts:
     """What is merged."""
 
+    recipe: Recipe
     base: Weights
-    changes: tuple[Change, ...]
-    signs: tuple[float, ...]
-    weights: tuple[float, ...]
-    base_fisher: Weights | None = None
-    fishers: tuple[Weights | None, ...] = ()
-    contrast_fisher: Weights | None = None
+    changes: Sequence[Change]
+    base_fisher: Weights | None
+    fishers: Sequence[Weights | None]
+    contrast_fisher: Weights | None
+
+    def merged(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the new values of a tensor; call it for all of them, in order."""
+        method = self.recipe.method
+        return _RULES[method.kind](method, self, tensor, base)
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of every model."""
+        return [model.weight for model in self.recipe.models]
 
     def vectors(self, tensor: str, base: Float[Tensor, "*shape"]) -> list[Tensor]:
         """Return the tensor's part of every task vector, negated for anti-experts."""
         return [
-            change.read(tensor, base).mul_(sign)
-            for change, sign in zip(self.changes, self.signs, strict=True)
+            change.read(tensor, base).mul_(1.0 if model.role == "expert" else -1.0)
+            for change, model in zip(self.changes, self.recipe.models, strict=True)
         ]
 
-
-# Takes the name of a tensor and the base's values.
-Rule = Callable[[str, Float[Tensor, "*shape"]], Float[Tensor, "*shape"]]
-
-
-def make_rule(recipe: Recipe, parts: Parts) -> Rule:
-    """Return the function that merges tensors; call it for all of them, in order."""
-    method = recipe.method
-    if method.kind in _RULES:
-        return _RULES[method.kind](method, parts)
-    n_models = len(parts.weights)
-    weights = (method.weight,) * n_models if isinstance(method, CaPE) else parts.weights
-    return lambda tensor, base: add_task_vectors(base, parts.vectors(tensor, base), weights)
+    @cached_property
+    def trimmers(self) -> list[Trimmer]:
+        """What trims each task vector over all tensors; a sign has no part in a magnitude."""
+        names = [name for name in self.base if self.base[name].is_floating_point()]
+        density = getattr(self.recipe.method, "density", 1.0)
+        kept = kept_count(sum(self.base[name].numel() for name in names), density)
+        return [Trimmer.of(_Vectors(self.base, one, names), kept) for one in self.changes]
 
 
-def _elastic(method: Elastic, parts: Parts) -> Rule:
-    def rule(tensor: str, base: Tensor) -> Tensor:
-        # A model that leaves a tensor alone has no vector there, and so no part in Z either.
-        having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
-        fishers = _measures(tensor, base, parts.base_fisher, *(parts.fishers[i] for i in having))
-        if not having or not fishers:
-            return base
-        vectors = parts.vectors(tensor, base)
-        return elastic_removal(
-            base,
-            fishers[0],
-            [vectors[i] for i in having],
-            fishers[1:],
-            [parts.weights[i] for i in having],
-            base_weight=method.base_weight,
-            floor=method.floor,
-            ceiling=method.ceiling,
-        )
-
-    return rule
+def _add(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    both = isinstance(method, CaPE)
+    weights = [method.weight] * len(parts.changes) if both else parts.weights
+    return add_task_vectors(base, parts.vectors(tensor, base), weights)
 
 
-def _elastic_cape(method: ElasticCaPE, parts: Parts) -> Rule:
-    def rule(tensor: str, base: Tensor) -> Tensor:
-        fishers = _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)
-        if not fishers:
-            return base
-        # Turned around already: their sum is expert − anti-expert.
-        first, second = parts.vectors(tensor, base)
-        bounds = {"floor": method.floor, "ceiling": method.ceiling}
-        return elastic_contrast(
-            base, fishers[0], first, -second, fishers[1], method.weight, **bounds
-        )
-
-    return rule
-
-
-def _fisher_average(method: FisherAverage, parts: Parts) -> Rule:
-    def rule(tensor: str, base: Tensor) -> Tensor:
-        fishers = _measures(tensor, base, *parts.fishers)
-        if not fishers:
-            return base
-        vectors = parts.vectors(tensor, base)
-        return fisher_average(base, vectors, fishers, parts.weights, floor=method.floor)
-
-    return rule
+def _elastic(method: Elastic, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    # A model that leaves a tensor alone has no vector there, and so no part in Z either.
+    having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
+    fishers = _measures(tensor, base, parts.base_fisher, *(parts.fishers[i] for i in having))
+    if not having or not fishers:
+        return base
+    vectors = parts.vectors(tensor, base)
+    return elastic_removal(
+        base,
+        fishers[0],
+        [vectors[i] for i in having],
+        fishers[1:],
+        [parts.weights[i] for i in having],
+        base_weight=method.base_weight,
+        floor=method.floor,
+        ceiling=method.ceiling,
+    )
 
 
-def _ties(method: Ties, parts: Parts) -> Rule:
-    trimmers: list[Trimmer] = []
+def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    fishers = _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)
+    if not fishers:
+        return base
+    # Turned around already: their sum is expert − anti-expert.
+    first, second = parts.vectors(tensor, base)
+    bounds = {"floor": method.floor, "ceiling": method.ceiling}
+    return elastic_contrast(base, fishers[0], first, -second, fishers[1], method.weight, **bounds)
+
+
+def _fisher_average(method: FisherAverage, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    fishers = _measures(tensor, base, *parts.fishers)
+    if not fishers:
+        return base
+    vectors = parts.vectors(tensor, base)
+    return fisher_average(base, vectors, fishers, parts.weights, floor=method.floor)
+
+
+def _ties(method: Ties, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    vectors = parts.vectors(tensor, base)
     if method.scope == "model":
-        names = [name for name in parts.base if parts.base[name].is_floating_point()]
-        kept = kept_count(sum(parts.base[name].numel() for name in names), method.density)
-        # A sign has no part in a magnitude.
-        trimmers = [Trimmer.of(_Vectors(parts.base, one, names), kept) for one in parts.changes]
-
-    def rule(tensor: str, base: Tensor) -> Tensor:
-        vectors = parts.vectors(tensor, base)
-        if method.scope == "model":
-            pairs = zip(trimmers, vectors, strict=True)
-            vectors = [trimmer(vector.flatten()).view_as(vector) for trimmer, vector in pairs]
-        else:
-            vectors = [trim(vector, method.density) for vector in vectors]
-        return merge_agreeing(
-            base, vectors, parts.weights, election=method.election, scale=method.scale
-        )
-
-    return rule
+        pairs = zip(parts.trimmers, vectors, strict=True)
+        vectors = [trimmer(vector.flatten()).view_as(vector) for trimmer, vector in pairs]
+    else:
+        vectors = [trim(vector, method.density) for vector in vectors]
+    how = {"election": method.election, "scale": method.scale}
+    return merge_agreeing(base, vectors, parts.weights, **how)
 
 
-def _dare(method: Dare, parts: Parts) -> Rule:
-    def rule(tensor: str, base: Tensor) -> Tensor:
-        vectors = [
-            drop_and_rescale(vector, method.density, mask_generator(method.seed, place, tensor))
-            for place, vector in enumerate(parts.vectors(tensor, base))
-        ]
-        if method.then == "ties":
-            return merge_agreeing(base, vectors, parts.weights, election=method.election)
-        return add_task_vectors(base, vectors, parts.weights)
-
-    return rule
+def _dare(method: Dare, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    vectors = [
+        drop_and_rescale(vector, method.density, mask_generator(method.seed, place, tensor))
+        for place, vector in enumerate(parts.vectors(tensor, base))
+    ]
+    if method.then == "ties":
+        return merge_agreeing(base, vectors, parts.weights, election=method.election)
+    return add_task_vectors(base, vectors, parts.weights)
 
 
 @dataclass(frozen=True)
@@ -152,7 +137,9 @@ def _measures(tensor: str, base: Tensor, *fishers: Weights | None) -> list[Tenso
     return found if len(found) == len(fishers) else []
 
 
-_RULES: dict[str, Callable[[Any, Parts], Rule]] = {
+_RULES: dict[str, Callable[[Any, Parts, str, Tensor], Tensor]] = {
+    "arithmetic": _add,
+    "cape": _add,
     "elastic": _elastic,
     "elastic_cape": _elastic_cape,
     "fisher_average": _fisher_average,

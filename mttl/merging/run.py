@@ -28,11 +28,10 @@ from mttl.io.files import new_folder
 from mttl.io.reading import read_bytes
 from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
-from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.mixture import Change, DenseChange, MixtureChange
 from mttl.merging.recipe import Ingredient, Recipe
-from mttl.merging.rules import Parts, Rule, make_rule
-from mttl.merging.weights_folder import Weights
+from mttl.merging.rules import Parts
+from mttl.merging.weights_folder import LoadedNames, Weights
 from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
 
@@ -71,7 +70,6 @@ def merge_models(
     total = sum(len(file.keys()) for file in parts.base.files.values())
     done = 0
     kept: dict[str, Tensor] = {}
-    rule: Rule
 
     def merged(file: Any, stored: str) -> Tensor:
         nonlocal done
@@ -79,7 +77,7 @@ def merge_models(
         if tensor is not None and value.is_floating_point():
             with torch.no_grad():
                 wide = value.to(torch.promote_types(value.dtype, torch.float32))
-                value = rule(tensor, wide).to(value.dtype)
+                value = parts.merged(tensor, wide).to(value.dtype)
             if not value.isfinite().all():
                 kind = str(value.dtype).removeprefix("torch.")
                 raise ValueError(
@@ -96,7 +94,6 @@ def merge_models(
     prompt_export = merged_prompt_export(recipe, parts)
     with new_folder(out) as folder:
         try:
-            rule = make_rule(recipe, parts)
             for path, file in parts.base.files.items():
                 _write_like(path, folder / path.name, file, partial(merged, file))
         except ValueError as error:
@@ -176,7 +173,7 @@ def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
 def open_parts(recipe: Recipe) -> Parts:
     """Open all that a recipe names, and see that it fits together."""
     path = Path(recipe.base.model)
-    base = Weights(path, LoadedNames(path)).opened()  # its own mistakes first
+    base = Weights(path, LoadedNames(path))  # its own mistakes first
     problems: list[str] = []
     changes: list[Change] = []
     for model in recipe.models:
@@ -189,7 +186,7 @@ def open_parts(recipe: Recipe) -> Parts:
 
     def measured(path: str | None) -> Weights | None:
         try:
-            return None if path is None else Weights(Path(path)).opened()
+            return None if path is None else Weights(Path(path))
         except CheckpointError as error:
             problems.append(str(error))
             return None
@@ -206,15 +203,7 @@ def open_parts(recipe: Recipe) -> Parts:
         raise CheckpointError(
             f"Fisher information does not fit '{base.path}':\n" + "\n".join(problems)
         )
-    return Parts(
-        base,
-        tuple(changes),
-        tuple(1.0 if model.role == "expert" else -1.0 for model in recipe.models),
-        tuple(model.weight for model in recipe.models),
-        base_fisher,
-        tuple(fishers),
-        contrast,
-    )
+    return Parts(recipe, base, changes, base_fisher, fishers, contrast)
 
 
 def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:

@@ -1,57 +1,130 @@
-"""The weights of a model on disk: one safetensors file, or several shards and their index."""
+"""The weights of a model on disk, by their names in the loaded model.
 
-from collections.abc import Iterator, Mapping
+They are one safetensors file, or several shards and their index.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+)
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_json, require_file
-from mttl.merging.loaded_names import LoadedNames
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-AS_STORED = LoadedNames()
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+
+
+class LoadedNames:
+    """Maps names in files, such as ``h.0.attn.c_attn.weight``, to names in the loaded model.
+
+    Args:
+        folder: Folder of a model. Where it describes no language model, names stay as they are.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._model = None if folder is None else empty_model(folder)
+        self._known = {} if self._model is None else self._model.state_dict()
+        self._parts: set[str] = set()
+        self._buffers = {} if self._model is None else dict(self._model.named_buffers())
+
+    def rename(self, stored: Collection[str]) -> dict[str, str]:
+        """Return names in the model by those in files, but for what transformers ignores."""
+        if self._model is None:
+            return {name: name for name in stored}
+        changes = get_model_conversion_mapping(self._model)
+        renamings = [one for one in changes if isinstance(one, WeightRenaming)]
+        converters = [one for one in changes if isinstance(one, WeightConverter)]
+        prefix, found = self._model.base_model_prefix, {}
+        for name in stored:
+            new, merged = rename_source_key(name, renamings, converters, prefix, self._known)
+            if new not in self._known or merged is not None:
+                new, _ = rename_source_key(name, [], [], prefix, self._known)
+            if merged is not None:  # of one tensor of the loaded model; these stay apart
+                self._parts.add(new)
+            found[name] = new
+        extra = {new for new in found.values() if self.is_extra(new)}
+        report: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=extra)
+        self._model._adjust_missing_and_unexpected_keys(report)
+        ignored = extra - report.unexpected_keys
+        return {name: new for name, new in found.items() if new not in ignored}
+
+    def tied(self) -> dict[str, str]:
+        """Return the first name of every tensor by all its names in the model."""
+        if self._model is None:
+            return {}
+        first: dict[int, str] = {}
+        named = (self._model.named_parameters, self._model.named_buffers)
+        tensors = chain.from_iterable(one(remove_duplicate=False) for one in named)
+        return {name: first.setdefault(id(value), name) for name, value in tensors}
+
+    def is_extra(self, name: str) -> bool:
+        """Return whether the model has no place for a tensor of its files."""
+        known = name in self._known or name in self._parts
+        return self._model is not None and not known
+
+    def is_buffer(self, name: str) -> bool:
+        """Return whether a tensor is one that is not trained."""
+        return name in self._buffers
+
+
+def empty_model(folder: Path) -> Any:
+    """Return the language model that a folder describes, without memory; None where it is none."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        kinds: list[Any] = [AutoModelForCausalLM, AutoModelForMaskedLM]
+        if config.is_encoder_decoder:
+            kinds = [AutoModelForSeq2SeqLM]
+        elif "MaskedLM" in str(config.architectures):
+            kinds.reverse()
+        kind = next(kind for kind in kinds if type(config) in kind._model_mapping)
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except Exception:  # transformers answers what it does not know with errors of all sorts
+        return None
+
+
+AS_STORED = LoadedNames()
 
 
 @dataclass(frozen=True)
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name. Files are mapped: what is not looked at is not read."""
+    """Tensors by name. Files are mapped: what is not looked at is not read.
+
+    Raises:
+        CheckpointError: If there are no files, one is missing or damaged, a tensor has a type that
+            cannot be merged, or is in two shards.
+    """
 
     path: Path
     loaded: LoadedNames = AS_STORED
 
+    def __post_init__(self) -> None:
+        len(self)  # opens all files
+
     @cached_property
     def files(self) -> dict[Path, Any]:
-        """The opened shards by path, in the order of their names.
-
-        Raises:
-            CheckpointError: If there are none, one is missing or damaged, or a tensor has a type
-                that cannot be merged.
-        """
+        """The opened shards by path, in the order of their names."""
         return {path: _open(path) for path in self._paths()}
-
-    def opened(self) -> "Weights":
-        """Return these weights after a look at all files.
-
-        Raises:
-            CheckpointError: As for `files` and `names`.
-        """
-        len(self)
-        return self
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The names of tensors by those in the files; equal copies of a tied tensor have one.
-
-        Raises:
-            CheckpointError: If a tensor is in two shards.
-        """
+        """The names of tensors by those in the files; equal copies of a tied tensor have one."""
         stored: dict[str, Path] = {}
         for path, file in self.files.items():
             for name in file.offset_keys():

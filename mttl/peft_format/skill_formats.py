@@ -16,14 +16,14 @@ from mttl.aggregation.packed_weights import is_transposed
 from mttl.io.errors import CheckpointError
 from mttl.merging.low_rank_factors import LowRank
 from mttl.models.backbone import is_decoder_only
-from mttl.peft_format.lora_export import (
+from mttl.peft_format.peft_folder import write_peft
+from mttl.peft_format.peft_lora import (
     check_paths,
     common_scaling,
     instead,
     lora_adapter,
     mixture_factors,
 )
-from mttl.peft_format.peft_folder import write_peft
 from mttl.skills.blocks.bottleneck import BottleneckInventory
 from mttl.skills.blocks.feed_forward_experts import ACTIVATIONS
 from mttl.skills.inventory import Inventory

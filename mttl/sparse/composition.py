@@ -51,7 +51,8 @@ class SparseComposition:
         """
         self._check(name, skill, weight)
         self._skills[name] = (weight, skill)
-        self._write(skill)
+        for tensor in skill.changes:
+            self._write(tensor)
 
     def remove(self, name: str) -> None:
         """Take a skill off; where no other is left, the weights are as before, bit for bit.
@@ -60,16 +61,14 @@ class SparseComposition:
             ValueError: If there is none of that name.
         """
         self._require(name)
-        _, skill = self._skills.pop(name)
-        self._write(skill)
+        for tensor in self._skills.pop(name)[1].changes:
+            self._write(tensor)
 
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
-        """Put a skill in the place of another.
+        """Put a skill in the place of another, which stays where `apply` raises an error.
 
         Raises:
             ValueError: If there is no ``old``.
-            ConfigError: As for `apply`; the old skill then stays.
-            CheckpointError: As for `apply`; so it does then.
         """
         self._require(old)
         self._check(name, skill, weight, instead=old)
@@ -131,12 +130,8 @@ class SparseComposition:
                 f"{len(problems)} of {len(skill.changes)} tensors:\n" + some(problems, MOST_SHOWN)
             )
 
-    def _write(self, skill: SparseSkill) -> None:
-        for name in skill.changes:
-            self._write_tensor(name)
-
     @torch.no_grad()
-    def _write_tensor(self, name: str) -> None:
+    def _write(self, name: str) -> None:
         """Put back what was there, remember what the present skills touch, and add them up."""
         tensor = self._tensors[name]
         parts = [

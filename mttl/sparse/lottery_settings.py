@@ -1,84 +1,79 @@
 """How a sparse support is found and trained: the numbers of `mttl.sparse.lottery_ticket`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
-from mttl.config.enums import check_density
-from mttl.io.errors import require_at_least, require_one_of, require_positive
+from annotated_types import Gt, Le
 
-Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
-CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")
-FORMS = ("added", "masked")
-SCHEDULES = ("once", "cubic")
+from mttl.config.enums import SCOPES, STRUCTURES
+from mttl.plugins.part_settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    OneOf,
+    Positive,
+    PositiveInt,
+    refusing,
+)
+
+CRITERIA = ("change", "magnitude", "movement", "fisher", "random")
 
 
 @dataclass(frozen=True)
 class LotterySettings:
-    """How a support is found and trained.
+    """How a support is found and trained; the sentences below are the help of ``mttl sparse``.
 
     Args:
         density: Fraction of the maskable entries that are trained.
-        criterion: By which they are chosen; see `mttl.sparse.scores`.
-        scope: Whether tensors compete; see `mttl.skills.weights.supports`.
-        structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
+        criterion: By which they are chosen.
+        scope: Compare the entries of all tensors, or of each.
+        structure: What is chosen as a whole.
         block: Side of a block.
-        form: What happens to the entries outside: they stay (``"added"``, θ0 + φ), or become 0
-            (``"masked"``, θ0 ∘ b + φ).
-        rounds: In how many turns of the first phase the support narrows, by equal factors.
-        schedule: Choose after a turn (``"once"``), or before every step of the first phase, by the
-            scores so far, an ever smaller fraction (``"cubic"``: gradual pruning). Then entries
-            keep the values that they have learned.
+        form: Entries outside the support stay (θ0 + φ), or become 0 (θ0 ∘ b + φ).
+        rounds: Turns of the first phase, in which the support narrows by equal factors.
+        schedule: Choose once after a turn, or before every step ever fewer entries by the scores so
+            far (gradual pruning); entries then keep the values that they have learned.
         dense_steps: Steps before gradual pruning begins.
         rewind: After each turn, entries go back to what they were after so many steps of the first.
         full_steps: Steps of a turn of the first phase; none are taken for random supports.
         sparse_steps: Steps of the second phase.
         batch_size: Rows per step.
         lr: Peak learning rate of AdamW, without weight decay.
-        sparse_lr: That of the second phase; ``lr`` by default.
+        sparse_lr: That of the second phase; by default the same.
         warmup: Fraction of a phase in which the rate rises; it then falls linearly to 0.
-        l1: The factor λ.
-        gradient_clip_val: Largest norm of the gradients of a phase's parameters; none by default.
-        seed: Of the order of rows and of what objectives draw.
+        l1: Factor of the pull to the start; 0.1 for languages.
+        gradient_clip_val: Largest norm of the gradients of a phase's parameters.
+        seed: Seed of the order of rows and of what objectives draw.
 
     Raises:
-        ValueError: If a number is out of range or the criterion is unknown.
+        ValueError: If a number is out of range, or settings do not go together.
     """
 
-    density: float = 0.01
-    criterion: Criterion = "change"
-    scope: str = "global"
-    structure: str = "entries"
-    block: int = 16
-    form: str = "added"
-    rounds: int = 1
-    schedule: str = "once"
-    dense_steps: int = 0
-    rewind: int = 0
-    full_steps: int = 1000
-    sparse_steps: int = 1000
-    batch_size: int = 8
-    lr: float = 5e-5
-    sparse_lr: float | None = None
-    warmup: float = 0.0
-    l1: float = 0.0
-    gradient_clip_val: float | None = None
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    criterion: Annotated[str, OneOf(*CRITERIA)] = "change"
+    scope: Annotated[str, OneOf(*SCOPES)] = "global"
+    structure: Annotated[str, OneOf(*STRUCTURES)] = "entries"
+    block: PositiveInt = 16
+    form: Annotated[str, OneOf("added", "masked")] = "added"
+    rounds: PositiveInt = 1
+    schedule: Annotated[str, OneOf("once", "cubic")] = "once"
+    dense_steps: NonNegativeInt = 0
+    rewind: NonNegativeInt = 0
+    full_steps: PositiveInt = 1000
+    sparse_steps: PositiveInt = 1000
+    batch_size: PositiveInt = 8
+    lr: Positive = 5e-5
+    sparse_lr: Positive | None = None
+    warmup: Fraction = 0.0
+    l1: NonNegative = 0.0
+    gradient_clip_val: Positive | None = None
     seed: int = 13
 
     def __post_init__(self) -> None:
-        check_density(self.density)
-        require_one_of(CRITERIA, criterion=self.criterion)
-        require_one_of(FORMS, form=self.form)
-        require_one_of(SCHEDULES, schedule=self.schedule)
-        whole = ("rounds", "full_steps", "sparse_steps", "batch_size", "block")
-        require_at_least(1, **{name: getattr(self, name) for name in whole})
-        rates = {name: getattr(self, name) for name in ("lr", "sparse_lr", "gradient_clip_val")}
-        require_positive(**{name: rate for name, rate in rates.items() if rate is not None})
-        require_at_least(0, **{name: getattr(self, name) for name in ("l1", "rewind")})
         masking = self.criterion in ("fisher", "random")  # nothing is trained first
         gradual, below = self.schedule == "cubic", f"below full_steps ({self.full_steps})"
         plain = self.form == "masked" and self.rounds == 1 and not (self.rewind or masking)
         rules = [
-            ("warmup", 0 <= self.warmup < 1, "at least 0 and below 1"),
             ("rewind", self.rewind < self.full_steps, below),
             (
                 "rewind",
@@ -94,8 +89,8 @@ class LotterySettings:
             ),
             (
                 "dense_steps",
-                0 <= self.dense_steps < self.full_steps and (gradual or not self.dense_steps),
-                f"at least 0 and {below}, for the schedule cubic",
+                self.dense_steps < self.full_steps and (gradual or not self.dense_steps),
+                f"{below}, for the schedule cubic",
             ),
             ("rounds", self.rounds == 1 or self.criterion != "random", "1 with random supports"),
         ]
@@ -113,3 +108,6 @@ class LotterySettings:
         """Steps of each phase; the first is taken once a round."""
         full = 0 if self.criterion == "random" else self.full_steps
         return {"full": full, "sparse": self.sparse_steps}
+
+
+LotterySettings.__init__ = refusing(LotterySettings.__init__)

@@ -31,7 +31,7 @@ References:
     Rush, *Movement Pruning: Adaptive Sparsity by Fine-Tuning*, NeurIPS 2020, arXiv:2005.07683.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -42,10 +42,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.io.reading import exact_fraction
 from mttl.skills.weights.supports import random_support
-from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
-from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entries
-from mttl.sparse.tuning import SparseTuning
+from mttl.sparse.skill_file import Originals, SparseSkill, put_entries
+from mttl.sparse.tuning import FullTuning, SparseTuning
 from mttl.training.optim import learning_rate_factor
 
 
@@ -164,7 +163,7 @@ class LotteryTicket:
         self,
         about: Mapping[str, Any] | None = None,
         *,
-        originals: Callable[[str, Tensor, Tensor], Tensor] | None = None,
+        originals: Originals | None = None,
     ) -> SparseSkill:
         """Return the skill as trained so far.
 
@@ -175,17 +174,11 @@ class LotteryTicket:
             raise RuntimeError("there is no skill before the second phase")
         if not self._starts:
             return self._tuning.skill(about, originals=originals)
-        masked = self.settings.form == "masked"
-        changes = {}
-        for name, start in self._starts.items():
-            places = torch.arange(start.numel(), device=start.device)
-            if not masked:
-                places = self._tuning.support.get(name, places[:0])
-            before = start.reshape(-1)[places]
-            after = self._parameters[name].detach().reshape(-1)[places]
-            known = originals(name, places, before) if originals else before
-            changes[name] = SparseChange(tuple(start.shape), places, after - before, digest(known))
-        return SparseSkill(changes, {**(about or {}), "form": self.settings.form})
+        support = self._tuning.support
+        if self.settings.form == "masked":
+            support = {n: torch.arange(x.numel(), device=x.device) for n, x in self._starts.items()}
+        about = {**(about or {}), "form": self.settings.form}
+        return SparseSkill.between(self._starts, self._parameters, support, about, originals)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to continue after this step."""

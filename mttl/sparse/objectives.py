@@ -176,13 +176,7 @@ class RestoredText(_Text):
     """Raw text restored from one in which spans of tokens were replaced by a mask each.
 
     Spans have 1 to 3 tokens, as long as letters are tokens; they cover the given share of a line.
-
-    Args:
-        tokenizer: The model's.
-        texts: Lines.
-        max_length: Most tokens of a line, special ones included.
-        mask: Text of the mask, where it is not the tokenizer's mask token or first sentinel.
-        share: Fraction of the tokens that are replaced.
+    ``mask`` is their text, where it is not the tokenizer's mask token or first sentinel.
 
     References:
         Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).
@@ -223,11 +217,7 @@ class RestoredText(_Text):
 
 
 def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None) -> int:
-    """Return the id of the mask.
-
-    Args:
-        tokenizer: The model's.
-        text: A text of one token; by default the mask token, or T5's first sentinel.
+    """Return the id of a text of one token; by default of the mask token, or T5's first sentinel.
 
     Raises:
         ConfigError: If there is none, or the text is not one token.

@@ -15,7 +15,7 @@ hold them: one or two bytes each, as a rule.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ from mttl.io.errors import CheckpointError
 from mttl.io.record import Record, as_row
 from mttl.io.safetensors_file import read_tensors, write_tensors
 
+# Gives weights as they are without skills: name of the tensor, places, and values there.
+Originals = Callable[[str, Tensor, Tensor], Tensor]
 METADATA = "mttl_sparse_skill"
 GAP_DTYPES = (torch.uint8, torch.uint16, torch.int32, torch.int64)
 
@@ -68,12 +70,7 @@ class SparseChange:
 
 @dataclass(frozen=True, eq=False)
 class SparseSkill:
-    """Changes of some tensors of a network.
-
-    Attributes:
-        changes: By name of the tensor.
-        about: How it was made; JSON.
-    """
+    """Changes of some tensors of a network by name, and how they were made."""
 
     changes: dict[str, SparseChange]
     about: dict[str, Any] = field(default_factory=dict)
@@ -85,15 +82,24 @@ class SparseSkill:
         end: Mapping[str, Tensor],
         support: Mapping[str, Int[Tensor, "n"]],
         about: Mapping[str, Any] | None = None,
+        originals: Originals | None = None,
     ) -> "SparseSkill":
-        """Return the difference of two sets of tensors at a support."""
+        """Return the difference of two sets of tensors at a support.
+
+        Args:
+            start: The tensors before training.
+            end: And after it.
+            support: Places in the flattened tensors.
+            about: How it was made; JSON.
+            originals: `SparseComposition.originals` of skills that are on the network at the
+                start; the skill then is one of the network below them.
+        """
         changes = {}
         for name, indices in support.items():
-            before = start[name].detach().reshape(-1)[indices]
-            after = end[name].detach().reshape(-1)[indices]
-            changes[name] = SparseChange(
-                tuple(start[name].shape), indices, after - before, digest(before)
-            )
+            before, after = (one[name].detach().reshape(-1)[indices] for one in (start, end))
+            known = originals(name, indices, before) if originals else before
+            shape = tuple(start[name].shape)
+            changes[name] = SparseChange(shape, indices, after - before, digest(known))
         return cls(changes, dict(about or {}))
 
     @property

@@ -1,10 +1,24 @@
-"""Training few entries of a network's tensors: their values alone are parameters.
+r"""The two phases of lottery-ticket fine-tuning: whole tensors, then few entries alone.
 
-A backward pass gives the gradient of a whole tensor. As soon as it is there, what belongs to the
-support is copied out of it and the rest is dropped: so there is one whole gradient at a time, and
-the optimizer sees, and keeps its state for, the entries of the support only. After its step the new
-values are written into the tensors. All operations of an optimizer that works entry by entry
-(SGD, Adam, AdamW) are those of masked training of the whole tensors.
+In the first, entries are scored; the larger the score, the better:
+
+| criterion | score of an entry | source |
+|---|---|---|
+| ``change`` | :math:`\lvert\theta_1 - \theta_0\rvert` | LT-SFT |
+| ``magnitude`` | :math:`\lvert\theta_1\rvert` | magnitude pruning |
+| ``movement`` | :math:`-\sum_t \eta_t g_t \theta_t`: it moved away from 0 | movement pruning |
+| ``fisher`` | :math:`\mathbb E\,g^2`, one gradient per example | FISH masks |
+
+In the second, values at the support alone are parameters. A backward pass gives the gradient of a
+whole tensor. As soon as it is there, what belongs to the support is copied out of it and the rest
+is dropped: so there is one whole gradient at a time, and the optimizer sees, and keeps its state
+for, the entries of the support only. After its step the new values are written into the tensors.
+All operations of an optimizer that works entry by entry (SGD, Adam, AdamW) are those of masked
+training of the whole tensors.
+
+References:
+    `mttl.sparse.lottery_ticket`. Sung, Nair and Raffel, *Training Neural Networks with Fixed Sparse
+    Masks*, NeurIPS 2021, arXiv:2111.09839.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +28,159 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entries
+from mttl.skills.weights.supports import select_support
+from mttl.sparse.lottery_settings import LotterySettings
+from mttl.sparse.skill_file import Originals, SparseChange, SparseSkill, digest, put_entries
+
+
+class FullTuning:
+    """Trains whole tensors to score their entries, and restores them.
+
+    Args:
+        parameters: The tensors that may be in the support, at their start.
+        settings: For the criterion ``"fisher"`` gradients are read alone, one example at a time
+            (`add_example`); nothing is trained then.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: LotterySettings) -> None:
+        self._parameters = dict(parameters)
+        for value in self._parameters.values():
+            value.requires_grad_(True)
+        self._settings = settings
+        self._starts = self._rewound = self._copies()
+        self._support: dict[str, Tensor] | None = None  # all entries
+        self._kept: dict[str, Tensor] = {}
+        self._begin_scores()
+
+    def _begin_scores(self) -> None:
+        summed = self._settings.criterion in ("movement", "fisher")
+        self._sums = {n: torch.zeros_like(x) for n, x in self._parameters.items() if summed}
+        self._n_examples = 0
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._parameters.items()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what an optimizer trains."""
+        return list(self._parameters.values())
+
+    def scores(self) -> Mapping[str, Tensor]:
+        """Return the score of every entry so far; outside the support nothing may be chosen."""
+        scores = {name: self._score(name, x.detach()) for name, x in self._parameters.items()}
+        if self._support is None:
+            return scores
+        return {name: score.where(self._inside(name), -torch.inf) for name, score in scores.items()}
+
+    def _score(self, name: str, value: Tensor) -> Tensor:
+        match self._settings.criterion:
+            case "magnitude":
+                return value.abs()
+            case "fisher":
+                return self._sums[name] / max(1, self._n_examples)
+            case "movement":
+                return self._sums[name]
+        return (value - self._starts[name]).abs()
+
+    @torch.no_grad()
+    def add_l1(self, coefficient: float) -> None:
+        """Add the gradient of ``coefficient`` · ‖θ − θ0‖₁."""
+        for name, value in self._parameters.items():
+            if value.grad is not None:
+                value.grad.add_((value - self._starts[name]).sign(), alpha=coefficient)
+
+    @torch.no_grad()
+    def mask_gradients(self) -> None:
+        """Drop the gradients of what an earlier turn left out."""
+        for name, value in self._parameters.items():
+            if self._support is not None and value.grad is not None:
+                value.grad.mul_(self._inside(name))
+
+    @torch.no_grad()
+    def before_step(self, lr: float) -> None:
+        """Score the gradients of a step of training that is about to be taken."""
+        for name, value in self._parameters.items():
+            if self._settings.criterion == "movement" and value.grad is not None:
+                self._sums[name].addcmul_(value.grad, value, value=-lr)
+
+    @torch.no_grad()
+    def add_example(self) -> None:
+        """Score the gradients of one example, and drop them."""
+        self._n_examples += 1
+        for name, value in self._parameters.items():
+            if value.grad is not None:
+                self._sums[name].addcmul_(value.grad, value.grad)
+            value.grad = None
+
+    @torch.no_grad()
+    def apply_mask(self, step: int) -> None:
+        """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` ends it."""
+        self._kept = self._copies()
+        self._support = self._best(self._settings.density_at(step))
+        for name, value in self._parameters.items():
+            value.mul_(self._inside(name))
+
+    @torch.no_grad()
+    def unmask(self, lr: float) -> None:
+        """Undo `apply_mask`, score all gradients, and drop those outside the mask."""
+        for name, value in self._parameters.items():
+            value.copy_(self._kept[name])
+        self.before_step(lr)
+        self.mask_gradients()
+        self._support, self._kept = None, {}
+
+    def mark(self) -> None:
+        """Let `rewind` put entries back to what they are now."""
+        self._rewound = self._copies()
+
+    @torch.no_grad()
+    def rewind(self, turn: int = 1) -> dict[str, Tensor]:
+        """Narrow the support, and put the tensors back."""
+        settings = self._settings
+        if settings.schedule == "cubic":
+            self.mark()
+        self._support = support = self._best(settings.density ** (turn / settings.rounds))
+        for name, value in self._parameters.items():
+            outside = 0 if settings.form == "masked" else self._starts[name]
+            value.copy_(torch.where(self._inside(name), self._rewound[name], outside))
+        self._begin_scores()
+        return support
+
+    def _best(self, density: float) -> dict[str, Tensor]:
+        settings = self._settings
+        shape = {"structure": settings.structure, "block": settings.block}
+        return select_support(self.scores(), density, scope=settings.scope, **shape)
+
+    def _inside(self, name: str) -> Tensor:
+        """Return which entries of a tensor are in the support."""
+        assert self._support is not None
+        value = self._parameters[name]
+        inside = torch.zeros(value.numel(), dtype=torch.bool, device=value.device)
+        if name in self._support:
+            inside[self._support[name]] = True
+        return inside.view(value.shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return values and scores."""
+        return {
+            "values": {name: value.detach() for name, value in self._parameters.items()},
+            "sums": self._sums,
+            "n_examples": self._n_examples,
+            "rewound": None if self._rewound is self._starts else self._rewound,
+            "narrowed": self._support,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a state was taken; the tensors must be at their start."""
+        for name, value in self._parameters.items():
+            value.copy_(state["values"][name])
+        for name, total in self._sums.items():
+            total.copy_(state["sums"][name])
+        if state["rewound"] is not None:
+            self._rewound = {
+                n: x.to(self._parameters[n].device) for n, x in state["rewound"].items()
+            }
+        self._support, self._n_examples = state["narrowed"], state["n_examples"]
 
 
 class SparseTuning:
@@ -28,19 +194,10 @@ class SparseTuning:
 
     Attributes:
         entries: Values at the support, by name of the tensor: the parameters to optimize.
-
-    Raises:
-        ValueError: If the support names a parameter that the model lacks, or places outside it.
     """
 
     def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
         parameters = dict(model.named_parameters())
-        for name, indices in support.items():
-            if name not in parameters:
-                raise ValueError(f"the model has no parameter '{name}' that the support names")
-            size = parameters[name].numel()
-            if len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size:
-                raise ValueError(f"the support of '{name}' leaves its {size} entries")
         self._tensors = {name: parameters[name] for name in support}
         self.support = {
             name: indices.to(parameters[name].device) for name, indices in support.items()
@@ -76,20 +233,13 @@ class SparseTuning:
         self,
         about: Mapping[str, Any] | None = None,
         *,
-        originals: Callable[[str, Tensor, Tensor], Tensor] | None = None,
+        originals: Originals | None = None,
     ) -> SparseSkill:
-        """Return what was learned, as a change of the weights that the training started from.
-
-        Args:
-            about: How it was made; JSON.
-            originals: Where the training started from a composition, its
-                `SparseComposition.originals`: the skill then is one of the network below.
-        """
+        """Return what was learned; arguments as for `SparseSkill.between`."""
         changes = {}
         for name, start in self._starts.items():
-            places, known = self.support[name], start
-            if originals:
-                known = originals(name, places, start)
+            places = self.support[name]
+            known = originals(name, places, start) if originals else start
             change, shape = self.entries[name].detach() - start, tuple(self._tensors[name].shape)
             changes[name] = SparseChange(shape, places, change, digest(known))
         return SparseSkill(changes, dict(about or {}))

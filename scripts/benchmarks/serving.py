@@ -134,8 +134,8 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
     from peft import PeftModel
 
     from mttl.merging.fold import task_mixing
-    from mttl.peft_format.lora_export import lora_adapter, mixture_adapter
     from mttl.peft_format.peft_folder import write_peft
+    from mttl.peft_format.peft_lora import lora_adapter, mixture_adapter
 
     base: Any = make_backbone(settings.size)
     endless(base)

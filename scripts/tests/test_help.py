@@ -1,12 +1,10 @@
 """Scripts say what they do, and what they do not know, before they import what takes seconds."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.command import ROOT
+from helpers.command import ROOT, python
 
 SCRIPTS = [
     path.relative_to(ROOT).as_posix()
@@ -31,9 +29,7 @@ finally:
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--no-such-option", 2)])
 def test_a_script_answers_before_it_imports(script: str, option: str, status: int) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", ASKED, script, option], cwd=ROOT, capture_output=True, text=True
-    )
+    ended = python("-c", ASKED, script, option)
     assert ended.returncode == status, ended.stderr
     assert ended.stdout.endswith("heavy:\n")
     assert "usage:" in ended.stdout + ended.stderr

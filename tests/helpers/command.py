@@ -26,6 +26,15 @@ def load_recipe(path: Path = RECIPE) -> ModuleType:
     return module
 
 
+def python(
+    *words: str | Path, cwd: Path = ROOT, first: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """Run Python in a process of its own, which looks for packages in a folder first."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(first), str(ROOT)])}
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
+
+
 def arguments(config: Path | str, name: str, overrides: tuple[str, ...], resume: bool) -> list[str]:
     return [
         *("-c", str(config), "-k", f"run.name={name}", *overrides),

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from helpers.backbones import fill
+from helpers.backbones import fill, tiny_llama, tiny_t5
 from mttl.aggregation.packed_weights import dense_weight, hold_still
 from mttl.models.quantised import LIBRARIES
 
@@ -20,32 +19,13 @@ ROUNDING = 1e-5
 def save_backbone(folder: Path, family: str, *, seed: int = 0) -> Path:
     """Write a model with fixed random weights that reads bytes; return its folder."""
     if family == "t5":
-        settings = T5Config(
-            vocab_size=384,
-            d_model=64,
-            d_kv=32,
-            d_ff=96,
-            num_layers=1,
-            num_heads=2,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-        model = T5ForConditionalGeneration(settings)
+        sizes = {"d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 1, "num_heads": 2}
+        more = {"vocab_size": 384, "feed_forward_proj": "gated-gelu"}
+        model = tiny_t5(seed=seed, **sizes, **more)
     else:
-        settings = LlamaConfig(
-            vocab_size=384,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=1,
-        )
-        model = LlamaForCausalLM(settings)
-    fill(model, seed)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
+        more = {"num_key_value_heads": 1, "bos_token_id": None, "eos_token_id": 1}
+        model = tiny_llama(seed=seed, vocab_size=384, **sizes, **more)
     model.to(torch.float32).save_pretrained(folder)
     return folder
 

@@ -13,7 +13,7 @@ from helpers.quantised import FAMILIES, KINDS, require, save_backbone
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint
 from mttl.io.errors import ConfigError
-from mttl.merging.dequantise import dequantise, quantisation_error
+from mttl.merging.fold import dequantise, quantisation_error
 from mttl.models.backbone import load_pretrained
 from mttl.models.quantised import check_quantisation
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from mttl.io.errors import CheckpointError
-from mttl.peft_format.lora_import import read_lora
 from mttl.peft_format.peft_folder import PeftFolder, read_peft, write_peft
+from mttl.peft_format.peft_lora import read_lora
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
 TENSORS = {"a.q.lora_A.weight": torch.randn(2, 4), "a.q.lora_B.weight": torch.randn(5, 2)}

@@ -95,18 +95,6 @@ def test_a_weight_that_is_stored_transposed():
     assert same(weights(model), weights(plain))
 
 
-def test_skills_below_are_seen_through():
-    """A skill trained on top of another one is one of the network below both."""
-    model = network()
-    below, composition = random_skill(model, 1), SparseComposition(model)
-    start = weights(model)
-    composition.apply("below", below)
-    places, present = torch.arange(40), weights(model)["0.weight"].flatten()
-    found = composition.originals("0.weight", places, present)
-    assert torch.equal(found, start["0.weight"].flatten())
-    assert not torch.equal(present, found)
-
-
 def test_a_skill_of_another_network_is_refused_with_a_list_and_nothing_changes():
     skill = random_skill(network(), 1)
     wider = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3))

@@ -8,9 +8,9 @@ from torch import nn
 
 from mttl.io.errors import CheckpointError
 from mttl.sparse.composition import SparseComposition
-from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.lottery_ticket import LotteryTicket
+from mttl.sparse.tuning import FullTuning
 
 
 class Regression:
@@ -290,13 +290,11 @@ def test_fisher_information_is_read_by_example_and_trains_nothing():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"density": 0.0}, r"density \(0.0\) must lie in \(0, 1\]"),
+        ({"density": 0.0}, r"density \(0.0\) must be above 0"),
         ({"criterion": "luck"}, r"criterion \('luck'\) must be one of change, magnitude, movement"),
-        ({"rounds": 0}, r"rounds \(0\) must be at least 1"),
         ({"rounds": 2, "criterion": "random"}, r"rounds \(2\) must be 1 with random supports"),
         ({"rewind": 7, "full_steps": 7}, r"rewind \(7\) must be below full_steps \(7\)"),
         ({"rewind": 1, "l1": 0.1}, r"rewind \(1\) must be 0 with the criteria fisher and random"),
-        ({"schedule": "linear"}, r"schedule \('linear'\) must be one of once, cubic"),
         ({"schedule": "cubic"}, "have the form masked, 1 round, rewind 0, and the crit"),
         ({"dense_steps": 2}, r"dense_steps \(2\) must .*, for the schedule cubic"),
     ],

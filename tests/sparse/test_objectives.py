@@ -4,10 +4,9 @@ import random
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, T5Config
-from transformers import T5ForConditionalGeneration as T5
+from transformers import BertConfig, BertForMaskedLM
 
-from helpers.backbones import fill
+from helpers.backbones import tiny_llama, tiny_t5
 from mttl.data.encode import TextEncoder
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
@@ -20,32 +19,19 @@ from mttl.sparse.objectives import (
     mask_id,
 )
 
-SIZES = {
-    "vocab_size": 384,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "pad_token_id": 0,
-}
+BERT = BertConfig(
+    vocab_size=384, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+)
 TOKENIZER = load_tokenizer("byte")
 TEXTS = ["one line of text", "naïve", "a"]
 
 
 def t5():
-    config = T5Config(
-        vocab_size=384, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, dropout_rate=0.0
-    )
-    config.decoder_start_token_id = 0
-    model = T5(config)
-    fill(model)
-    return model.eval()
+    return tiny_t5(vocab_size=384, num_layers=1)
 
 
 def llama():
-    model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    fill(model)
-    return model.eval()
+    return tiny_llama(vocab_size=384, num_hidden_layers=1)
 
 
 def theirs(model, inputs, labels):
@@ -107,7 +93,7 @@ def test_masked_text_asks_for_fifteen_percent_as_bert_does():
     seen, chosen = {"mask": 0, "own": 0, "other": 0}, []
 
     class Spy(torch.nn.Module):
-        config = BertConfig(**SIZES)
+        config = BERT
 
         def __init__(self):
             super().__init__()
@@ -126,7 +112,7 @@ def test_masked_text_asks_for_fifteen_percent_as_bert_does():
     assert abs(seen["mask"] - 0.8 * total) < 90
     assert abs(seen["other"] - 0.1 * total) < 75
 
-    model = BertForMaskedLM(BertConfig(**SIZES)).eval()
+    model = BertForMaskedLM(BERT).eval()
     inputs, labels = [[5, 6, 7], [8, 9]], [[5, -100, 3], [-100, 4]]
     found = language_loss(model, inputs, labels, 0, masked=True)
     torch.testing.assert_close(found, theirs(model, inputs, labels))

@@ -32,8 +32,8 @@ from mttl.merging.differences import fisher_differences, setting_differences, we
 from mttl.merging.recipe import read_recipe
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_pretrained, load_tokenizer
-from mttl.peft_format.lora_import import read_lora
 from mttl.peft_format.peft_folder import read_peft
+from mttl.peft_format.peft_lora import read_lora
 from mttl.runtime.command import USER_MISTAKE, run_command
 from mttl.sparse.loop import load_state
 from mttl.sparse.skill_file import SparseSkill

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from helpers.command import ROOT
+from helpers.command import ROOT, python
 from helpers.gym_fixtures import GymMaker
 from helpers.gym_fixtures import make_gym as make_gym
 
@@ -94,12 +93,7 @@ def test_generation_makes_the_number_of_tokens_it_counts(load: Load, variant: st
 def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     figures = tmp_path / "figures.json"
     arguments = ["--size", "tiny", "--rounds", "1", "--warmup", "1", "--json", str(figures)]
-    ended = subprocess.run(
-        [sys.executable, FOLDER / "step_time.py", *arguments, "--only", "ours H=1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python(FOLDER / "step_time.py", *arguments, "--only", "ours H=1")
     assert ended.returncode == 0, ended.stderr
     assert "ours H=1" in ended.stdout
     rows = json.loads(figures.read_text())["rows"]

@@ -1,4 +1,4 @@
-"""The pages that the site has besides docs/: every message, and the packages of the API."""
+"""The pages that the site has besides docs/, and what of a notebook's output is kept."""
 
 import ast
 import json
@@ -11,12 +11,13 @@ from types import SimpleNamespace
 
 import yaml
 
-from helpers.command import ROOT
+from helpers.command import ROOT, load_recipe
 
 sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 
 MESSAGES = import_module("reference.messages")
 SITE = import_module("reference.site")
+TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
 
 CODE = """
 def load(path, kind, options):
@@ -117,3 +118,29 @@ def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
     (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
     page = SITE.notebook_page(tmp_path / "book.ipynb")
     assert page == "# One\ntwo\n\n```python\nprint(1)\n```\n\n```text\n1\n2\n```\n"
+
+
+TERMINAL = (
+    "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n"
+    "\x1b[2Ktraining \x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
+    "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
+)
+
+
+def test_bars_and_colours_are_left_out() -> None:
+    kept = "Scores\n┏━━━━━━━━━━━━┓\n│ verb │ 84.4 │\nThe run is in runs/x\n"
+    assert TUTORIALS.printed(TERMINAL) == kept
+
+
+def test_a_cell_keeps_what_it_printed_and_no_warnings() -> None:
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": "one\n"},
+        {"output_type": "stream", "name": "stderr", "text": "a library warns\n"},
+        {"output_type": "stream", "name": "stdout", "text": "two\n"},
+    ]
+    cell = {"cell_type": "code", "metadata": {"time": 3}, "outputs": outputs, "source": "a\nb"}
+    book = TUTORIALS.cleaned({"cells": [cell], "metadata": {}})
+    (kept,) = book["cells"]
+    assert kept["metadata"] == {}
+    assert kept["source"] == ["a\n", "b"]  # as in the files, so that a change shows by lines
+    assert [output["text"] for output in kept["outputs"]] == [["one\n", "two\n"]]

@@ -1,13 +1,12 @@
 """A small part of the fault injection; the large ones where they are asked for."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.command import ROOT
+from helpers.command import ROOT, python
 
 FOLDER = ROOT / "scripts" / "fault_injection"
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
@@ -16,8 +15,7 @@ large = (pytest.mark.slow, pytest.mark.timeout(7200))
 
 def run_script(name: str, *options: str) -> str:
     """Run the script; it fails where it saw something bad."""
-    command = [sys.executable, str(FOLDER / name), *options]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    found = python(FOLDER / name, *options)
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr[-4000:]}"
     return found.stdout
 

