@@ -4,37 +4,34 @@ mttl babyai record --levels GoToRedBall GoToLocal --episodes 10000 \
     --out data/demonstrations/goto.npz --workers 4
 
 The episodes do not depend on the number of workers. `load_demonstrations` of
-envs.demonstration_file reads the file; it is written at the end, whole or not at all.
+envs.demonstrations reads the file; it is written at the end, whole or not at all.
 """
 
 import argparse
 
-from envs.errors import LevelError
-from envs.levels import PAPER_LEVELS
-from mttl.commands.options import NATURAL, POSITIVE, WORK, CommandParser, add_out, command
+from envs.levels import PAPER_LEVELS, LevelError
+from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    add = parser.work.add_argument
     help = "such as GoToLocal (those of the paper)"
     add("--levels", nargs="+", default=PAPER_LEVELS, metavar="LEVEL", help=help)
     add("--episodes", **POSITIVE, required=True, help="episodes of each level")
     add("--workers", **NATURAL, default=0, help="processes (%(default)s: none)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the record (%(default)s)")
-    add_out(parser, "file to write, .npz", "FILE")
+    parser.add_out("file to write, .npz", "FILE")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Record all levels, then write the file."""
     if options.out.suffix != ".npz":
         raise MttlError(f"'{options.out}' must end in .npz")
-    from envs.demonstration_file import save_demonstrations
-    from envs.demonstrations import record_demonstrations
+    from envs.demonstrations import record_demonstrations, save_demonstrations
     from envs.interface import check_levels
 
     console = make_console()

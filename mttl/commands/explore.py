@@ -18,33 +18,33 @@ file is written. It needs `pip install fastapi uvicorn`.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_different, check_routing
-from mttl.commands.options import READ, WRITTEN, CommandParser, add_adapted, add_address, command
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
 
 if TYPE_CHECKING:
-    from mttl.analysis.explore.explore_page import Explored
+    from mttl.analysis.routing_view import RoutingView
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    runs = parser.group(READ)
+def _declare(parser: CommandParser) -> None:
+    runs = parser.read
     runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
-    add_adapted(parser)
+    parser.add_adapted()
     served = parser.group("served")
     help = "serve the page with the run behind it"
     served.add_argument("--serve", action="store_true", help=help)
-    add_address(served)
-    out = parser.group(WRITTEN)
+    parser.add_address("served")
+    out = parser.written
     out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Write the page, or serve it."""
     if options.serve and (len(options.runs) > 1 or options.html):
@@ -78,15 +78,15 @@ def serve(options: argparse.Namespace) -> None:
         *(run, options.adapted, options.backbone),
         host=options.host,
         port=options.port,
-        pairs=shown.view.pairs,
+        pairs=shown.pairs,
         make_page=lambda facts: explore_page([shown], facts),
     )
 
 
-def read(run: Path) -> "Explored":
+def read(run: Path) -> "RoutingView":
     """Return what the page shows of a run."""
-    from mttl.analysis.explore.explore_page import Explored
-    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+    from mttl.analysis.token_record import has_token_record, read_token_record
     from mttl.commands.routing_report.read_routing import read_view
 
-    return Explored(read_view(run), read_token_record(run) if has_token_record(run) else None)
+    view = read_view(run)
+    return replace(view, tokens=read_token_record(run)) if has_token_record(run) else view
