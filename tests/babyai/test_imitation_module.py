@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from mttl.babyai import monitors
+from mttl.babyai import policy_monitors
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
 from mttl.babyai.imitation_module import ImitationModule
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
@@ -150,7 +150,7 @@ def fit(console: Console, n_passes: int) -> None:
 
 def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([20.0, 20.0, 21.0, 34.9, 35.0, 35.0, 36.0, 37.0])
-    monkeypatch.setattr(monitors, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(policy_monitors, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     console = Lines()
     fit(console, 5)  # type: ignore[arg-type]
     assert [line.split(";")[0] for line in console.lines] == ["pass 1", "pass 4", "pass 5"]
