@@ -20,7 +20,7 @@ ROUTER, TOKENS, LORA = (
         (ROUTER, {"logit_dropout": 1.0}, r"logit_dropout \(1.0\) must be below 1"),
         (ROUTER, {"normalise": "max"}, "must be one of sum, average_correction"),
         (TOKENS, {"top_k": 0}, r"top_k \(0\) must be above 0"),
-        (TOKENS, {"temperature": float("nan")}, r"temperature \(nan\) must be above 0"),
+        (ROUTER, {"temperature": float("nan")}, r"temperature \(nan\) must be above 0"),
         (LORA, {"rank": 0}, r"rank \(0\) must be above 0"),
     ],
 )
