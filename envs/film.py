@@ -77,7 +77,7 @@ def film(episodes: Sequence[Episode], path: str | Path) -> None:
                 temporary, save_all=True, append_images=frames[1:], duration=durations, loop=0
             )
         else:
-            import imageio.v2 as imageio
+            import imageio.v2 as imageio  # pyright: ignore[reportMissingImports]
 
             pictures: list[Any] = [np.asarray(frame) for frame in frames]
             options: dict[str, Any] = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2}

@@ -52,10 +52,10 @@ def missing_features(config: Section, asked: Mapping[str, str] | None = None) ->
             if holds(part, condition)
         }
     return [
-        f"{who} does not work with {told}"
+        f"{who} does not work with {reason}"
         for feature, who in asked.items()
         for path, part in parts
-        for told in _lacking(path, part, feature)
+        for reason in _lacking(path, part, feature)
     ]
 
 

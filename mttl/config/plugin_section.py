@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args
 
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -174,12 +175,17 @@ def _section(
         common = base.model_fields[name]
         annotation = Annotated[common.annotation, *common.metadata]  # type: ignore[valid-type]
         fields[name] = (annotation, Field(value, description=common.description))
-    bases = (root,) if base is Section else (root, base)
+    bases = (root, _Described) if base is Section else (root, base, _Described)
     made: Any = create_model(found["name"], __base__=bases, __doc__=found["sentence"], **fields)
     for name in NOTES:
         setattr(made, name, found.get(name, {}))
     made.place, made.own_settings = place, tuple(found["settings"])
     return made
+
+
+class _Described(BaseModel):
+    # Made sections have no source; to look for it takes seconds where many modules are loaded.
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 def _decode(data: Mapping[str, Any]) -> Any:

@@ -57,6 +57,15 @@ def refusing(init: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
+class Bounded:
+    """Base of parts whose constructors are `refusing`."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "__init__" in vars(cls):
+            cls.__init__ = refusing(cls.__init__)
+
+
 def _broken(value: Any, annotation: Any) -> str | None:
     """Return what a value must be and is not."""
     union = get_origin(annotation) in (Union, UnionType)

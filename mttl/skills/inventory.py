@@ -13,7 +13,7 @@ from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.describe import arguments
-from mttl.plugins.part_settings import refusing
+from mttl.plugins.part_settings import Bounded
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 
@@ -39,7 +39,7 @@ USES = {
 SIZES = ("in_features", "out_features", "n_skills", "n_heads")
 
 
-class Inventory(nn.Module, ABC):
+class Inventory(Bounded, nn.Module, ABC):
     """K skills of one layer, stacked in one tensor per parameter.
 
     A kind of skill is written once, for up to three uses:
@@ -94,11 +94,6 @@ class Inventory(nn.Module, ABC):
     composed_defaults: ClassVar[Mapping[str, Any]] = {}
     undecayed: tuple[str, ...] = ()
     second_factors: tuple[str, ...] = ()
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        super().__init_subclass__(**settings)
-        if "__init__" in vars(cls):
-            cls.__init__ = refusing(cls.__init__)
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1

@@ -8,14 +8,16 @@ their tasks at once, few-shot samples by 0.5. Shares have a standard error of ab
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mttl.analysis.bootstrap import Key, mean_and_interval
 from mttl.commands.options import positive
+
+if TYPE_CHECKING:
+    from mttl.analysis.bootstrap import Key
 
 N_DRAWS = 400
 
@@ -50,6 +52,8 @@ def covered(n_comparisons: int, *, seed: int = 0, **sizes: Any) -> float:
         seed: Of the simulation.
         **sizes: As for `simulated`.
     """
+    from mttl.analysis.bootstrap import mean_and_interval
+
     rng = np.random.default_rng(seed)
     held = 0
     for _ in range(n_comparisons):
@@ -66,7 +70,7 @@ def simulated(
     n_seeds: int = 3,
     n_samples: int = 2,
     spread: tuple[float, float, float] = (1.0, 0.3, 0.5),
-) -> dict[Key, float]:
+) -> "dict[Key, float]":
     """Return scores around 0 of tasks that are unseen in one fold each."""
     of_training = spread[1] * rng.standard_normal((n_folds, n_seeds))
     scores: dict[Key, float] = {}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.classes import arguments
+from mttl.plugins.part_settings import Bounded
 
 # What `forward` may ask for besides the task ids: a vector per example, the mean of the backbone's
 # input embeddings over the tokens of its prompt, its task's description, or a few training rows.
@@ -32,7 +33,7 @@ class TaskRows:
     unused: float | None = None
 
 
-class TaskRouter(nn.Module, ABC):
+class TaskRouter(Bounded, nn.Module, ABC):
     """Maps tasks to mixing weights over skills, for all routed groups of a model at once.
 
     A router keeps each argument of its constructor as an attribute of the same name: `rebuilt` and

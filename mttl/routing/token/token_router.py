@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least
+from mttl.plugins.part_settings import Bounded
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens
 
@@ -19,7 +20,7 @@ EVEN: Mapping[str, Any] = dict.fromkeys(
 )
 
 
-class TokenRouter(nn.Module, ABC):
+class TokenRouter(Bounded, nn.Module, ABC):
     """Maps the tokens of one layer to experts, in float32 whatever the input's dtype.
 
     Padding is taken out before anything is computed, so that it is neither routed nor counted.
