@@ -13,8 +13,7 @@ from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.router_schema import Router
 from mttl.config.section import Section
 from mttl.io.errors import CheckpointError
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 # A policy has no blocks or stacks; the finest granularity is the layer.
 GRANULARITIES: dict[str, Literal["model", "layer"]] = {

@@ -11,8 +11,7 @@ from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed,
 from mttl.io.errors import CheckpointError
 from mttl.merging.dequantise import dense_layer
 from mttl.routing.task.task_router import TaskRouter
-from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 
 

@@ -7,11 +7,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
-from mttl.aggregation.magnitude import Trimmer, kept_count
-from mttl.aggregation.ties import merge_agreeing, trim
+from mttl.aggregation.task_vectors import (
+    Trimmer,
+    add_task_vectors,
+    drop_and_rescale,
+    kept_count,
+    mask_generator,
+    merge_agreeing,
+    trim,
+)
 from mttl.merging.mixture import Change
 from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights

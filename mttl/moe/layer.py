@@ -7,8 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot
-from mttl.routing.token.choice import Assignment, Tokens
-from mttl.routing.token.dispatch import capacity_of, keep_pairs, within_capacity
+from mttl.routing.token.choice import Assignment, Tokens, capacity_of, keep_pairs, within_capacity
 from mttl.routing.token.masks import TokenRecord
 from mttl.routing.token.members import MemberRouter
 from mttl.routing.token.token_router import TokenRouter

@@ -9,13 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.describe import arguments
 from mttl.plugins.part_settings import refusing
-from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import combine, sort_by_expert
+from mttl.routing.token.choice import Assignment, combine, sort_by_expert
 
 Inputs: TypeAlias = Float[Tensor, "B L I"]
 Outputs: TypeAlias = Float[Tensor, "B L O"]

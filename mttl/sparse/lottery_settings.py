@@ -20,7 +20,7 @@ class LotterySettings:
         density: Fraction of the maskable entries that are trained.
         criterion: By which they are chosen; see `mttl.sparse.scores`.
         scope: Whether tensors compete; see `mttl.skills.weights.supports`.
-        structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
+        structure: What is chosen as a whole; see `mttl.skills.weights.supports`.
         block: Side of a block.
         form: What happens to the entries outside: they stay (``"added"``, θ0 + φ), or become 0
             (``"masked"``, θ0 ∘ b + φ).

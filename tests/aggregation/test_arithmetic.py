@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.aggregation.arithmetic import add_task_vectors
+from mttl.aggregation.task_vectors import add_task_vectors
 
 
 @given(weights=st.lists(st.floats(-2, 2), min_size=1, max_size=4))

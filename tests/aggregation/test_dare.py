@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.aggregation.dare import drop_and_rescale, mask_generator
-from mttl.aggregation.ties import merge_agreeing
+from mttl.aggregation.task_vectors import (
+    add_task_vectors,
+    drop_and_rescale,
+    mask_generator,
+    merge_agreeing,
+)
 
 
 @pytest.mark.parametrize("then", ["dare_linear", "dare_ties"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mttl.aggregation.fusion import FusionAttention
+from mttl.skills.attention import FusionAttention
 
 
 def filled(**settings):

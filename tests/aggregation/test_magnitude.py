@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.aggregation.magnitude import Trimmer, kept_count
+from mttl.aggregation.task_vectors import Trimmer, kept_count
 
 
 @given(

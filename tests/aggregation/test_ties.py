@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mttl.aggregation.ties import elect_signs, merge_agreeing, trim
+from mttl.aggregation.task_vectors import elect_signs, merge_agreeing, trim
 
 utils = pytest.importorskip("peft.utils.merge_utils")
 

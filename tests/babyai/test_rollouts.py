@@ -19,8 +19,7 @@ from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutCollector, RolloutDataModule, RolloutLoader
 from mttl.config.babyai_schema import Ppo
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 LEVELS = ("GoToObjS4", "GoToRedBallNoDists")
 SETTINGS = Ppo(

@@ -11,10 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BartForConditionalGeneration
 
-from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
-from mttl.aggregation.ties import merge_agreeing, trim
+from mttl.aggregation.task_vectors import (
+    add_task_vectors,
+    drop_and_rescale,
+    mask_generator,
+    merge_agreeing,
+    trim,
+)
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.merging.recipe import Ingredient, Recipe
 from mttl.merging.run import merge_models

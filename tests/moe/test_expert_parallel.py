@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mttl.moe.expert_parallel import check_shardable, make_whole, shared_names, shared_parameters
+from mttl.moe.parallel import check_shardable, make_whole, shared_names, shared_parameters
 from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory
 
 

@@ -15,7 +15,7 @@ from mttl.routing import (
     Tokens,
     TopKRouter,
 )
-from mttl.routing.token.dispatch import gate_matrix
+from mttl.routing.token.choice import gate_matrix
 from mttl.routing.token.masks import TokenMasks
 from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory
 

@@ -15,8 +15,8 @@ from mttl.moe import FeedForwardExperts, MoELayer
 from mttl.routing import RoutingSlot, TopKRouter
 from mttl.skills import KINDS, LoRAInventory, SkilledLinear, kind_for
 from mttl.skills.attention import AttendedInventory
-from mttl.skills.blocks.bottleneck import BottleneckInventory
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.blocks.adapter import BottleneckInventory
+from mttl.skills.composed.composed_model import ModuleInventory
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import USES
 

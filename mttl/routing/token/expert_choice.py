@@ -7,8 +7,7 @@ import torch
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, Tokens
-from mttl.routing.token.dispatch import capacity_of, keep_pairs
+from mttl.routing.token.choice import Assignment, Tokens, capacity_of, keep_pairs
 from mttl.routing.token.token_router import EVEN, LinearRouter
 
 

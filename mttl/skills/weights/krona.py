@@ -9,8 +9,7 @@ from annotated_types import Len
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
 

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import Fraction, OneOf, PositiveInt
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw
 from mttl.skills.skilled_layer import SkilledLayer

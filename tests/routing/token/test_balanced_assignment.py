@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from mttl.routing.token import balanced_assignment as assignment
-from mttl.routing.token.balanced_assignment import balanced_assignment
+from mttl.routing.token import base as assignment
+from mttl.routing.token.base import balanced_assignment
 
 
 def total(scores: torch.Tensor, columns: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from mttl.routing import (
     Tokens,
     TopKRouter,
 )
-from mttl.routing.token.noisy_top_k import expected_load
+from mttl.routing.token.top_k import expected_load
 
 I, E, N = 6, 4, 40  # noqa: E741
 

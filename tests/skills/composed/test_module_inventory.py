@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.backbones import fill
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ModuleInventory
 
 K, T = 3, 2
 KINDS = ["dense", "sparse", "lora"]

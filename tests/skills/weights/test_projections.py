@@ -6,7 +6,7 @@ import torch
 from scipy.linalg import hadamard
 
 from mttl.skills import IntrinsicInventory
-from mttl.skills.weights.projections import (
+from mttl.skills.weights.intrinsic import (
     SMALL,
     DenseProjection,
     Fastfood,
