@@ -13,9 +13,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.mix import active_dtype
-from mttl.io.errors import require_one_of
-
-METHODS = ("auto", "segments", "grouped_mm")
 
 
 def grouped_linear(
@@ -40,7 +37,6 @@ def grouped_linear(
             PyTorch's. ``"auto"`` takes the kernel on a GPU where it supports dtype and sizes;
             segments are the faster on a CPU, and right everywhere.
     """
-    require_one_of(METHODS, method=method)
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)
     kernel = _has_kernel(x.device, x.dtype, *weight.shape[1:])

@@ -1,4 +1,4 @@
-r"""Task arithmetic: models as sums of a base and of what training changed.
+r"""Task arithmetic, DARE and TIES: models as sums of a base and of what training changed.
 
 A task vector is :math:`\tau_i = \theta_i - \theta_0`. Adding it makes the base better at what i was
 trained on, subtracting it makes it forget that. Functions of this package that merge take one
@@ -82,7 +82,10 @@ def kept_count(size: int, density: float) -> int:
 class Trimmer:
     """Sets to 0 all but the entries of largest magnitude; give it the ranges in order, once.
 
-    Among entries equal to the smallest one kept, the first are kept.
+    Among entries equal to the smallest one kept, the first are kept. A float32 that is not negative
+    has the same order as its bits read as a whole number. So two passes of counting, over the upper
+    and then the lower half of the bits, find the k-th magnitude exactly, in a table of 65,536
+    counts, for tensors too large to sort or even to hold.
 
     Attributes:
         threshold: The magnitude of the smallest entry to keep, as its bits.

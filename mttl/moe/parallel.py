@@ -3,6 +3,10 @@
 ::
 
     tokens of this process ── all-to-all ──> experts of each process ── all-to-all ──> outputs
+
+A checkpoint is gathered into the first process, which writes it with the names and shapes that all
+experts have together, and every process takes its share of one that is read: so it does not matter
+how many there were.
 """
 
 import copy

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 - for users of the package
 """ROUTING: which examples use which skills, and which tokens which experts."""
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
@@ -27,44 +28,3 @@ from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.members import ArrowRouter, PhatgooseRouter, SpectralRouter
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import ExampleRouter, GShardRouter, NoisyTopKRouter, TopKRouter
-
-__all__ = [
-    "IBP",
-    "ArrowRouter",
-    "Assignment",
-    "AverageRouter",
-    "Balance",
-    "BaseRouter",
-    "BiasBalance",
-    "CPolyRouter",
-    "CategoricalRouter",
-    "CoefficientRouter",
-    "ExampleRouter",
-    "ExpertChoiceRouter",
-    "FixedRouter",
-    "GShardRouter",
-    "HashRouter",
-    "HyperFormerRouter",
-    "MetadataRouter",
-    "NoisyTopKRouter",
-    "PhatgooseRouter",
-    "PolytroponRouter",
-    "PrivateRouter",
-    "RandomRouter",
-    "RetrievalRouter",
-    "Routing",
-    "RoutingPrior",
-    "RoutingSlot",
-    "ScoreFunctionRouter",
-    "SharedRouter",
-    "SmearRouter",
-    "SpectralRouter",
-    "TaskMoERouter",
-    "TaskRouter",
-    "TokenRouter",
-    "Tokens",
-    "TopKRouter",
-    "check_task_ids",
-    "expert_router",
-    "negative_log_ibp",
-]

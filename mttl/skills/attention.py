@@ -96,7 +96,7 @@ class FusionAttention(nn.Module):
 
 
 class AttendedInventory(Inventory):
-    """Skills whose outputs attention weighs at every token (AdapterFusion).
+    """Skills whose outputs attention weighs at every token: AdapterFusion, `FusionAttention`.
 
     The skills stay as they are; only the attention is trained. It takes the router's place, so the
     mixing weights do not enter, and has the role of a router of tokens: it learns at the skills'
@@ -108,9 +108,6 @@ class AttendedInventory(Inventory):
         key_size: Size of queries and keys; the output features by default.
         value: Transform the mixture by a matrix that starts as the identity.
         value_penalty: Weight in the loss of that matrix's squared distance from the identity.
-
-    References:
-        Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
     """
 
     cut_by_heads = ()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.io.errors import require_at_least, require_one_of
-from mttl.plugins.describe import arguments
 from mttl.plugins.part_settings import refusing
+from mttl.routing.task.task_router import printed
 from mttl.routing.token.choice import Assignment, combine, sort_by_expert
 
 Inputs: TypeAlias = Float[Tensor, "B L I"]
@@ -310,11 +310,7 @@ class Inventory(nn.Module, ABC):
         return {}
 
     def extra_repr(self) -> str:
-        """Name sizes and settings in the module's printed form."""
-        names = dict.fromkeys([*SIZES, *(item.name for _, item in arguments(type(self)))])
-        values = {name: getattr(self, name, None) for name in names}
-        plain = bool | int | float | str
-        return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
+        return printed(self, SIZES)
 
 
 class ProductInventory(Inventory):

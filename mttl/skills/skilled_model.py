@@ -25,8 +25,8 @@ class SkilledModel(nn.Module):
         slot: The slot its layers read.
 
     Raises:
-        ValueError: If the backbone has no such layer, a layer reads another slot or a group the
-            router lacks, or a layer's skills or heads differ from the router's.
+        ValueError: If the backbone has no such layer, a layer reads another slot, or its skills or
+            heads differ from the router's.
     """
 
     def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
@@ -37,10 +37,8 @@ class SkilledModel(nn.Module):
             raise ValueError(
                 "the backbone has no skilled layer; call attach_skills or attach_experts first"
             )
-        for name, layer in layers.items():
+        for name, layer in (layers | token_layers).items():
             _check_layer(name, layer, router, slot)
-        for name, layer in token_layers.items():
-            check_token_layer(name, layer, router, slot)
         self.routes_tokens = bool(token_layers)
         # OPT's feed-forward layers get the tokens of all rows in one list.
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
@@ -65,7 +63,11 @@ class SkilledModel(nn.Module):
 
     def token_layers(self) -> dict[str, Any]:
         """Return the layers that route tokens by their path in the backbone."""
-        return find_token_layers(self.backbone)
+        return {
+            name: module
+            for name, module in self.backbone.named_modules()
+            if isinstance(module._modules.get("router"), TokenRouter)  # not one that a block lends
+        }
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
         """Run the backbone with the skills of each example's task; return what it returns.
@@ -180,41 +182,19 @@ def _same(ids: Int[Tensor, "B"]) -> bool:
     return len(ids) > 1 and bool((ids == ids[0]).all())
 
 
-def _check_layer(name: str, layer: SkilledLayer, router: TaskRouter, slot: RoutingSlot) -> None:
-    inventory = layer.inventory
+def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
+    """Refuse a layer that reads another slot, or weights that the router cannot give."""
     if layer.slot is not slot:
         raise ValueError(f"'{name}' reads another routing slot than the model's")
-    if layer.group >= router.n_groups:
+    found = router.n_skills, router.n_heads
+    if isinstance(layer, SkilledLayer):
+        wanted = layer.inventory.n_skills, layer.inventory.n_heads
+    else:
+        wanted = found if layer.group is None else (layer.router.n_experts, 1)
+    if found != wanted:
         raise ValueError(
-            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
-        )
-    if (inventory.n_skills, inventory.n_heads) != (router.n_skills, router.n_heads):
-        raise ValueError(
-            f"'{name}' has {inventory.n_skills} skills and {inventory.n_heads} heads, "
-            f"the router {router.n_skills} and {router.n_heads}; they must be equal"
-        )
-
-
-def find_token_layers(backbone: nn.Module) -> dict[str, Any]:
-    """Return the layers of a backbone that route tokens by their path in it."""
-    return {
-        name: module
-        for name, module in backbone.named_modules()
-        if isinstance(module._modules.get("router"), TokenRouter)  # not one that a block lends
-    }
-
-
-def check_token_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
-    """Refuse a layer that reads another slot, or a prior that the model's router cannot give."""
-    if layer.slot is not slot:
-        raise ValueError(f"'{name}' reads another routing slot than the model's")
-    if layer.group is None:
-        return
-    n_experts = layer.router.n_experts
-    if (router.n_skills, router.n_heads) != (n_experts, 1):
-        raise ValueError(
-            f"'{name}' has {n_experts} experts; a task router that is their prior must have as "
-            f"many skills and one head, not {router.n_skills} and {router.n_heads}"
+            f"'{name}' has {wanted[0]} skills or experts and {wanted[1]} heads, "
+            f"the router {found[0]} and {found[1]}; they must be equal"
         )
 
 

@@ -1,4 +1,4 @@
-"""Hard choice: each task draws one skill, by the Gumbel-softmax."""
+"""Hard choice: each task draws one skill, by the Gumbel-softmax, or by trial and error."""
 
 from typing import ClassVar
 
@@ -61,7 +61,6 @@ class CategoricalRouter(TaskRouter):
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the weights of each example; training draws them in every pass."""
         logits = self.logits.index_select(1, task_ids)
         if self.training:
             noise = -torch.empty_like(logits).exponential_().log()
@@ -139,7 +138,6 @@ class ScoreFunctionRouter(CategoricalRouter):
         self.register_buffer("n_seen", torch.zeros(n_tasks))
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return one skill per example: drawn while training, else the likeliest."""
         logits = self.logits.detach().index_select(1, task_ids)
         if not self.training:
             return self._rounded(logits.softmax(-1))

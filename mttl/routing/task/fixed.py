@@ -33,7 +33,6 @@ class FixedRouter(TaskRouter):
         self.register_buffer("weights", weights.clone())
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the rows of the examples' tasks."""
         return self._in_all_groups(self.weights.index_select(0, task_ids))
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
@@ -136,7 +135,6 @@ class GivenRows(TaskRouter):
         self.register_buffer("rows", rows.detach().clone())
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the rows of the examples' tasks."""
         return self.rows.index_select(1, task_ids)
 
 
@@ -169,7 +167,6 @@ class CoefficientRouter(SignedRouter):
         self.rows = nn.Parameter(torch.full((n_groups, n_tasks, n_heads, n_skills), 1 / n_skills))
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the rows of the examples' tasks."""
         return self.rows.index_select(1, task_ids)
 
 
@@ -214,7 +211,6 @@ class RandomRouter(FixedRouter):
         self.consistency = consistency
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the skill that each group drew while training, else equal weights."""
         if not self.training:
             return super().forward(task_ids)
         rows = self.weights.index_select(0, task_ids).cumsum(-1)

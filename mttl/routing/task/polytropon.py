@@ -104,7 +104,6 @@ class PolytroponRouter(TaskRouter):
         return self.logits if task_ids is None else self.logits.index_select(1, task_ids)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example; training draws them in every pass."""
         return self._normalise(self.draw(task_ids))
 
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:

@@ -1,4 +1,4 @@
-"""Routers that read prompts, without task ids; SMEAR learns how."""
+"""Routers that read prompts, without task ids: SMEAR, and retrieval of members of a library."""
 
 from abc import abstractmethod
 from typing import Annotated, ClassVar
@@ -41,7 +41,6 @@ class PromptRouter(TaskRouter):
         examples: Float[Tensor, "B D"],
         prompts: Float[Tensor, "B D"] | None = None,
     ) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example."""
         return self.weigh((examples if prompts is None else prompts).float())
 
     @abstractmethod
@@ -72,7 +71,6 @@ class SmearRouter(PromptRouter):
         self.maps = nn.Parameter(torch.randn(shape) / n_features)
 
     def weigh(self, vectors: Float[Tensor, "B D"]) -> Float[Tensor, "G B H K"]:
-        """Return the softmax over skills of a linear map."""
         read = layer_norm(vectors.to(self.maps.dtype), (self.n_features,))
         return torch.einsum("bd,gdhk->gbhk", read, self.maps).softmax(-1)
 
@@ -138,11 +136,9 @@ class RetrievalRouter(PromptRouter):
         examples: Float[Tensor, "B D"],
         prompts: Float[Tensor, "B D"] | None = None,
     ) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example."""
         return super().forward(task_ids, examples, prompts if self.by == "prompts" else None)
 
     def weigh(self, vectors: Float[Tensor, "B D"]) -> Float[Tensor, "G B H K"]:
-        """Return the softmax over the nearest members."""
         middle = self.members.mean(0)
         members, queries = (normalize(one - middle, dim=-1) for one in (self.members, vectors))
         near = queries @ members.t()

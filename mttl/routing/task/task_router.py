@@ -3,7 +3,7 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -197,11 +197,7 @@ class TaskRouter(nn.Module, ABC):
         return router
 
     def extra_repr(self) -> str:
-        """Name sizes and settings in the module's printed form."""
-        names = dict.fromkeys([*SIZES, *(item.name for _, item in arguments(type(self)))])
-        values = {name: getattr(self, name, None) for name in names}
-        plain = bool | int | float | str
-        return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
+        return printed(self, SIZES)
 
 
 class SignedRouter(TaskRouter):
@@ -212,6 +208,14 @@ class SignedRouter(TaskRouter):
         "exports_inventory": "its weights may be negative, and those of Poly sum to 1; export "
         "tasks one by one (--task)"
     }
+
+
+def printed(module: nn.Module, sizes: Sequence[str]) -> str:
+    """Return sizes and settings that are kept under their names, for a module's printed form."""
+    names = dict.fromkeys([*sizes, *(item.name for _, item in arguments(type(module)))])
+    values = {name: getattr(module, name, None) for name in names}
+    plain = bool | int | float | str
+    return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
 
 
 def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_one_of
 from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import EVEN, TokenRouter
 
@@ -36,21 +35,8 @@ class BaseRouter(TokenRouter):
         nn.init.orthogonal_(self.weight, gain=0.1)
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose one expert of each token.
-
-        Raises:
-            ValueError: If a prior forbids an expert while training: equal loads may need it.
-        """
         scores = tokens.logits(self.weight)
-        if self.training:
-            if tokens.prior is not None and bool((tokens.prior == -torch.inf).any()):
-                raise ValueError(
-                    "a prior that forbids experts does not go with BASE routing, which gives every "
-                    "expert the same load; use prior 'logits' with positive weights, or top-k"
-                )
-            experts = balanced_assignment(scores)
-        else:
-            experts = scores.argmax(-1)
+        experts = balanced_assignment(scores) if self.training else scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
         return Assignment(tokens.numbers(), experts, gates, torch.softmax(scores, dim=-1), scores)
 
@@ -71,11 +57,13 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
             where it is installed, and the auction elsewhere.
 
     Raises:
-        ValueError: If the method is unknown or a score is not finite.
+        ValueError: If a score is not finite.
     """
-    require_one_of(("auto", "scipy", "auction"), method=method)
     if not bool(torch.isfinite(scores).all()):
-        raise ValueError("scores must be finite: every row must be allowed in every column")
+        raise ValueError(
+            "scores must be finite: with equal loads every token may get every expert. Use a prior "
+            "'logits' of positive weights, or a top-k router"
+        )
     n_rows, n_columns = scores.shape
     if n_rows == 0:
         return torch.zeros(0, dtype=torch.long, device=scores.device)

@@ -49,7 +49,6 @@ class ExpertChoiceRouter(LinearRouter):
         self.capacity = capacity
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most fitting tokens of each expert."""
         logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
         n_taken = capacity_of(len(tokens), self.n_experts, self.capacity)

@@ -1,4 +1,4 @@
-"""Routing among members of a library, by their own weights: Arrow and SpectR."""
+"""Routing among members of a library: by their own weights (Arrow, SpectR), or by trained gates."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -66,7 +66,6 @@ class MemberRouter(TokenRouter):
         """Do nothing: there are no parameters."""
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the members of the highest scores."""
         logits = self.scores(tokens.states) / self.temperature
         logits = logits.masked_fill(~self.present, -torch.inf)
         if tokens.prior is not None:
@@ -104,14 +103,12 @@ class ArrowRouter(MemberRouter):
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Keep the first right singular vector of every member, of length 1."""
         first = right_factors(down, up)[:, :, 0]
         sizes = first.norm(dim=1)
         self.note_present(sizes)
         self.prototypes.copy_(first / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)[:, None])
 
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
-        """Return the length of a token's part along each prototype."""
         return (states @ self.prototypes.float().t()).abs()
 
 
@@ -141,13 +138,11 @@ class SpectralRouter(MemberRouter):
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Keep the right singular vectors of every member times their values."""
         found = right_factors(down, up)
         self.note_present(found[:, :, 0].norm(dim=1))
         self.spectra.copy_(found)
 
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
-        """Return the length of what each member makes of a token."""
         columns = self.spectra.float().transpose(0, 1).flatten(1)  # (I, E r)
         return (states @ columns).unflatten(1, (self.n_experts, -1)).norm(dim=-1)
 
@@ -212,17 +207,14 @@ class PhatgooseRouter(MemberRouter):
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Note which members change anything here."""
         self.note_present(down.norm(dim=(1, 2)) * up.norm(dim=(1, 2)))
 
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
-        """Return the standardised products of tokens and gates."""
         size = (self.in_features,)
         found = layer_norm(states, size) @ layer_norm(self.gates.float(), size).t()
         return found / self.in_features**0.5
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the members of the highest scores; while gates are learned, the given ones."""
         if not self.learning:
             return super().choose(tokens)
         assert tokens.prior is not None

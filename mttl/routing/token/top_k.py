@@ -1,4 +1,4 @@
-"""Top-k routing: each token goes to its k most probable experts."""
+"""Top-k routing: each token goes to its most probable experts, also by noise or chance."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -75,7 +75,6 @@ class TopKRouter(LinearRouter):
             self.bias.reset_parameters()
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most probable experts of each token."""
         if self.training and self.jitter:
             factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
             tokens = replace(tokens, states=tokens.states * factors)
@@ -134,7 +133,6 @@ class ExampleRouter(TopKRouter):
     lacks: ClassVar = {"takes_bias": "it chooses by example; use top_k or switch"}
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most probable experts of each example."""
         assert tokens.examples is not None
         x, prior = tokens.states, tokens.prior
         names, example_of = tokens.examples.unique(return_inverse=True)
@@ -216,7 +214,6 @@ class GShardRouter(LinearRouter):
         self.threshold = threshold
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose two experts of each token and drop second ones by chance."""
         logits = tokens.logits(self.weight)
         chosen = logits.topk(2, dim=-1).indices
         choice = top_choice(logits, chosen, normalise=True, forbids=tokens.prior is not None)
@@ -276,7 +273,6 @@ class NoisyTopKRouter(TokenRouter):
         nn.init.zeros_(self.noise_weight)
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the best experts of each token by noisy logits."""
         clean = tokens.logits(self.weight)
         noisy, load = clean, None
         if self.training:

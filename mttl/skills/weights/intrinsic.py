@@ -1,4 +1,15 @@
-"""Intrinsic skills: a short vector each, projected to the change of a whole weight."""
+r"""Intrinsic skills: a short vector each, projected to the change of a whole weight.
+
+| projection | P | stored |
+|---|---|---|
+| `DenseProjection` | a Gaussian matrix | D · d numbers: for small layers, as reference |
+| `Fastfood` | :math:`H G \Pi H B`, cut to D rows and d columns | signs, places, 1 scale per entry |
+
+H is the Walsh–Hadamard matrix of the next power of two, B random signs, Π a permutation and G
+Gaussian scales. Columns of P have length 1 (of Fastfood in the mean over the cut), as in the
+papers. Draws are those of NumPy's ``RandomState``, whose stream is frozen: the same seed gives the
+same projection with every version and on every machine.
+"""
 
 import hashlib
 import math
@@ -9,22 +20,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.io.errors import require_one_of
 from mttl.plugins.part_settings import OneOf, PositiveInt, Seed
 from mttl.skills.inventory import Inventory, Merged, Weights
 
 # Axes up to here are multiplied by the matrix itself; on a CPU, it is the fastest size.
 SMALL = 64
 MOST_STORED = 2**26
-
-
-def require_storable(n_in: int, n_out: int) -> None:
-    """Raise ValueError if a dense projection had more than 2²⁶ entries."""
-    if n_in * n_out > MOST_STORED:
-        raise ValueError(
-            f"a dense projection of {n_in} to {n_out} numbers would hold {n_in * n_out:,}, "
-            f"above {MOST_STORED:,}; use fastfood, or a smaller dimension"
-        )
 
 
 class DenseProjection:
@@ -41,7 +42,7 @@ class DenseProjection:
 
 
 class Fastfood:
-    """The structured projection, in O(D log D) operations."""
+    """The structured projection, in O(D log D) operations (Le, Sarlós and Smola, ICML 2013)."""
 
     def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
         size, block = power_of_two(max(n_in, n_out)), power_of_two(n_in)
@@ -91,7 +92,7 @@ class IntrinsicInventory(Inventory):
     K vectors of d numbers: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, Δ a projection of each.
 
     :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
-    d to O · I numbers (`mttl.skills.weights.intrinsic`), drawn from the path of the layer. It is
+    d to O · I numbers, drawn from the path of the layer. It is
     linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
     two, examples or skills. With a vector of the whole model (see `tie_to`) all skills of all
     layers together have d numbers each.
@@ -134,12 +135,16 @@ class IntrinsicInventory(Inventory):
         projection: Annotated[str, OneOf("fastfood", "dense")] = "fastfood",
         seed: Seed = 0,
         n_heads: int = 1,
-        init: str = "zero",
+        init: Annotated[str, OneOf("zero", "kaiming")] = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_one_of(("zero", "kaiming"), init=init)
-        if projection == "dense":
-            require_storable(dimension, in_features * out_features)
+        n_changed = in_features * out_features
+        if projection == "dense" and dimension * n_changed > MOST_STORED:
+            raise ValueError(
+                f"a dense projection of {dimension} to {n_changed} numbers would hold "
+                f"{dimension * n_changed:,}, above {MOST_STORED:,}; use fastfood, or a smaller "
+                "dimension"
+            )
         self.dimension, self.of, self.projection = dimension, vector, projection
         self.seed, self.init, self.path = seed, init, ""
         self.vector = nn.Parameter(torch.empty(n_skills, dimension))

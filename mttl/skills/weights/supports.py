@@ -17,11 +17,12 @@ from mttl.io.errors import require_at_least, require_one_of
 
 
 class Units:
-    """How a tensor is cut into units that are chosen as a whole.
+    """How a tensor is cut into units that are chosen as a whole, by their mean scores.
 
     Args:
         shape: Of the tensor.
-        structure: ``"entries"``, ``"rows"`` or ``"blocks"``.
+        structure: ``"entries"``; ``"rows"``, what belongs to one output: all axes but the first; or
+            ``"blocks"``, squares of the matrix (first axis × all others), cut off at its edges.
         block: Side of a block.
 
     Raises:
@@ -131,7 +132,7 @@ def select_support(
             units as fit into it, and at least one.
         scope: The best of all tensors together (``"global"``), so that some tensors may get none,
             or of every ``"tensor"``, in proportion to its size.
-        structure: What is chosen as a whole; see `mttl.skills.weights.supports`.
+        structure: What is chosen as a whole; see `Units`.
         block: Side of a block.
 
     Returns:
