@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
+from mttl.aggregation.elastic import elastic_removal, fisher_average
 from mttl.aggregation.task_vectors import (
     Trimmer,
     add_task_vectors,
@@ -85,9 +85,11 @@ def _elastic_cape(method: ElasticCaPE, parts: Parts) -> Rule:
             return base
         # Turned around already: their sum is expert − anti-expert.
         first, second = parts.vectors(tensor, base)
-        bounds = {"floor": method.floor, "ceiling": method.ceiling}
-        return elastic_contrast(
-            base, fishers[0], first, -second, fishers[1], method.weight, **bounds
+        return elastic_removal(
+            *(base, fishers[0], [first + second], [fishers[1]], [method.weight]),
+            base_weight=1 - method.weight,
+            floor=method.floor,
+            ceiling=method.ceiling,
         )
 
     return rule

@@ -102,9 +102,7 @@ class Inventory(nn.Module, ABC):
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1
     ) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
-        self.n_skills = n_skills
+        self.in_features, self.out_features, self.n_skills = in_features, out_features, n_skills
         self.n_heads = n_heads
         self.gate_features = in_features
         require_at_least(1, **{name: getattr(self, name) for name in SIZES})

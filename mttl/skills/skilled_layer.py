@@ -35,10 +35,7 @@ class SkilledLayer(nn.Module):
     ) -> None:
         super().__init__()
         inventory.require_use("task")
-        self.base = base
-        self.inventory = inventory
-        self.slot = slot
-        self.group = group
+        self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
     def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it.

@@ -345,22 +345,6 @@ def _only_the_third(inventory):
 # Promises of mixing by task.
 
 
-@pytest.mark.parametrize("kind", INVENTORIES)
-def test_gradients_agree_with_finite_differences(kind):
-    base, inventory = layer(kind, H)
-    base.requires_grad_(False)
-    names = [name for name, _ in inventory.named_parameters()]
-
-    def run(x, weights, *skills):
-        state = dict(zip(names, skills, strict=True))
-        return torch.func.functional_call(inventory, state, (x, base(x), weights))
-
-    x = torch.randn(2, 2, I).double().requires_grad_()
-    weights = mixing(2, H, K).double().requires_grad_()
-    skills = [parameter.detach().clone().requires_grad_() for parameter in inventory.parameters()]
-    assert torch.autograd.gradcheck(run, (x, weights, *skills))
-
-
 # Refused uses.
 
 

@@ -52,8 +52,7 @@ class CategoricalRouter(TaskRouter):
         init_scale: NonNegative = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        self.straight_through = straight_through
-        self.final_temperature = final_temperature
+        self.straight_through, self.final_temperature = straight_through, final_temperature
         self.init_scale = init_scale
         self.logits = nn.Parameter(
             torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)

@@ -84,14 +84,10 @@ class PolytroponRouter(TaskRouter):
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         if shared_skill and n_skills < 2:
             raise ValueError(f"shared_skill needs n_skills ({n_skills}) to be at least 2")
-        self.relaxed = relaxed
-        self.straight_through = straight_through
-        self.final_temperature = final_temperature
-        self.init_scale = init_scale
-        self.normalise = normalise
-        self.shared_skill = shared_skill
-        self.logit_dropout = logit_dropout
-        self.prior = prior
+        self.relaxed, self.straight_through = relaxed, straight_through
+        self.final_temperature, self.init_scale = final_temperature, init_scale
+        self.normalise, self.shared_skill = normalise, shared_skill
+        self.logit_dropout, self.prior = logit_dropout, prior
         # A skill that is always on has no logit: a parameter without a gradient would break DDP.
         n_routed = n_skills - 1 if shared_skill else n_skills
         self.logits = nn.Parameter(

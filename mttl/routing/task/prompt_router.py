@@ -121,9 +121,7 @@ class RetrievalRouter(PromptRouter):
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills, n_features)
         require_at_most("n_skills", n_skills, top_k=top_k)
-        self.top_k = top_k
-        self.temperature = temperature
-        self.by = by
+        self.top_k, self.temperature, self.by = top_k, temperature, by
         self.register_buffer("members", torch.zeros(n_skills, n_features))
 
     def remember(self, vectors: Float[Tensor, "K D"]) -> None:

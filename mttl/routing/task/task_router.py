@@ -64,9 +64,7 @@ class TaskRouter(nn.Module, ABC):
         super().__init__()
         require_at_least(0, n_groups=n_groups)
         require_at_least(1, n_tasks=n_tasks, n_heads=n_heads, n_skills=n_skills)
-        self.n_groups = n_groups
-        self.n_tasks = n_tasks
-        self.n_heads = n_heads
+        self.n_groups, self.n_tasks, self.n_heads = n_groups, n_tasks, n_heads
         self.n_skills = n_skills
         self.seen = seen_by(type(self))
 

@@ -1,6 +1,5 @@
 """BASE routing: while training, tokens are dealt out to experts evenly."""
 
-from importlib.util import find_spec
 from typing import ClassVar
 
 import torch
@@ -53,8 +52,7 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
     Args:
         scores: Finite values.
         method: ``"scipy"`` solves exactly on the CPU; ``"auction"`` on the device of the scores, to
-            within N × 1e-6 of the range of the scores. ``"auto"`` takes scipy for scores on the CPU
-            where it is installed, and the auction elsewhere.
+            within N × 1e-6 of their range. ``"auto"`` takes scipy for scores on the CPU.
 
     Raises:
         ValueError: If a score is not finite.
@@ -73,8 +71,7 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
     # times faster where no column is everybody's favourite.
     squared -= even_prices(scores).repeat(squared.shape[1] // n_columns)
     if method == "auto":
-        on_cpu = scores.device.type == "cpu" and find_spec("scipy") is not None
-        method = "scipy" if on_cpu else "auction"
+        method = "scipy" if scores.device.type == "cpu" else "auction"
     if method == "scipy":
         slots = _solve(squared)
     else:
@@ -164,7 +161,7 @@ def _bid(scores: Tensor, prices: Tensor, step: float) -> Tensor:
 
 
 def _solve(scores: Float[Tensor, "M M"]) -> Int[Tensor, "M"]:
-    from scipy.optimize import linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment  # where it is needed: it takes time to import
 
     _, columns = linear_sum_assignment(scores.cpu().numpy(), maximize=True)
     return torch.as_tensor(columns, device=scores.device)

@@ -63,10 +63,7 @@ class TopKRouter(LinearRouter):
                 "top_k (1) with normalise makes every gate 1 and the router learns nothing; set "
                 "normalise to False, as the Switch Transformer does"
             )
-        self.top_k = top_k
-        self.normalise = normalise
-        self.jitter = jitter
-        self.bias = bias
+        self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
 
     def reset_parameters(self) -> None:
         """Re-initialise the weight and set the bias to 0."""

@@ -76,14 +76,6 @@ def test_skills_have_the_dtype_of_their_parameters(dtype):
         assert tensor.dtype == (torch.int64 if name.endswith("indices") else dtype)
 
 
-def test_all_skills_can_be_drawn_anew():
-    base = Tower()
-    inventory = ModuleInventory(base, K, kind="dense")
-    fill(inventory)
-    inventory.reset_parameters()
-    assert not any(parameter.any() for parameter in inventory.parameters())
-
-
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"granularity \('block'\) must be one of model, layer"):
         ModuleInventory(Tower(), K, kind="dense", granularity="block")

@@ -4,7 +4,7 @@ from torch import nn
 
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
-from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
+from mttl.skills import SkilledLinear, SparseInventory, attach_skills
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.skills.weights.supports import random_indices
 
@@ -141,11 +141,6 @@ def test_supports_are_placed_by_the_names_of_weights():
         place_supports(layers, {"x.weight": torch.tensor([2])})
     with pytest.raises(ValueError, match=r"must lie in \[0, 15\).*\(layer '1'\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
-
-
-def test_other_skills_have_no_support():
-    slot, backbone = RoutingSlot(), nn.Sequential(nn.Linear(4, 5))
-    attach_skills(backbone, lambda i, o: DenseInventory(i, o, 2), targets=["0"], slot=slot)
-    layers = {"0": backbone[0]}
+    layers["0"].inventory = DenseInventory(4, 5, 2)
     with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
-        place_supports(layers, {"0.weight": torch.tensor([2])})
+        place_supports(layers, again)
