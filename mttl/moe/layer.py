@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot
@@ -133,8 +133,12 @@ class MoELayer(nn.Module):
         """Return the layer's output, with the routing in use."""
         routing = self.slot.current
         assignment = self._assign(x, routing)
-        kept = self._with_room(assignment)
-        processed = assignment if kept is None else keep_pairs(assignment, kept)
+        factor = self.capacity_factor if self.training else self.eval_capacity_factor
+        processed, kept = assignment, None
+        if factor is not None:
+            room = capacity_of(len(assignment.tokens), self.router.n_experts, factor)
+            kept = within_capacity(assignment, room)
+            processed = keep_pairs(assignment, kept)
         if self.base is None:
             y = self.experts.dispatch(x.flatten(0, -2), processed)
         else:
@@ -157,20 +161,6 @@ class MoELayer(nn.Module):
             weights = weights if self.prior == "logits" else (weights > 0).to(weights)
             tokens = replace(tokens, prior=_log(weights))
         return self.router(tokens)
-
-    def _with_room(self, assignment: Assignment) -> Bool[Tensor, "P"] | None:
-        factor = self.capacity_factor if self.training else self.eval_capacity_factor
-        if factor is None:
-            return None
-        n_pairs, n_experts = len(assignment.tokens), self.router.n_experts
-        return within_capacity(assignment, capacity_of(n_pairs, n_experts, factor))
-
-    def extra_repr(self) -> str:
-        """Name the place and the capacities in the module's printed form."""
-        return (
-            f"name={self.name}, stack={self.stack}, capacity_factor={self.capacity_factor}, "
-            f"eval_capacity_factor={self.eval_capacity_factor}, prior={self.prior}"
-        )
 
 
 def _log(weights: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:

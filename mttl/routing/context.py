@@ -45,6 +45,7 @@ class Routing:
         losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
             layers.
         records: Which experts layers chose for which tokens.
+        ids: The vocabulary entries, shape (R, L), that each stack reads now, where they are noted.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Routing:
         self.masks = masks or TokenMasks({})
         self.losses: dict[str, Tensor] = {}
         self.records: list[TokenRecord] = []
-        self._ids: dict[str, Tensor] = {}
+        self.ids: dict[str, Tensor] = {}
         # One slice per group, made once: layers of a group share its autograd node.
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
@@ -90,10 +91,6 @@ class Routing:
         replay.losses, replay.records = {}, []
         return replay
 
-    def read_ids(self, stack: str, ids: Int[Tensor, "R L"]) -> None:
-        """Note which vocabulary entries a stack reads now."""
-        self._ids[stack] = ids
-
     def layer_tokens(
         self, x: Float[Tensor, "R *positions I"], stack: str, group: int | None, *, ids: bool
     ) -> Tokens:
@@ -108,7 +105,7 @@ class Routing:
         n_rows, n_positions = self.rows_and_positions(x)
         self._check_rows(n_rows)
         mask = self.masks.of(stack, n_rows, n_positions)
-        known = self._ids.get(stack) if ids else None
+        known = self.ids.get(stack) if ids else None
         if known is not None:
             check_fit(stack, known, n_rows, n_positions)
             known = known.repeat_interleave(n_rows // known.shape[0], dim=0).reshape(-1)
@@ -125,7 +122,7 @@ class Routing:
 
     def rows_and_positions(self, x: Tensor) -> tuple[int, int]:
         """Return rows R and positions L of a layer's input, also of all rows in one list (OPT)."""
-        for ids in self._ids.values():
+        for ids in self.ids.values():
             if x.ndim == 2 and len(x) == ids.numel():
                 return ids.shape[0], ids.shape[1]
         return x.shape[0], math.prod(x.shape[1:-1])

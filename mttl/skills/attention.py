@@ -89,11 +89,6 @@ class FusionAttention(nn.Module):
             return mixture
         return mixture + nn.functional.linear(mixture, self.value_change.to(mixture.dtype))
 
-    def value_distance(self) -> Float[Tensor, ""]:
-        """Return the squared Frobenius distance of V from the identity."""
-        assert self.value_change is not None
-        return self.value_change.square().sum()
-
 
 class AttendedInventory(Inventory):
     """Skills whose outputs attention weighs at every token: AdapterFusion, `FusionAttention`.
@@ -161,6 +156,7 @@ class AttendedInventory(Inventory):
         return self.combine(x[None], y[None], merged)[0]
 
     def penalties(self) -> dict[str, Tensor]:
-        if self.attention.value_change is None or not self.value_penalty:
+        change = self.attention.value_change
+        if change is None or not self.value_penalty:
             return {}
-        return {"fusion": self.value_penalty * self.attention.value_distance()}
+        return {"fusion": self.value_penalty * change.square().sum()}

@@ -212,8 +212,7 @@ class NotedIds:
         """Tell the routing what the stack is called with."""
         ids = inputs.get("input_ids", args[0] if args else None)
         if ids is not None and self.slot.in_use:
-            for name in self.stacks:
-                self.slot.current.read_ids(name, ids)
+            self.slot.current.ids |= dict.fromkeys(self.stacks, ids)
 
 
 class FinishedRows:

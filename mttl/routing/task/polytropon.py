@@ -100,7 +100,12 @@ class PolytroponRouter(TaskRouter):
         return self.logits if task_ids is None else self.logits.index_select(1, task_ids)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        return self._normalise(self.draw(task_ids))
+        active = self.draw(task_ids)
+        if self.normalise == "average_correction":
+            return active * math.sqrt(self.n_heads / self.n_skills)
+        total = active.sum(dim=-1, keepdim=True)
+        # A row that draws no skill stays zero, and its gradient small.
+        return active / torch.where(total > SMALLEST_SUM, total, 1.0)
 
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return how much each example uses each skill, before any normalisation."""
@@ -140,13 +145,6 @@ class PolytroponRouter(TaskRouter):
         if not self.shared_skill:
             return active
         return torch.cat([active, torch.ones_like(active[..., :1])], dim=-1)
-
-    def _normalise(self, active: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
-        if self.normalise == "average_correction":
-            return active * math.sqrt(self.n_heads / self.n_skills)
-        total = active.sum(dim=-1, keepdim=True)
-        # A row that draws no skill stays zero, and its gradient small.
-        return active / torch.where(total > SMALLEST_SUM, total, 1.0)
 
 
 def relaxed_bernoulli(

@@ -73,7 +73,10 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
     if method == "auto":
         method = "scipy" if scores.device.type == "cpu" else "auction"
     if method == "scipy":
-        slots = _solve(squared)
+        from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
+
+        _, found = linear_sum_assignment(squared.cpu().numpy(), maximize=True)
+        slots = torch.as_tensor(found, device=scores.device)
     else:
         slots = auction(squared, float(scores.max() - scores.min()))
     return slots[:n_rows] % n_columns
@@ -158,10 +161,3 @@ def _bid(scores: Tensor, prices: Tensor, step: float) -> Tensor:
         is_free[owner[owner >= 0]] = False
         free = is_free.nonzero().squeeze(1)
     return owner
-
-
-def _solve(scores: Float[Tensor, "M M"]) -> Int[Tensor, "M"]:
-    from scipy.optimize import linear_sum_assignment  # where it is needed: it takes time to import
-
-    _, columns = linear_sum_assignment(scores.cpu().numpy(), maximize=True)
-    return torch.as_tensor(columns, device=scores.device)

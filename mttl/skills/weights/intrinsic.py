@@ -181,14 +181,10 @@ class IntrinsicInventory(Inventory):
     def _project(self, vectors: Float[Tensor, "N d"]) -> Float[Tensor, "N O I"]:
         wide = torch.promote_types(vectors.dtype, torch.float32)
         with torch.autocast(vectors.device.type, enabled=False):
-            flat = self._current(vectors.device)(vectors.to(wide))
+            if self._drawn is None or self._drawn.device != vectors.device:
+                self._draw(vectors.device)  # type: ignore
+            flat = self._drawn(vectors.to(wide))  # type: ignore[misc]
         return flat.to(vectors.dtype).view(-1, self.out_features, self.in_features)
-
-    def _current(self, device: torch.device) -> DenseProjection | Fastfood:
-        """Return the projection, which is drawn once on each device."""
-        if self._drawn is None or self._drawn.device != device:
-            self._draw(device)  # type: ignore
-        return self._drawn  # type: ignore[return-value]
 
     @torch.compiler.disable
     def _draw(self, device: torch.device) -> None:
