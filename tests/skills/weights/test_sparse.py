@@ -4,7 +4,7 @@ from torch import nn
 
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
-from mttl.skills import SkilledLinear, SparseInventory, attach_skills
+from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.skills.weights.supports import random_indices
 
