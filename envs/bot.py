@@ -33,9 +33,7 @@ class Demonstration:
     """One successful episode of S steps.
 
     Attributes:
-        level: Its name.
-        seed: Of the episode: ``reset(seed=seed)`` begins it.
-        mission: As minigrid words it.
+        seed: ``reset(seed=seed)`` begins the episode.
         images: What the agent saw before each action.
         directions: Where it looked then: 0 right, 1 down, 2 left, 3 up.
         actions: What it did; the last one fulfilled the mission.

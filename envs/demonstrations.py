@@ -1,22 +1,32 @@
-"""Record demonstrations of a bot, for imitation learning.
+"""Record demonstrations of a bot, for imitation learning, and keep them in a file.
 
 Attempt number k of a level has a seed of its own, the same on every machine and for any number of
 workers; attempts at which the bot fails are left out. So the episodes are those that the bot can
 solve, a fact to remember about levels where it often cannot.
+
+A file is a compressed one of numpy arrays. With E episodes and S steps of all of them one after the
+other, it holds ``level`` (E,) names, ``seed`` (E,), ``mission`` (E,), ``length`` (E,) in steps,
+``images`` (S, 7, 7, 3), ``directions`` (S,) and ``actions`` (S,).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from envs.bot import BotFailed, Demonstration, demonstrate
-from envs.errors import LevelError
+from envs.files import load_arrays, written_whole
 from envs.interface import check_levels, slot_seed
+from envs.levels import LevelError
 from envs.process import WorkerProcess, close_workers
 
 # No level that the bot can play has it fail so often in a row; those it cannot end soon.
 MOST_FAILURES = 20
 # Attempts that each worker has ahead of it, so that none waits for another.
 AHEAD = 4
+_OF_EPISODE, _OF_STEP = ("level", "seed", "mission"), ("images", "directions", "actions")
 
 
 def record_demonstrations(
@@ -46,9 +56,8 @@ def record_demonstrations(
     record = []
     try:
         for _ in range(n_workers):
-            workers.append(
-                WorkerProcess("envs.demonstrations:attempt", "a worker that plays the bot")
-            )
+            name = "a worker that plays the bot"
+            workers.append(WorkerProcess("envs.demonstrations:attempt", name))
         for level in levels:
             seeds = (slot_seed(seed, level, number) for number in count())
             attempts = _attempts(level, seeds, workers)
@@ -101,3 +110,31 @@ def _successes(
                 f"minigrid's bot cannot play level '{level}': it failed {n_failures} times in a "
                 f"row, at last: {found}; leave the level out."
             )
+
+
+def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Path) -> None:
+    """Write demonstrations, at least one, whole or not at all."""
+    rows = [vars(one) for one in demonstrations]
+    arrays: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in _OF_EPISODE}
+    arrays |= {name: np.concatenate([row[name] for row in rows]) for name in _OF_STEP}
+    arrays["length"] = np.array([len(row["actions"]) for row in rows])
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load_demonstrations(path: str | Path) -> list[Demonstration]:
+    """Read what `save_demonstrations` has written.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not of this format.
+    """
+    try:
+        arrays = load_arrays(path)
+        columns = [arrays[name].tolist() for name in _OF_EPISODE]
+        columns += [np.split(arrays[name], arrays["length"].cumsum()[:-1]) for name in _OF_STEP]
+        return [Demonstration(*row) for row in zip(*columns, strict=True)]
+    except (AttributeError, KeyError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"'{path}' is not a file of demonstrations, or damaged: {error}"
+        ) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
-from envs.interface import N_ACTIONS, Observation, VectorEnv, slot_seed
+from envs.interface import N_ACTIONS, Observation, VectorEnv
 
 # Maps what is seen, which episodes begin with it (T, N), and which slots still count (T, N), to
 # the actions (T, N). Where an episode begins, a policy with memory must forget.
@@ -31,19 +31,8 @@ class Episodes:
     reward: Float32[np.ndarray, "T E"]
 
 
-def episode_seed(seed: int, level: str, episode: int) -> int:
-    """Return the seed of one episode of evaluation, from 2^30 to 2^31 - 1.
-
-    No training seed lies there, and no two episodes of a level share one.
-    """
-    return slot_seed(seed, level, episode, evaluation=True)
-
-
 def run_episodes(
-    env: VectorEnv,
-    policy: Policy,
-    n_episodes: int,
-    on_episode: Callable[[], object] = lambda: None,
+    env: VectorEnv, policy: Policy, n_episodes: int, on_episode: Callable[[], object] = lambda: None
 ) -> Episodes:
     """Play the first E episodes of every level.
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-FILM_ENDINGS = (".gif", ".mp4")
-
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.files import FILM_ENDINGS, written_whole
+from envs.files import written_whole
 from envs.game import make_game
 from envs.levels import find_level
 
@@ -23,6 +23,7 @@ BAR = 26  # height of the bars of skills
 INK, FAINT = "#0072b2", "#dddddd"
 # How long the last frame of a GIF stays, in usual frames.
 LAST_FRAME = 4
+FRAMES_PER_SECOND = 4.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Episode:
         seed: Of the episode, as in a `Demonstration`.
         actions: S integers from 0 to 6; at most up to the end of the episode.
         shares: How much of each skill the policy uses, drawn as bars.
-        success: Whether it succeeded; the last frame says so.
+        success: The last frame says so.
     """
 
     level: str
@@ -44,13 +45,7 @@ class Episode:
     success: bool | None = None
 
 
-def film(
-    episodes: Episode | Sequence[Episode],
-    path: str | Path,
-    *,
-    tile: int | None = None,
-    frames_per_second: float = 4.0,
-) -> None:
+def film(episodes: Sequence[Episode], path: str | Path) -> None:
     """Play episodes again and film them: the beginning, then one frame after each action.
 
     Below the picture stand mission, step and action, and at the end whether it succeeded. Several
@@ -58,30 +53,25 @@ def film(
 
     Args:
         episodes: One, or several.
-        path: Ends in ".gif" or ".mp4"; missing folders are made.
-        tile: Side of a cell in pixels; by default so that pictures are large enough to read.
-        frames_per_second: Speed.
+        path: Ends in ".gif" or as a video, such as ".mp4"; missing folders are made.
 
     Raises:
         LevelError: If there is no such level.
-        ImportError: If a .mp4 is wanted and imageio's plugin for it is missing.
-        ValueError: If the path ends otherwise, or an episode ends before the last action.
+        ImportError: If a video is wanted and imageio's plugin for it is missing.
+        ValueError: If an episode ends before the last action.
     """
     path = Path(path)
-    if path.suffix not in FILM_ENDINGS:
-        raise ValueError(f"cannot film to '{path}': it must end in {' or '.join(FILM_ENDINGS)}")
-    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+    if path.suffix != ".gif" and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ImportError(
             "a .mp4 needs imageio with ffmpeg: pip install 'imageio[ffmpeg]', or film to a .gif"
         )
-    several = [episodes] if isinstance(episodes, Episode) else list(episodes)
-    n_columns = math.ceil(math.sqrt(len(several)))
+    n_columns = math.ceil(math.sqrt(len(episodes)))
     side = SIDE if n_columns == 1 else max(SIDE // 2, 2 * SIDE // n_columns)
-    films = [_frames(episode, tile, side, titled=n_columns > 1) for episode in several]
+    films = [_frames(episode, side, titled=n_columns > 1) for episode in episodes]
     frames = _grid(films, n_columns)
     with written_whole(path) as temporary:
         if path.suffix == ".gif":
-            durations = [1000 / frames_per_second] * len(frames)
+            durations = [1000 / FRAMES_PER_SECOND] * len(frames)
             durations[-1] *= LAST_FRAME
             frames[0].save(
                 temporary, save_all=True, append_images=frames[1:], duration=durations, loop=0
@@ -90,13 +80,13 @@ def film(
             import imageio.v2 as imageio
 
             pictures: list[Any] = [np.asarray(frame) for frame in frames]
-            options: dict[str, Any] = {"fps": frames_per_second, "macro_block_size": 2}
+            options: dict[str, Any] = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2}
             imageio.mimwrite(temporary, pictures, format="FFMPEG", **options)
 
 
-def _frames(episode: Episode, tile: int | None, side: int, *, titled: bool) -> list[Image.Image]:
+def _frames(episode: Episode, side: int, *, titled: bool) -> list[Image.Image]:
     """Return the frames of an episode."""
-    mission, pictures = replay(episode.level, episode.seed, episode.actions, tile, side)
+    mission, pictures = replay(episode.level, episode.seed, episode.actions, side)
     n_steps = len(episode.actions)
     lines = [f"step 0 of {n_steps}"]
     for step, action in enumerate(episode.actions, start=1):
@@ -125,11 +115,9 @@ def _grid(films: Sequence[list[Image.Image]], n_columns: int) -> list[Image.Imag
 
 
 def replay(
-    level: str, seed: int, actions: Sequence[int], tile: int | None = None, side: int = SIDE
+    level: str, seed: int, actions: Sequence[int], side: int = SIDE
 ) -> tuple[str, list[UInt8[np.ndarray, "height width 3"]]]:
-    """Return the mission and S + 1 pictures of the episode, without caption.
-
-    A cell has ``tile`` pixels, by default so that the picture has the given side.
+    """Return the mission and S + 1 pictures of the episode, of about a given side, without caption.
 
     Raises:
         LevelError: If there is no such level.
@@ -137,7 +125,7 @@ def replay(
     """
     env = make_game(find_level(level))
     env.reset(seed=seed)
-    tile = tile or max(8, side // max(env.width, env.height))
+    tile = max(8, side // max(env.width, env.height))
     pictures = [env.get_frame(tile_size=tile)]
     ended = False
     for step, action in enumerate(actions):

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int, UInt8
 
-from envs.errors import LevelError
-from envs.levels import find_level
+from envs.levels import LevelError, find_level
 
 N_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
 VIEW = 7  # cells along each side of what an agent sees
+
+
+class SimulationError(RuntimeError):
+    """An environment raised or its process died; the message names level, slot, seed and cause."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +87,17 @@ class VectorEnv:
 
     def load_state(self, state: dict[str, Any]) -> Observation:
         """Go on from a state; returns the current observations."""
-        raise NotImplementedError("these environments cannot be restored: use backend 'minigrid'")
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what the environments hold."""
 
 
 def slot_seed(seed: int, level: str, slot: int, evaluation: bool = False) -> int:
-    """Return the seed of one slot, the same on every machine.
+    """Return the seed of one slot, or of an episode of evaluation, the same on every machine.
 
-    Slots of one level never share a seed. Training and evaluation never do either: training seeds
-    lie below 2^30, evaluation seeds from 2^30 to 2^31 - 1.
+    Slots and episodes of one level never share a seed. Training and evaluation never do either:
+    training seeds lie below 2^30, evaluation seeds from 2^30 to 2^31 - 1.
     """
     digest = hashlib.sha256(f"{seed} {level} {evaluation}".encode()).digest()
     first = int.from_bytes(digest[:8], "little")

@@ -11,12 +11,14 @@ References:
 import difflib
 from dataclasses import dataclass
 
-from envs.errors import LevelError
-
 COMPETENCIES = (
     *("ROOM", "DISTR-BOX", "DISTR", "MAZE", "UNBLOCK", "UNLOCK", "IMP-UNLOCK"),
     *("GOTO", "OPEN", "PICKUP", "PUT", "LOC", "SEQ"),
 )
+
+
+class LevelError(ValueError):
+    """A level that is unknown or cannot be played; the message names what can."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,7 @@ _TABLE = {
 }
 LEVELS = {
     name: Level(
-        name,
-        f"BabyAI-{name}-{'v1' if name == 'GoToObjS6' else 'v0'}",
-        tuple(competencies.split()),
+        name, f"BabyAI-{name}-{'v1' if name == 'GoToObjS6' else 'v0'}", tuple(competencies.split())
     )
     for competencies, names in _TABLE.items()
     for name in names.split()

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from envs.errors import SimulationError
 from envs.game import Game, make_game
-from envs.interface import VIEW, Observation, Transition, VectorEnv, slot_seed
+from envs.interface import VIEW, Observation, SimulationError, Transition, VectorEnv, slot_seed
 from envs.levels import LEVELS
 from envs.vocabulary import MISSION_LENGTH, encode
 

@@ -5,7 +5,7 @@ observations and ends, and the same rewards to single precision, in every level 
 layouts are drawn by another random generator, so a seed names another episode than minigrid's;
 their distributions agree in tests. (Of 40,000 episodes of each single room and 20,000
 of each maze, 243 features were compared: the smallest p-value is 0.006, as chance has it. Tests of
-both, with their power, are in ``tests/envs/test_pool_*.py``.) What differs:
+both are in ``tests/envs/test_pool_*.py``.) What differs:
 
 - A mission fulfilled by the very last action counts as cut off in envpool. Here it terminates, as
   in minigrid: its reward tells it apart. A mission *failed* by the very last action has none and
@@ -20,13 +20,13 @@ References:
 import importlib
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from envs.errors import SimulationError
-from envs.interface import Observation, Transition, VectorEnv, slot_seed
+from envs.interface import Observation, SimulationError, Transition, VectorEnv, slot_seed
 from envs.levels import LEVELS
 from envs.local import SLOT, observation_of
 from envs.vocabulary import encode
@@ -65,7 +65,6 @@ class PoolVectorEnv(VectorEnv):
         getaffinity = getattr(os, "sched_getaffinity", None)
         n_processors = len(getaffinity(0)) if getaffinity else os.cpu_count() or 1
         self._n_threads = max(1, n_processors // len(self.levels))
-        self._tokens: dict[bytes, np.ndarray] = {}  # of every mission met so far
         self._missions = self._blank().mission
         self._pools: list[Any] = []
 
@@ -137,10 +136,9 @@ class PoolVectorEnv(VectorEnv):
         """Write the first observations of the episodes that one pool has begun."""
         observation.image[row, begun] = seen["image"]
         observation.direction[row, begun] = seen["direction"]
-        self._missions[row, begun] = [self._encode(text.tobytes()) for text in seen["mission"]]
+        self._missions[row, begun] = [_tokens(text.tobytes()) for text in seen["mission"]]
 
-    def _encode(self, text: bytes) -> np.ndarray:
-        """Return the tokens of a mission in bytes; each is worked out once."""
-        if text not in self._tokens:
-            self._tokens[text] = encode(text.rstrip(b"\0").decode())
-        return self._tokens[text]
+
+@cache
+def _tokens(mission: bytes) -> np.ndarray:
+    return encode(mission.rstrip(b"\0").decode())

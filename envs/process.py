@@ -18,7 +18,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from envs.errors import SimulationError
+from envs.interface import SimulationError
 
 # How long a process may go on with what it is at after its connection was closed, in seconds.
 PATIENCE = 2.0

@@ -1,12 +1,27 @@
-"""Make the environments of many levels that step together."""
+"""Make the environments of many levels that step together, here or dealt to worker processes.
 
+What goes back and forth between processes in a step is one short message to each worker and its
+answer; actions, observations, rewards and flags lie in memory that all share.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
-from envs.interface import VectorEnv
-from envs.local import LocalVectorEnv
+import numpy as np
+from jaxtyping import Int
+
+from envs.interface import Observation, Transition, VectorEnv
+from envs.local import SLOT, LocalVectorEnv, observation_of, transition_of
 from envs.pool import PoolVectorEnv
-from envs.worker import WorkerVectorEnv
+from envs.process import WorkerProcess, close_workers
+
+# Where there is one, a folder in memory.
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 def make_vector_env(
@@ -22,8 +37,8 @@ def make_vector_env(
     """Make N environments of each of T levels.
 
     In training, a slot seeds its environment once and each later episode goes on with the
-    environment's own random numbers. In evaluation every episode has a seed of its own (see
-    `envs.episodes`): slot n plays the episodes n, n + N, n + 2N, ...
+    environment's own random numbers. In evaluation every episode has a seed of its own: slot n
+    plays the episodes n, n + N, n + 2N, ...
 
     Args:
         levels: Names of T levels, each once.
@@ -43,3 +58,110 @@ def make_vector_env(
     if n_workers:
         return WorkerVectorEnv(levels, n_slots, n_workers=n_workers, **common)
     return LocalVectorEnv(levels, n_slots, **common)
+
+
+class WorkerVectorEnv(VectorEnv):
+    """Environments played by ``n_workers`` processes; see `make_vector_env`.
+
+    Every worker has neighbouring slots of all levels, so that each has easy and hard ones. The
+    results are those of a `LocalVectorEnv`, and so are the states. An interrupted call is finished
+    before the next one begins. The workers end with `close`, with this object, or with this
+    process.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[str],
+        n_slots: int,
+        *,
+        n_workers: int,
+        first_slot: int = 0,
+        **given: Any,
+    ) -> None:
+        super().__init__(levels, n_slots)
+        bounds = [n_slots * worker // n_workers for worker in range(n_workers + 1)]
+        self._parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+        self._workers: list[WorkerProcess] = []
+        self._finalizer = weakref.finalize(self, close_workers, self._workers)
+        shape = len(self.levels), n_slots
+        # It has no name: the system frees it with the last process that has it.
+        with tempfile.TemporaryFile(dir=MEMORY) as file:
+            file.truncate(SLOT.itemsize * shape[0] * n_slots)
+            memory = file.fileno()
+            self._slots = map_slots(memory, shape)
+            for part in self._parts:
+                numbers = f"{first_slot + part.start} to {first_slot + part.stop - 1}"
+                name = f"the worker of slots {numbers} of {', '.join(self.levels)}"
+                self._workers.append(WorkerProcess("envs.vector:play", name, shared=[memory]))
+            given |= {"levels": self.levels, "first_slot": first_slot}
+            self._ask("make", [(memory, shape, part, given) for part in self._parts])
+
+    def reset(self) -> Observation:
+        """Begin again, from the seeds of the slots."""
+        self._ask("reset")
+        return observation_of(self._slots)
+
+    def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
+        """Do one action in every environment; begin the next episode where one ended."""
+        self._slots["action"] = actions
+        self._ask("act")
+        return transition_of(self._slots)
+
+    def state(self) -> dict[str, Any]:
+        """Return how the episodes began and what was done since; see `LocalVectorEnv.state`."""
+        states = self._ask("state")
+        rows = zip(*(state["slots"] for state in states), strict=True)
+        return {**states[0], "slots": [[slot for part in row for slot in part] for row in rows]}
+
+    def load_state(self, state: dict[str, Any]) -> Observation:
+        """Go on from a state, taken with any number of workers or none.
+
+        Raises:
+            ValueError: As `LocalVectorEnv.load_state`.
+        """
+        parts = [
+            {
+                **state,
+                "first_slot": state["first_slot"] + part.start,
+                "slots": [row[part] for row in state["slots"]],
+            }
+            for part in self._parts
+        ]
+        self._ask("load_state", [(part,) for part in parts])
+        return observation_of(self._slots)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._finalizer()
+
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
+        """Call a method of every worker's environments, each with its own arguments."""
+        for worker in self._workers:
+            worker.drain()  # what an interrupt left undone
+        for worker, own in zip(self._workers, arguments or [()] * len(self._workers), strict=True):
+            worker.ask(method, *own)
+        return [worker.answer() for worker in self._workers]
+
+
+_env: LocalVectorEnv  # what this process plays, if it is a worker
+
+
+def play(method: str, *arguments: Any) -> Any:
+    """Make the environments of this worker, or call a method of theirs.
+
+    What `reset`, `load_state` and `act` bring lies in the slots.
+    """
+    global _env
+    if method == "make":
+        memory, shape, part, given = arguments
+        slots = map_slots(memory, shape)[:, part]
+        given["first_slot"] += part.start
+        _env = LocalVectorEnv(n_slots=slots.shape[1], stride=shape[1], slots=slots, **given)
+        return None
+    found = getattr(_env, method)(*arguments)
+    return found if method == "state" else None
+
+
+def map_slots(memory: int, shape: tuple[int, int]) -> np.ndarray:
+    """Return the slots (T, N) in the memory of a file descriptor."""
+    return np.ndarray(shape, SLOT, buffer=mmap.mmap(memory, 0))

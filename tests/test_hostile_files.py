@@ -130,7 +130,7 @@ def test_a_backbone_that_is_pickled(backbone: Path, marker: Path, write: Callabl
 
 def test_demonstrations(tmp_path: Path, marker: Path) -> None:
     pytest.importorskip("minigrid", reason="needs the extra `babyai`")
-    from mttl.babyai.level_demonstrations import read_demonstrations
+    from mttl.babyai.demonstration_loader import read_demonstrations
 
     path = tmp_path / "demonstrations.npz"
     names = ("level", "seed", "mission", "length", "images", "directions", "actions")
@@ -183,7 +183,7 @@ def test_recipes_tasks_and_configurations(tmp_path, marker, tag, read, error) ->
 @pytest.mark.parametrize("name", ["<img onerror=alert(1) src=x>", "</script><script>alert(1)//"])
 def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None:
     pytest.importorskip("scipy")
-    from mttl.analysis.explore.explore_page import Explored, explore_page
+    from mttl.analysis.explore.explore_page import explore_page
     from mttl.analysis.routing_record import read_record
     from mttl.analysis.routing_view import RoutingView
 
@@ -198,7 +198,7 @@ def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None
         groups=groups,
     )
     record = read_record(tmp_path)
-    page = explore_page([Explored(RoutingView(record, weights, (name, "b")))])
+    page = explore_page([RoutingView(record, (name, "b"))])
     # In the page's data it is text, whose brackets are escaped; elsewhere it does not stand.
     assert name not in page
     assert name.partition("(")[0] not in page

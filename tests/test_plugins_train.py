@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from pytorch_lightning import Callback
-from mttl.metrics.text_metric import TextMetric
+from mttl.metrics.crossfit import TextMetric
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.token_router import LinearRouter

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mttl.io.errors import TaskError
 from mttl.io.files import write_table, write_text
-from mttl.metrics.crossfit import check_metric
+from mttl.metrics.metric_names import check_metric
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import JSON_LINES, line_of
 

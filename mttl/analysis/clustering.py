@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.permutation_test import PermutationTest, permutation_test
+from mttl.analysis.statistics import PermutationTest, permutation_test
 
 
 def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"]:

@@ -5,15 +5,15 @@ layers on its own. Every factor is scored alone: of two that routing reveals, th
 the skills taken by the stronger.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mttl.analysis.clustering import adjusted_mutual_information
-from mttl.analysis.permutation_test import PermutationTest, permutation_test
-from mttl.analysis.similarity import task_similarity
+from mttl.analysis.projection import task_similarity
+from mttl.analysis.statistics import PermutationTest, permutation_test
 
 _CHANCE = 0.5  # the area under the curve without information
 
@@ -51,20 +51,17 @@ def factor_recovery(
     a skill that its tasks use and no others; pairs compares rows of all groups at once. The
     baseline permutes a factor's values among tasks that are equal in all other factors, and matches
     again: what routing reveals about the others counts as chance here. If such tasks never differ
-    in the factor (others determine it), the result is None.
+    in the factor (others determine it, or it has one value only), the result is None.
 
     Args:
         use: How much each task uses each skill: probabilities or weights; heads are groups.
         factors: By name of a factor, its value for every task.
         n_permutations: Of the baseline, at least 1.
         seed: Of the baseline.
-
-    Raises:
-        ValueError: If a factor has one value only, or a use is not finite.
     """
-    if not np.isfinite(use).all():
-        raise ValueError("use must be finite; some of it is infinite or not a number")
-    labels = {name: _codes(name, values) for name, values in factors.items()}
+    labels = {
+        name: np.unique(list(values), return_inverse=True)[1] for name, values in factors.items()
+    }
     known, ranks = np.stack([*labels.values()]), _ranks(use)
     recovered: dict[str, FactorRecovery | None] = {}
     for number, (name, own) in enumerate(labels.items()):
@@ -74,7 +71,7 @@ def factor_recovery(
         if not any(np.ptp(own[blocks == block]) for block in range(blocks.max() + 1)):
             recovered[name] = None
             continue
-        score = _Score(use, ranks, others)
+        score = _scorer(use, ranks, others)
         generator = np.random.default_rng(seed)
         orders = (_within(blocks, generator) for _ in range(n_permutations))
         permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
@@ -82,43 +79,31 @@ def factor_recovery(
     return recovered
 
 
-class _Score:
-    """The three scores of one factor, as a function of the tasks' values."""
+def _scorer(
+    use: Float[np.ndarray, "G T K"],
+    ranks: Float[np.ndarray, "G T K"],
+    others: Int[np.ndarray, "F T"],
+) -> Callable[[Int[np.ndarray, "T"]], tuple[float, float, float]]:
+    """Return the three scores of one factor, as a function of the tasks' values."""
+    similarity = task_similarity(_unexplained(use, others), "cosine")
+    one, two = np.triu_indices(len(similarity), 1)
+    apart = (others[:, one] != others[:, two]).all(0)
+    one, two = one[apart], two[apart]
+    # Equal likenesses differ by rounding, and their ranks must not.
+    pair_ranks = _ranks(similarity[one, two].round(9)[None, :, None])[0]  # (P, 1)
 
-    def __init__(
-        self,
-        use: Float[np.ndarray, "G T K"],
-        ranks: Float[np.ndarray, "G T K"],
-        others: Int[np.ndarray, "F T"],
-    ) -> None:
-        self._use, self._ranks = use, ranks
-        similarity = task_similarity(_unexplained(use, others), "cosine")
-        one, two = np.triu_indices(len(similarity), 1)
-        apart = (others[:, one] != others[:, two]).all(0)
-        self._pairs = one[apart], two[apart]
-        # Equal likenesses differ by rounding, and their ranks must not.
-        likeness = similarity[self._pairs].round(9)
-        self._pair_ranks = _ranks(likeness[None, :, None])[0]  # (P, 1)
+    def matching(group: int, members: Bool[np.ndarray, "V T"]) -> tuple[float, float]:
+        skills, scores = _match(ranks[group], members)
+        clusters = _most_used(use[group], skills[skills >= 0])
+        return adjusted_mutual_information(members.argmax(0)[None], clusters)[0], scores.mean()
 
-    def __call__(self, labels: Int[np.ndarray, "T"]) -> tuple[float, float, float]:
+    def score(labels: Int[np.ndarray, "T"]) -> tuple[float, float, float]:
         members = labels == np.arange(labels.max() + 1)[:, None]
-        found = np.array([self._matched(group, members) for group in range(len(self._use))])
-        agreement, matching = found.mean(0)
-        equal = labels[self._pairs[0]] == labels[self._pairs[1]]
-        return agreement, matching, float(_areas(self._pair_ranks, equal[None])[0, 0])
+        agreement, areas = np.array([matching(g, members) for g in range(len(use))]).mean(0)
+        equal = labels[one] == labels[two]
+        return agreement, areas, float(_areas(pair_ranks, equal[None])[0, 0])
 
-    def _matched(self, group: int, members: Bool[np.ndarray, "V T"]) -> tuple[float, float]:
-        skills, scores = _match(self._ranks[group], members)
-        clusters = _most_used(self._use[group], skills[skills >= 0])
-        agreement = adjusted_mutual_information(members.argmax(0)[None], clusters)[0]
-        return agreement, scores.mean()
-
-
-def _codes(name: str, values: Sequence[str]) -> Int[np.ndarray, "T"]:
-    codes = np.unique(list(values), return_inverse=True)[1]
-    if not codes.any():
-        raise ValueError(f"the factor '{name}' has one value only; there is nothing to recover")
-    return codes
+    return score
 
 
 def _unexplained(

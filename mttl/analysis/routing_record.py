@@ -8,22 +8,29 @@
 
 With several heads each head is a group. Probabilities are what the router says of itself before it
 normalises.
+
+`mttl ablate` writes ``RUN/ablation/ablation.npz``, how tasks change where a skill is switched off:
+``losses`` and, where answers were asked for, ``scores``: changes (P, T, K) in P parts of the
+network; ``losses_before`` and ``scores_before (T,)``; ``tasks``, ``layers (P,)`` and ``groups``;
+and ``pairs (G, K)``, the skills of every group of layers in the common order by which they are
+numbered where one is switched off in all.
 """
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from envs.files import load_arrays
-from mttl.analysis.layers import ACTIVE
+from mttl.analysis.statistics import ACTIVE
 from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_table
 
 PREFIX = "routing/"
+FOLDER, FILE = "ablation", "ablation.npz"
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
 
 
@@ -40,22 +47,20 @@ class RoutingRecord:
     """The routing of a run.
 
     Attributes:
-        folder: The run's.
-        tasks: Names of the tasks.
         groups: Names of the groups of layers.
         weights: Mixing weights of the weights that the run kept.
-        history: How they came about, if the run recorded it.
+        probabilities: How likely each task is to use each skill, before normalisation.
+        history: How the weights came about, if the run recorded it.
         curves: The statistics over training, by name (``discreteness``, ``encoder/usage`` …).
-        probabilities: How likely each task is to use each skill; None for a table of tokens.
     """
 
     folder: Path
     tasks: tuple[str, ...]
     groups: tuple[str, ...]
     weights: Float[np.ndarray, "G T K"]
-    history: RoutingHistory | None
-    curves: Curves
-    probabilities: Float[np.ndarray, "G T K"] | None = None
+    probabilities: Float[np.ndarray, "G T K"]
+    history: RoutingHistory | None = None
+    curves: Curves = field(default_factory=dict)
 
 
 def read_record(folder: str | Path) -> RoutingRecord:
@@ -71,34 +76,27 @@ def read_record(folder: str | Path) -> RoutingRecord:
             f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
             "this file last. An interrupted run is finished with --resume"
         )
-    arrays = read_arrays(path, ("weights", "probabilities", "tasks", "groups"))
-    weights, probabilities = arrays["weights"], arrays["probabilities"]
+    names = ("tasks", "groups", "weights", "probabilities")
+    tasks, groups, weights, probabilities = read_arrays(path, names).values()
+    curves = {
+        name.removeprefix(PREFIX).replace("active_cells", ACTIVE): curve
+        for name, curve in read_metrics(folder).items()
+        if name.startswith(PREFIX)
+    }
     return RoutingRecord(
-        folder=folder,
-        tasks=tuple(arrays["tasks"].tolist()),
-        groups=tuple(arrays["groups"].tolist()),
-        weights=weights.astype(np.float64),
-        history=_read_history(path.with_name("routing_history.npz")),
-        curves={
-            name.removeprefix(PREFIX).replace("active_cells", ACTIVE): curve
-            for name, curve in read_metrics(folder).items()
-            if name.startswith(PREFIX)
-        },
-        probabilities=probabilities.astype(np.float64),
+        *(folder, tuple(tasks.tolist()), tuple(groups.tolist())),
+        *(weights.astype(np.float64), probabilities.astype(np.float64)),
+        *(read_history(folder), curves),
     )
 
 
-def _read_history(path: Path) -> RoutingHistory | None:
+def read_history(folder: Path) -> RoutingHistory | None:
+    """Read the mixing weights over a training or an adaptation, if they were written down."""
+    path = folder / "plots" / "routing_history.npz"
     if not os.path.lexists(path):
         return None
-    arrays = read_arrays(path, ("steps", "weights"))
-    steps, weights = arrays["steps"], arrays["weights"]
+    steps, weights = read_arrays(path, ("steps", "weights")).values()
     return RoutingHistory(steps, weights.astype(np.float64)) if len(steps) else None
-
-
-def read_adaptation_history(folder: Path) -> RoutingHistory | None:
-    """Read how the row of an adapted task came about, if it was written down."""
-    return _read_history(folder / "plots" / "routing_history.npz")
 
 
 def read_metrics(folder: Path) -> Curves:
@@ -120,6 +118,49 @@ def read_metrics(folder: Path) -> Curves:
         raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
     columns = ((name, zip(*found, strict=True)) for name, found in points.items())
     return {name: (np.array(steps), np.array(values)) for name, (steps, values) in columns}
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """How tasks change where a skill is switched off, in some layers.
+
+    Attributes:
+        pairs: The skills of every group in the common order.
+        losses: Change of the loss; more is worse.
+        scores: Change of the score, if it was asked for; less is worse.
+    """
+
+    tasks: tuple[str, ...]
+    layers: tuple[str, ...]
+    groups: tuple[str, ...]
+    pairs: Int[np.ndarray, "G K"]
+    losses: Float[np.ndarray, "P T K"]
+    scores: Float[np.ndarray, "P T K"] | None
+
+    @property
+    def quantity(self) -> str:
+        """What `changes` are of."""
+        return "loss" if self.scores is None else "score"
+
+    @property
+    def changes(self) -> Float[np.ndarray, "P T K"]:
+        """The changes of the score, in points of a hundred, else of the loss."""
+        return self.losses if self.scores is None else 100 * self.scores
+
+
+def read_ablation(path: Path) -> Ablation | None:
+    """Read what was written down, if it was.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    path = path / FOLDER / FILE if path.is_dir() else path
+    if not os.path.lexists(path):
+        return None
+    arrays = read_arrays(path, ("tasks", "layers", "groups", "pairs", "losses"), ("scores",))
+    tasks, layers, groups = (tuple(arrays[name].tolist()) for name in ("tasks", "layers", "groups"))
+    pairs = arrays["pairs"].astype(np.int64)
+    return Ablation(tasks, layers, groups, pairs, arrays["losses"], arrays.get("scores"))
 
 
 def read_arrays(

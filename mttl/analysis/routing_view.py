@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mttl.analysis.clustering import task_order, task_tree
-from mttl.analysis.layers import effective_skills_over_training, layer_statistics
+from mttl.analysis.projection import task_similarity
 from mttl.analysis.routing_record import Curves, RoutingRecord
-from mttl.analysis.similarity import task_similarity
 from mttl.analysis.skill_matching import align_groups, matched
+from mttl.analysis.statistics import effective_skills_over_training, layer_statistics
+from mttl.analysis.token_record import TokenRoutingRecord
 from mttl.io.errors import TaskError
 
 
@@ -21,17 +22,17 @@ class RoutingView:
 
     Attributes:
         record: What the run wrote down.
-        probabilities: How likely each task is to use each skill, before normalisation.
         categories: One per task.
         trails: How the rows of adapted tasks moved over their adaptation, by name.
         members: What the skills are, where they are those of a library: the same in all groups.
+        tokens: What its tokens chose, for the page.
     """
 
     record: RoutingRecord
-    probabilities: Float[np.ndarray, "G T K"]
     categories: tuple[str, ...]
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    tokens: TokenRoutingRecord | None = None
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class RoutingView:
     @cached_property
     def mean_probabilities(self) -> Float[np.ndarray, "T K"]:
         """The probabilities likewise."""
-        return matched(self.probabilities, self.pairs).mean(0)
+        return matched(self.record.probabilities, self.pairs).mean(0)
 
     @cached_property
     def tree(self) -> Float[np.ndarray, "T-1 4"]:
@@ -87,7 +88,7 @@ class RoutingView:
     @cached_property
     def statistics(self) -> Float[np.ndarray, "G 4"]:
         """The statistics of every group of layers."""
-        return layer_statistics(self.probabilities)
+        return layer_statistics(self.record.probabilities)
 
     @cached_property
     def curves(self) -> Curves:
@@ -123,8 +124,8 @@ class RoutingView:
             tasks=one.tasks,
             groups=one.groups,
             weights=other.weights[cells],
+            probabilities=other.probabilities[cells],
             history=None,
-            probabilities=None,
         )
         categories = tuple(self.categories[task] for task in tasks)
-        return RoutingView(record, self.probabilities[cells], categories, members=self.members)
+        return RoutingView(record, categories, members=self.members)

@@ -7,7 +7,7 @@ layers. They are matched before anything is averaged.
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.permutation_test import PermutationTest, permutation_test
+from mttl.analysis.statistics import PermutationTest, permutation_test
 
 MOST_ROUNDS = 20
 

@@ -11,7 +11,7 @@ from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_files import check_named
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import read_table
-from mttl.metrics.crossfit import check_metric
+from mttl.metrics.metric_names import check_metric
 from mttl.runtime.gpus import device_of
 
 

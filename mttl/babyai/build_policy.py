@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from envs.vocabulary import N_TOKENS
 from mttl.assembly.build_router import build_router, count_skills
@@ -14,13 +13,6 @@ from mttl.config.router_schema import Router
 from mttl.config.section import Section
 from mttl.io.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
-
-# A policy has no blocks or stacks; the finest granularity is the layer.
-GRANULARITIES: dict[str, Literal["model", "layer"]] = {
-    "model": "model",
-    "layer": "layer",
-    "linear": "layer",
-}
 
 
 class PolicySettings(Section):
@@ -82,22 +74,14 @@ def _assemble(
     settings: PolicySettings, levels: Sequence[str], *, trained: bool = False
 ) -> ComposedModel:
     network, skills, router = settings.policy, settings.skills, settings.router
-    policy = Policy(
-        N_TOKENS,
-        n_channels=network.n_channels,
-        memory_size=network.memory_size,
-        instruction_size=network.instruction_size,
-        word_size=network.instruction_size,
-        norm=network.norm,
-        init=network.init,
-    )
+    policy = Policy(N_TOKENS, word_size=network.instruction_size, **network.model_dump())
     n_skills = count_skills(skills.n_skills, router, len(levels))
     inventory = ModuleInventory(
         policy,
         n_skills,
-        granularity=GRANULARITIES[router.granularity],
+        # A policy has no blocks or stacks; the finest granularity is the layer.
+        granularity="model" if router.granularity == "model" else "layer",
         **skills.model_dump(exclude={"n_skills", "n_heads"}),
     )
-    n_groups = inventory.n_groups
-    task_router = build_router(router, n_groups, levels, 1, n_skills, trained=trained)
+    task_router = build_router(router, inventory.n_groups, levels, 1, n_skills, trained=trained)
     return ComposedModel(policy, inventory, task_router, train_base=settings.train_base)

@@ -9,17 +9,124 @@ first, each level for itself: the short ones of all levels meet in one batch.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
-from jaxtyping import Int64
+import torch
+from jaxtyping import Bool, Int, Int64, UInt8
+from torch import Tensor
 
-from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
-from mttl.io.errors import CheckpointError
+from envs.bot import Demonstration
+from envs.demonstrations import load_demonstrations
+from envs.vocabulary import encode
+from mttl.babyai.rl.sequences import without_padding
+from mttl.io.errors import CheckpointError, ConfigError, nearest
 
+RECORD = "`mttl babyai record`"
 WINDOW = 16  # batches; more would leave less to chance about which episodes meet
+
+
+@dataclass(frozen=True)
+class LevelDemonstrations:
+    """The E demonstrations of one level, their F frames laid end to end, an image per action.
+
+    Attributes:
+        lengths: Frames of each demonstration.
+        missions: Tokens of what each was asked, padded with 0.
+    """
+
+    images: UInt8[np.ndarray, "F 7 7 3"]
+    actions: UInt8[np.ndarray, "F"]
+    lengths: Int64[np.ndarray, "E"]
+    missions: UInt8[np.ndarray, "E M"]
+
+    def frames(self, episodes: Int[np.ndarray, "N"], n_steps: int) -> Int64[np.ndarray, "S N"]:
+        """Return where the steps of some episodes are; the last repeats where one has ended."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        steps = np.arange(n_steps)[:, None]
+        return starts[episodes] + np.minimum(steps, self.lengths[episodes] - 1)
+
+
+@dataclass(frozen=True)
+class DemonstrationBatch:
+    """N whole demonstrations of each of T levels, in as many steps S as the longest takes.
+
+    Attributes:
+        mask: The demonstration had not ended; where it had, the other fields only pad.
+    """
+
+    images: UInt8[Tensor, "T S N 7 7 3"]
+    missions: UInt8[Tensor, "T N M"]
+    actions: Int64[Tensor, "T S N"]
+    mask: Bool[Tensor, "T S N"]
+
+    def to(self, device: torch.device) -> "DemonstrationBatch":
+        """Return the batch on a device."""
+        return DemonstrationBatch(**{name: x.to(device) for name, x in vars(self).items()})
+
+
+def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:
+    """Read the demonstrations of some levels from a file.
+
+    Returns:
+        Those of each level, in the order of the names.
+
+    Raises:
+        ConfigError: If there is no such file, it is damaged, or it lacks a level.
+    """
+    path = Path(path)
+    try:
+        record = load_demonstrations(path)
+        counts = Counter(episode.level for episode in record)
+        missing = [level for level in levels if level not in counts]
+        if not missing:
+            return [_of_level(record, level) for level in levels]
+    except FileNotFoundError:
+        hint = nearest(path.name, (file.name for file in path.parent.glob("*.npz")))
+        raise ConfigError(
+            f"rl.demonstrations: the file '{path}' does not exist.{hint} Record one with {RECORD}"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"rl.demonstrations: {error}. Name another file, or record it again with {RECORD}"
+        ) from error
+    there = ", ".join(f"{level} ({n})" for level, n in counts.items())
+    raise ConfigError(
+        f"rl.demonstrations: '{path}' has none of {', '.join(missing)}, only of {there}. Record "
+        f"all levels with {RECORD}, or leave the others out of rl.levels"
+    )
+
+
+def _of_level(record: Sequence[Demonstration], level: str) -> LevelDemonstrations:
+    own = [episode for episode in record if episode.level == level]
+    return LevelDemonstrations(
+        images=np.concatenate([episode.images for episode in own]),
+        actions=np.concatenate([episode.actions for episode in own]),
+        lengths=np.array([len(episode.actions) for episode in own], np.int64),
+        missions=np.stack([encode(episode.mission) for episode in own]),
+    )
+
+
+def pad_episodes(
+    demonstrations: Sequence[LevelDemonstrations], chosen: Int[np.ndarray, "T N"]
+) -> DemonstrationBatch:
+    """Return some demonstrations as a batch, all as long as the longest of them."""
+    pairs = list(zip(demonstrations, chosen, strict=True))
+    lengths = np.stack([level.lengths[episodes] for level, episodes in pairs])  # (T, N)
+    n_steps = int(lengths.max())
+    frames = [(level, level.frames(episodes, n_steps)) for level, episodes in pairs]
+    missions = np.stack([level.missions[episodes] for level, episodes in pairs])
+    actions = np.stack([level.actions[own] for level, own in frames])
+    return DemonstrationBatch(
+        images=torch.from_numpy(np.stack([level.images[own] for level, own in frames])),
+        missions=without_padding(torch.from_numpy(missions)),
+        actions=torch.from_numpy(actions.astype(np.int64)),
+        mask=torch.from_numpy(np.arange(n_steps)[:, None] < lengths[:, None]),
+    )
 
 
 class DemonstrationLoader:
@@ -46,11 +153,11 @@ class DemonstrationLoader:
         self.rank, self.n_ranks = rank, n_ranks
         self.before_batch: Callable[[], object] = lambda: None
         self._pass = self._next = 0
+        self._n_episodes = [len(level.lengths) for level in self.levels]
 
     def __len__(self) -> int:
         """Return the number of batches of a whole pass, in every process."""
-        most = max(len(level.lengths) for level in self.levels)
-        return math.ceil(most / (self.batch_size * self.n_ranks))
+        return math.ceil(max(self._n_episodes) / (self.batch_size * self.n_ranks))
 
     def __iter__(self) -> Iterator[DemonstrationBatch]:
         number, first = self._pass, self._next
@@ -74,61 +181,21 @@ class DemonstrationLoader:
 
     def state(self) -> dict[str, Any]:
         """Return the position of the next batch, and what it depends on."""
-        return {"pass": self._pass, "next": self._next, "n_episodes": self._n_episodes()}
+        return {"pass": self._pass, "next": self._next, "n_episodes": self._n_episodes}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next `iter` begins there.
+    def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
+        """Go to a saved position, the same in all processes; the next `iter` begins there.
 
         Raises:
             CheckpointError: If it was saved with other numbers of demonstrations.
         """
-        if state["n_episodes"] != self._n_episodes():
+        if state["n_episodes"] != self._n_episodes:
             raise CheckpointError(
-                f"the levels have {self._n_episodes()} demonstrations, but {state['n_episodes']} "
+                f"the levels have {self._n_episodes} demonstrations, but {state['n_episodes']} "
                 "when the checkpoint was saved; resume with the file of rl.demonstrations that the "
                 "run began with"
             )
         self._pass, self._next = state["pass"], state["next"]
-
-    def _n_episodes(self) -> list[int]:
-        return [len(level.lengths) for level in self.levels]
-
-
-class DemonstrationDataModule(pl.LightningDataModule):
-    """Demonstrations as Lightning's training data; its state is that of the loader.
-
-    Attributes:
-        loader: Made when the trainer has said which process this is.
-    """
-
-    loader: DemonstrationLoader
-
-    def __init__(self, levels: Sequence[LevelDemonstrations], batch_size: int, *, seed: int):
-        super().__init__()
-        self.levels, self.batch_size, self.seed = levels, batch_size, seed
-
-    def setup(self, stage: str) -> None:
-        """Make the loader of this process."""
-        assert self.trainer is not None
-        self.loader = DemonstrationLoader(
-            self.levels,
-            self.batch_size,
-            seed=self.seed,
-            rank=self.trainer.global_rank,
-            n_ranks=self.trainer.world_size,
-        )
-
-    def train_dataloader(self) -> DemonstrationLoader:
-        """Return the loader."""
-        return self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly."""
-        return self.loader.state()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.loader.load_state(state_dict)
 
 
 def _deal(

@@ -3,30 +3,26 @@
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from envs.errors import LevelError
 from envs.interface import check_levels
-from mttl.adaptation.modes import (
-    TRAINED_ROLES,
-    adapted_router,
-    own_skills,
-    require_trainable,
-)
+from envs.levels import LevelError
+from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, own_skills, require_trainable
 from mttl.adaptation.results import check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.level_results import CHOICES, LevelJob, LevelResult, level_table
 from mttl.babyai.policy_monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
-from mttl.babyai.train import environment_errors, learning_of, played_episodes
+from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoints.checkpoint_file import check_weights
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
@@ -34,15 +30,74 @@ from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError, TaskError
+from mttl.io.record import Record
 from mttl.runtime.command import make_console
+from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 
+CHOICES = ("greedy", "sampled")
 FOR_TEXT = {
     **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},
     **{"backbone": None, "save": False},
 }
+
+
+class LevelJob(NamedTuple):
+    """An adaptation to a level, with a seed."""
+
+    level: str
+    seed: int
+
+    def __str__(self) -> str:
+        """Name the job in a message."""
+        return f"{self.level}, seed {self.seed}"
+
+
+class LevelResult(Record):
+    """How one adaptation ended.
+
+    Attributes:
+        greedy: Success rate on the episodes of evaluation, taking the most likely action.
+        greedy_steps: Mean number of their steps; ``sampled`` is the same, drawing actions.
+        episodes: Episodes that were played to adapt, with ``frames`` steps.
+        solved_after: Episodes until the success rate that counts as solved; None if never.
+        n_trained: Parameters that were trained.
+    """
+
+    level: str
+    seed: int
+    mode: str
+    greedy: float
+    sampled: float
+    greedy_steps: float
+    sampled_steps: float
+    episodes: int
+    frames: int
+    solved_after: int | None
+    n_trained: int
+
+    @property
+    def job(self) -> LevelJob:
+        """The level and the seed."""
+        return LevelJob(self.level, self.seed)
+
+
+def level_table(results: Sequence[LevelResult], title: str) -> Table:
+    """Return a row per level: success (%) and episodes to solve it, means over seeds."""
+    headings = ("seeds", *CHOICES, "episodes", "solved after")
+    table = TextTable(title).words("level").numbers(*headings)
+    for level in dict.fromkeys(result.level for result in results):
+        rows = [result for result in results if result.level == level]
+        solved = [row.solved_after for row in rows if row.solved_after is not None]
+        after = f"{fmean(solved):,.0f}" if solved else "–"
+        if solved and len(solved) < len(rows):
+            after += f" ({len(solved)} of {len(rows)})"
+        rates = [f"{100 * fmean(getattr(row, name) for row in rows):.1f}" for name in CHOICES]
+        episodes = f"{fmean(row.episodes for row in rows):,.0f}"
+        table.add_row(level, str(len(rows)), *rates, episodes, after)
+    return table
 
 
 def adapt_run(
@@ -86,7 +141,6 @@ def adapt_babyai(
 
     Raises:
         ConfigError: If levels are missing, or results there are of other settings.
-        MttlError: If another process writes there, or a line of the results is damaged.
         TaskError: If a level was trained on.
         CheckpointError: If the run holds no policies.
         TrainingError: If an environment breaks; or, after the other jobs, if some diverged.
@@ -116,8 +170,8 @@ def adapt_babyai(
     results = ResumableJobs(folder / "results.jsonl", LevelResult)
 
     def work(job: LevelJob, on_step: Callable[[], object]) -> LevelResult:
-        curve = folder / "curves" / f"{job.level}-{job.seed}.csv"
-        return _run_job(config, model, source, *job, curve, status)
+        rows = MetricsFile(folder / "curves" / f"{job.level}-{job.seed}.csv")
+        return _run_job(config, model, source, job, rows, status)
 
     def shown(result: LevelResult) -> str:
         return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"
@@ -159,12 +213,12 @@ def _run_job(
     config: BabyAIConfig,
     trained: ComposedModel,
     source: str | Path,
-    level: str,
-    seed: int,
-    curve: Path,
+    job: LevelJob,
+    rows: MetricsFile,
     status: Console,
 ) -> LevelResult:
     """Adapt to one level and play the episodes of evaluation."""
+    level, seed = job
     pl.seed_everything(seed, verbose=False)
     rl, settings = config.rl, config.adapt
     if settings.mode == "from_scratch":
@@ -173,32 +227,27 @@ def _run_job(
         model = adapt_policies(copy.deepcopy(trained), settings.mode, init=settings.init)
     model.train()
     n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    rows = MetricsFile(curve)
     if n_trained:
-        _learn(config, model, level, seed, rows, status)
+        _learn(config, model, job, rows, status)
     scores = {}
     for choose in CHOICES:
-        episodes = play_levels(model, [level], status, choose=choose, **played_episodes(rl))
+        played = rl.evaluation.model_dump(include={"n_episodes", "seed"})
+        episodes = play_levels(model, [level], status, choose=choose, **played)
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
-    played = [row for row in rows.rows.values() if "episodes" in row]
+    counts = [row for row in rows.rows.values() if "episodes" in row] or [{}]
     return LevelResult(
         **{"level": level, "seed": seed, "mode": settings.mode},
         **scores,
-        episodes=int(played[-1]["episodes"]) if played else 0,
-        frames=int(played[-1]["frames"]) if played else 0,
+        episodes=int(counts[-1].get("episodes", 0)),
+        frames=int(counts[-1].get("frames", 0)),
         solved_after=_solved_after(rows, level, rl.success_rate),
         n_trained=n_trained,
     )
 
 
 def _learn(
-    config: BabyAIConfig,
-    model: ComposedModel,
-    level: str,
-    seed: int,
-    rows: MetricsFile,
-    status: Console,
+    config: BabyAIConfig, model: ComposedModel, job: LevelJob, rows: MetricsFile, status: Console
 ) -> None:
     """Learn as in training, with the rates of adaptation, from rollouts or demonstrations."""
     settings, section = config.adapt, config.trainer
@@ -208,11 +257,11 @@ def _learn(
     }
     own = config.model_copy(
         update={
-            "run": config.run.model_copy(update={"seed": seed}),
+            "run": config.run.model_copy(update={"seed": job.seed}),
             "optim": config.optim.model_copy(update=rates),
         }
     )
-    learning = learning_of(own, model, [level])
+    learning = learning_of(own, model, [job.level])
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
         accelerator=section.accelerator,
@@ -225,7 +274,7 @@ def _learn(
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    with learning.open_data(0) as data:
+    with learning.open_data(trainer) as data:
         trainer.fit(learning.module, datamodule=data)
     if trainer.interrupted:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Lightning modules for policies: what all share, and the one that learns from rewards."""
+"""Lightning modules for policies, which learn from rewards or from demonstrations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mttl.babyai.rl.ppo import ppo_loss
+from mttl.babyai.demonstration_loader import DemonstrationBatch
+from mttl.babyai.rl.losses import imitation_loss, ppo_loss
 from mttl.babyai.rl.sequences import EpisodeSequences
 from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.config.babyai_schema import Ppo
@@ -82,11 +83,7 @@ class PpoModule(PolicyModule):
     """Trains the policies of all levels from rewards, on minibatches of rollouts."""
 
     def __init__(
-        self,
-        model: ComposedModel,
-        levels: Sequence[str],
-        optim: Optim,
-        weights: Ppo,
+        self, model: ComposedModel, levels: Sequence[str], optim: Optim, weights: Ppo
     ) -> None:
         super().__init__(model, levels, optim)
         self.weights = weights
@@ -107,3 +104,57 @@ class PpoModule(PolicyModule):
             entropy_coef=self.weights.entropy_coef,
         )
         return self.total_loss(loss, statistics)
+
+
+class ImitationModule(PolicyModule):
+    """Trains the policies of all levels to act as in demonstrations.
+
+    A policy follows each demonstration from beginning to end with its own memory; gradients flow
+    back a number of steps. All levels have the same weight, however long their demonstrations are.
+    The critic learns nothing.
+    """
+
+    def __init__(
+        self,
+        model: ComposedModel,
+        levels: Sequence[str],
+        optim: Optim,
+        *,
+        recurrence: int,
+        entropy_coef: float,
+    ) -> None:
+        super().__init__(model, levels, optim)
+        self.recurrence = recurrence
+        self.entropy_coef = entropy_coef
+
+    def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
+        """Return the loss of a batch, with the router's prior."""
+        logits, values = self._follow(batch)
+        losses, statistics = [], []
+        for of_level in zip(logits, batch.actions, batch.mask, strict=True):
+            loss, found = imitation_loss(*of_level, entropy_coef=self.entropy_coef)
+            losses.append(loss)
+            statistics.append(found)
+        noted = {name: torch.stack([own[name] for own in statistics]) for name in statistics[0]}
+        means = {name: of_levels.mean() for name, of_levels in noted.items()}
+        own = {f"accuracy/{level}": noted["accuracy"][n] for n, level in enumerate(self.levels)}
+        # The critic is given gradients of zero: parameters without any stop several processes.
+        return self.total_loss(torch.stack(losses).mean() + 0.0 * values.sum(), means | own)
+
+    def _follow(self, batch: DemonstrationBatch) -> tuple[Tensor, Tensor]:
+        """Return logits (T, S, N, A) and values (T, S, N) of whole demonstrations."""
+        n_tasks, n_steps, n_episodes = batch.actions.shape
+        index = torch.arange(n_episodes, device=self.device).expand(n_tasks, n_steps, n_episodes)
+        begins = torch.zeros_like(batch.mask)  # they begin with an empty memory
+        memory_size: Any = self.model.base.memory_size
+        memory = torch.zeros(n_tasks, n_episodes, 2 * memory_size, device=self.device)
+        parameters = self.model.task_parameters(self.task_ids)
+        logits, values = [], []
+        frames = (x.split(self.recurrence, dim=1) for x in (batch.images, index, begins))
+        for images, own, none in zip(*frames, strict=True):
+            out, value, memory = self.model.run(
+                parameters, images, batch.missions, own, memory.detach(), none
+            )
+            logits.append(out.float())
+            values.append(value.float())
+        return torch.cat(logits, dim=1), torch.cat(values, dim=1)

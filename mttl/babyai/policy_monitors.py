@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,8 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
-from mttl.babyai.imitation_module import ImitationModule
-from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rl.learning_curve import ROUNDING
+from mttl.babyai.policy_module import ImitationModule
+from mttl.babyai.rl.learning_curve import ROUNDING, EpisodeLog
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
 ROLLOUTS = 10  # over which a success rate is averaged
@@ -26,14 +25,14 @@ class LineMonitor(Callback):
         self.console = console
         self._last_line = 0.0
 
-    def print_if_due(self, trainer: pl.Trainer, line: Callable[[], str]) -> bool:
+    def print_if_due(self, trainer: pl.Trainer, line: str) -> bool:
         """Return whether the line was printed."""
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         if not trainer.is_global_zero or not (due or last):
             return False
         self._last_line = time.monotonic()
-        self.console.print(line(), highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, soft_wrap=True)
         return True
 
 
@@ -43,16 +42,11 @@ class ImitationMonitor(LineMonitor):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the line."""
         assert isinstance(pl_module, ImitationModule)
+        means, n_passes = pl_module.means(), trainer.current_epoch + 1
+        rates = {level: float(means[f"accuracy/{level}"]) for level in pl_module.levels}
         self.print_if_due(
-            trainer,
-            lambda: accuracy_line(trainer.current_epoch + 1, pl_module.means(), pl_module.levels),
+            trainer, f"pass {n_passes}; actions as demonstrated (%): {percentages(rates)}"
         )
-
-
-def accuracy_line(n_passes: int, means: dict[str, torch.Tensor], levels: tuple[str, ...]) -> str:
-    """Return the accuracies (%) in one line."""
-    shown = "  ".join(f"{level} {100 * float(means[f'accuracy/{level}']):.0f}" for level in levels)
-    return f"pass {n_passes}; actions as demonstrated (%): {shown}"
 
 
 class EpisodeMonitor(LineMonitor):
@@ -79,13 +73,14 @@ class EpisodeMonitor(LineMonitor):
                 {name: value for name, value in row.items() if not math.isnan(value)},
                 trainer.global_step,
             )
-        rates = [row[f"success/{level}"] for level in self.counts.levels]
-        self._rates = [*self._rates, rates][-ROLLOUTS:]
+        rates = {level: row[f"success/{level}"] for level in self.counts.levels}
+        self._rates = [*self._rates, [*rates.values()]][-ROLLOUTS:]
         lately = np.array(self._rates).mean(0)
         solved = len(self._rates) == ROLLOUTS and all(lately >= self.success_rate - ROUNDING)
         if self.stop_when_solved and solved:
             trainer.should_stop = True
-        printed = self.print_if_due(trainer, lambda: success_line(row, self.counts.levels))
+        counts = f"{row['frames']:,.0f} frames, {row['episodes']:,.0f} episodes"
+        printed = self.print_if_due(trainer, f"{counts}; success: {percentages(rates)}")
         if printed and trainer.should_stop and solved:
             self.console.print(
                 f"Every level succeeds in {self.success_rate:.0%} of its last "
@@ -114,10 +109,7 @@ class EpisodeMonitor(LineMonitor):
         self._rates = state_dict["rates"]
 
 
-def success_line(row: dict[str, float], levels: tuple[str, ...]) -> str:
-    """Return the success rates (%) in one line; a dash if too few episodes have ended."""
-    rates = ((level, row[f"success/{level}"]) for level in levels)
-    shown = "  ".join(
-        f"{level} {'–' if math.isnan(rate) else f'{100 * rate:.0f}'}" for level, rate in rates
-    )
-    return f"{row['frames']:,.0f} frames, {row['episodes']:,.0f} episodes; success: {shown}"
+def percentages(rates: Mapping[str, float]) -> str:
+    """Return rates in one line; a dash if too few episodes have ended."""
+    shown = {level: "–" if math.isnan(x) else f"{100 * x:.0f}" for level, x in rates.items()}
+    return "  ".join(f"{level} {rate}" for level, rate in shown.items())

@@ -1,13 +1,13 @@
-"""Rollouts as training data: played when an epoch begins, handed out in minibatches.
+"""Policies at play, and rollouts as training data: handed out in minibatches, one rollout an epoch.
 
-One epoch of Lightning is one rollout. The loader keeps what a resumed run needs to go on exactly:
-the environments, the policy's memory, and the rollout that is being learned from.
+The loader keeps what a resumed run needs to go on exactly: the environments, the policy's memory,
+and the rollout that is being learned from.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -15,21 +15,66 @@ import torch
 from torch import Tensor
 
 from envs.interface import Observation, VectorEnv
-from mttl.babyai.agent import Agent, sample_actions
-from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rl.gae import generalised_advantages
-from mttl.babyai.rl.ppo import action_log_probs
+from mttl.babyai.rl.learning_curve import EpisodeLog
+from mttl.babyai.rl.losses import action_log_probs, generalised_advantages
 from mttl.babyai.rl.sequences import (
     EpisodeSequences,
     Rollout,
     cut_sequences,
     minibatches,
     stack_steps,
+    without_padding,
 )
 from mttl.config.babyai_schema import Ppo
 from mttl.io.errors import CheckpointError
 from mttl.runtime.processes import gathered, rank
 from mttl.skills.composed.composed_model import ComposedModel
+
+if TYPE_CHECKING:
+    from mttl.babyai.demonstration_loader import DemonstrationLoader
+
+
+class Agent:
+    """The policies of some tasks, acting side by side: their parameters are mixed once.
+
+    Make a new agent when weights have changed. The model is in evaluation mode: noise in the
+    routing would change the policy between rollout and learning.
+
+    Attributes:
+        memory: Shape (T, N, 2 × memory size).
+    """
+
+    def __init__(
+        self, model: ComposedModel, tasks: Sequence[int], n_slots: int, memory: Tensor | None = None
+    ) -> None:
+        self.model = model
+        self.device = model.device
+        if memory is None:
+            memory = torch.zeros(len(tasks), n_slots, 2 * model.base.memory_size)  # type: ignore
+        self.memory = memory.to(self.device)
+        self._parameters = model.task_parameters(torch.tensor(tasks, device=self.device))
+        self._index = torch.arange(n_slots, device=self.device).expand(len(tasks), 1, n_slots)
+
+    def __call__(self, seen: Observation, begins: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return logits (T, N, A) and values (T, N) of one observation each, and remember it."""
+        missions = torch.from_numpy(seen.mission)
+        logits, values, self.memory = self.model.run(
+            self._parameters,
+            torch.from_numpy(seen.image).to(self.device)[:, None],
+            without_padding(missions).to(self.device),
+            self._index,
+            self.memory,
+            torch.from_numpy(begins).to(self.device)[:, None],
+        )
+        # In mixed precision they come in half of it, too coarse for ratios of probabilities.
+        return logits[:, 0].float(), values[:, 0].float()
+
+
+def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw an action from each distribution, with random numbers made on the CPU."""
+    noise = torch.rand(logits.shape, generator=generator, dtype=torch.float64)
+    gumbel = -torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))
+    return (logits.double() + gumbel.to(logits.device)).argmax(-1)
 
 
 class RolloutCollector:
@@ -56,7 +101,7 @@ class RolloutCollector:
         if self.seen is None:
             self.seen = self.environments.reset()
         n_tasks, n_slots = self.begins.shape
-        agent = Agent(self.model, n_tasks, n_slots, self.memory)
+        agent = Agent(self.model, range(n_tasks), n_slots, self.memory)
         steps = [self._step(agent, settings) for _ in range(settings.n_steps)]
         self.memory = agent.memory
         assert self.seen is not None
@@ -134,18 +179,30 @@ class RolloutCollector:
 class RolloutLoader:
     """Hands out the minibatches of one rollout per epoch, and plays the rollout when it begins.
 
-    Attributes:
-        before_batch: As in `mttl.data.loader.ResumableLoader`.
+    Args:
+        collector: Plays.
+        settings: Of the rollout and its minibatches.
+        seed: Of the order of sequences.
         arithmetic: Gives the context to play in. It must be that of learning, or the policy that
             learns would be another one than the policy that played.
+
+    Attributes:
+        before_batch: As in `mttl.data.loader.ResumableLoader`.
     """
 
-    def __init__(self, collector: RolloutCollector, settings: Ppo, *, seed: int) -> None:
+    def __init__(
+        self,
+        collector: RolloutCollector,
+        settings: Ppo,
+        *,
+        seed: int,
+        arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.collector = collector
         self.settings = settings
+        self.arithmetic = arithmetic
         self.generator = torch.Generator().manual_seed(seed)
         self.before_batch: Callable[[], object] = lambda: None
-        self.arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._sequences: EpisodeSequences | None = None
         self._order = self.generator.get_state()  # at the beginning of the current rollout
         self._next = 0
@@ -184,8 +241,14 @@ class RolloutLoader:
             state["sequences"] = vars(self._sequences.to("cpu"))
         return state
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next `iter` begins there."""
+    def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
+        """Go to a saved position; the next `iter` begins there.
+
+        Of the state of another process only the counts are taken: both would play its episodes.
+        """
+        if of_other:
+            self.collector.log.load_state_dict(state["player"]["log"])
+            return
         self.collector.load_state_dict(state["player"])
         self.generator.set_state(state["order"])
         self._order, self._next, self._sequences = state["order"], state["next"], None
@@ -194,36 +257,27 @@ class RolloutLoader:
             self._sequences = EpisodeSequences(**state["sequences"]).to(device)
 
 
-class RolloutDataModule(pl.LightningDataModule):
-    """Rollouts as Lightning's training data; its state is that of the loader.
+class PolicyData(pl.LightningDataModule):
+    """The batches of a loader as Lightning's training data; its state is that of the loader.
 
     The loader itself offers Lightning no state: it would be restored too late, when the loader has
     been asked for its length.
     """
 
-    def __init__(self, loader: RolloutLoader) -> None:
+    def __init__(self, loader: "DemonstrationLoader | RolloutLoader") -> None:
         super().__init__()
         self.loader = loader
 
-    def train_dataloader(self) -> RolloutLoader:
-        """Return the loader, which plays in the trainer's precision."""
-        if self.trainer is not None:
-            self.loader.arithmetic = self.trainer.precision_plugin.forward_context
+    def train_dataloader(self) -> "DemonstrationLoader | RolloutLoader":
+        """Return the loader."""
         return self.loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly: of several processes, a state of each."""
-        states = gathered(self.loader.state())
-        return {"processes": states} if len(states) > 1 else states[0]
+        """Return what is needed to go on exactly: a state of each process."""
+        return {"processes": gathered(self.loader.state())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there.
-
-        Where there were fewer processes, those that had no state take the counts of the first one
-        and begin new episodes, since the same ones would be played by both.
-        """
-        states = state_dict.get("processes", [state_dict])
-        if rank() < len(states):
-            self.loader.load_state(states[rank()])
-        else:
-            self.loader.collector.log.load_state_dict(states[0]["player"]["log"])
+        """Go on from there; further processes than there were begin with the first one's counts."""
+        states, own = state_dict["processes"], rank()
+        of_other = own >= len(states)
+        self.loader.load_state(states[0 if of_other else own], of_other)

@@ -9,19 +9,17 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
-from envs.errors import LevelError, SimulationError
-from envs.interface import check_levels
+from envs.interface import SimulationError, check_levels
+from envs.levels import LevelError
 from envs.vector import make_vector_env
 from mttl.assembly.trainer import build_policy_trainer
 from mttl.babyai.build_policy import build_policies, policy_settings
-from mttl.babyai.demonstration_loader import DemonstrationDataModule
+from mttl.babyai.demonstration_loader import DemonstrationLoader, read_demonstrations
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
-from mttl.babyai.imitation_module import ImitationModule
-from mttl.babyai.level_demonstrations import read_demonstrations
-from mttl.babyai.policy_module import PolicyModule, PpoModule
+from mttl.babyai.policy_module import ImitationModule, PolicyModule, PpoModule
 from mttl.babyai.policy_monitors import EpisodeMonitor, ImitationMonitor
-from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rollouts import RolloutCollector, RolloutDataModule, RolloutLoader
+from mttl.babyai.rl.learning_curve import EpisodeLog
+from mttl.babyai.rollouts import PolicyData, RolloutCollector, RolloutLoader
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -29,7 +27,7 @@ from mttl.checkpoints.run_folder import (
     step_to_start_from,
 )
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.config.babyai_schema import BabyAIConfig, Rl
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
@@ -42,16 +40,6 @@ from mttl.training.report import composition_table, write_routing
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
-
-
-def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
-    """Train, evaluate and save.
-
-    Returns:
-        The success rate and mean steps of every level.
-    """
-    with environment_errors("The last checkpoint is kept; continue with --resume"):
-        return _train(config, resume)
 
 
 @contextmanager
@@ -70,7 +58,13 @@ def environment_errors(advice: str) -> Iterator[None]:
         raise TrainingError(f"{error}. {advice}") from error
 
 
-def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
+@environment_errors("The last checkpoint is kept; continue with --resume")
+def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
+    """Train, evaluate and save.
+
+    Returns:
+        The success rate and mean steps of every level.
+    """
     pl.seed_everything(config.run.seed, verbose=False)
     levels = check_levels(config.rl.levels)
     model = build_policies(config, levels)
@@ -92,7 +86,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))
-    with learning.open_data(trainer.global_rank) as data:
+    with learning.open_data(trainer) as data:
         trainer.fit(
             learning.module,
             datamodule=data,
@@ -114,13 +108,13 @@ class Learning:
         module: Turns batches into losses.
         monitor: Says how well it goes.
         every_n_steps: Steps between two checkpoints.
-        open_data: Gives the batches of a process, by its number, while it is open.
+        open_data: Gives the batches of a trainer's process while it is open.
     """
 
     module: PolicyModule
     monitor: Callback
     every_n_steps: int
-    open_data: Callable[[int], AbstractContextManager[pl.LightningDataModule]]
+    open_data: Callable[[pl.Trainer], AbstractContextManager[PolicyData]]
 
 
 def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
@@ -134,33 +128,32 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
     log = EpisodeLog(levels, rl.window)
 
     @contextmanager
-    def open_data(rank: int) -> Iterator[RolloutDataModule]:
+    def open_data(trainer: pl.Trainer) -> Iterator[PolicyData]:
+        seed = config.run.seed + trainer.global_rank
         environments = make_vector_env(
             levels,
             rl.n_slots,
             seed=config.run.seed,
             backend=rl.backend,
             n_workers=rl.n_workers,
-            first_slot=rank * rl.n_slots,
+            first_slot=trainer.global_rank * rl.n_slots,
         )
-        seed = config.run.seed + rank
         collector = RolloutCollector(model, environments, log, seed=seed)
+        arithmetic = trainer.precision_plugin.forward_context
         try:
-            yield RolloutDataModule(RolloutLoader(collector, rl.ppo, seed=seed))
+            yield PolicyData(RolloutLoader(collector, rl.ppo, seed=seed, arithmetic=arithmetic))
         finally:
             environments.close()
 
-    return Learning(
-        PpoModule(model, levels, config.optim, rl.ppo),
-        EpisodeMonitor(
-            log,
-            success_rate=rl.success_rate,
-            stop_when_solved=rl.stop_when_solved,
-            console=Console(stderr=True),
-        ),
-        ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches,
-        open_data,
+    monitor = EpisodeMonitor(
+        log,
+        success_rate=rl.success_rate,
+        stop_when_solved=rl.stop_when_solved,
+        console=Console(stderr=True),
     )
+    every_n_steps = ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches
+    module = PpoModule(model, levels, config.optim, rl.ppo)
+    return Learning(module, monitor, every_n_steps, open_data)
 
 
 def _from_demonstrations(
@@ -168,11 +161,7 @@ def _from_demonstrations(
 ) -> Learning:
     rl = config.rl
     assert rl.demonstrations is not None
-    data = DemonstrationDataModule(
-        read_demonstrations(rl.demonstrations, levels),
-        rl.imitation.batch_size,
-        seed=config.run.seed,
-    )
+    record = read_demonstrations(rl.demonstrations, levels)
     module = ImitationModule(
         model,
         levels,
@@ -180,17 +169,14 @@ def _from_demonstrations(
         recurrence=rl.ppo.recurrence,
         entropy_coef=rl.imitation.entropy_coef,
     )
-    return Learning(
-        module,
-        ImitationMonitor(Console(stderr=True)),
-        BATCHES_BETWEEN_CHECKPOINTS,
-        lambda rank: nullcontext(data),
-    )
 
+    def open_data(trainer: pl.Trainer) -> AbstractContextManager[PolicyData]:
+        ranks = {"rank": trainer.global_rank, "n_ranks": trainer.world_size}
+        size, seed = rl.imitation.batch_size, config.run.seed
+        return nullcontext(PolicyData(DemonstrationLoader(record, size, seed=seed, **ranks)))
 
-def played_episodes(rl: Rl) -> dict[str, int]:
-    """Return which episodes `play_levels` plays to evaluate."""
-    return {"n_episodes": rl.evaluation.n_episodes, "seed": rl.evaluation.seed}
+    monitor = ImitationMonitor(Console(stderr=True))
+    return Learning(module, monitor, BATCHES_BETWEEN_CHECKPOINTS, open_data)
 
 
 def _finish(
@@ -198,9 +184,10 @@ def _finish(
 ) -> list[Result]:
     """Evaluate and save."""
     console, results = make_console(), list[Result]()
+    played = config.rl.evaluation.model_dump(include={"n_episodes", "seed"})
     for choose in config.rl.evaluation.choose:
         status = Console(stderr=True)
-        episodes = play_levels(model, levels, status, choose=choose, **played_episodes(config.rl))
+        episodes = play_levels(model, levels, status, choose=choose, **played)
         results += episode_results(episodes, levels, choose, config.run.seed)
     write_results(folder.results, results)
     save_inventory(

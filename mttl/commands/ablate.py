@@ -34,7 +34,7 @@ from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
-    from mttl.analysis.ablation_record import Ablation
+    from mttl.analysis.routing_record import Ablation
     from mttl.analysis.routing_view import RoutingView
 
 MOST_SHOWN = 4
@@ -57,8 +57,9 @@ def declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Switch off, draw and print."""
     check_routing(options.run)
-    from mttl.analysis.ablation_record import FILE, FOLDER, read_ablation
-    from mttl.analysis.figures import ablation_map, save_figure
+    from mttl.analysis.figures.canvas import save_figure
+    from mttl.analysis.figures.catalogue import ablation_map
+    from mttl.analysis.routing_record import FILE, FOLDER, read_ablation
     from mttl.analysis.skill_matching import group_agreement
     from mttl.commands.ablate_skills import ablate
     from mttl.commands.routing_report.read_routing import read_view

@@ -12,7 +12,6 @@ stand mission, step and action, and bars: how much of each skill the policy of t
 import argparse
 from pathlib import Path
 
-from envs.files import FILM_ENDINGS
 from mttl.commands.name_checks import check_levels, run_tasks
 from mttl.commands.options import (
     NATURAL,
@@ -24,6 +23,8 @@ from mttl.commands.options import (
 )
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
+
+ENDINGS = (".gif", ".mp4")
 
 
 def declare(parser: CommandParser) -> None:
@@ -42,8 +43,8 @@ def declare(parser: CommandParser) -> None:
 @command(declare)
 def main(options: argparse.Namespace) -> None:
     """Play and film all episodes asked for."""
-    if options.out.suffix not in FILM_ENDINGS:
-        raise MttlError(f"'{options.out}' must end in {' or '.join(FILM_ENDINGS)}")
+    if options.out.suffix not in ENDINGS:
+        raise MttlError(f"'{options.out}' must end in {' or '.join(ENDINGS)}")
     levels = list(dict.fromkeys(options.level))
     episodes = list(dict.fromkeys(options.episode or [0]))
     if len(levels) > 1 and len(episodes) > 1:
@@ -54,8 +55,8 @@ def main(options: argparse.Namespace) -> None:
             check_levels([level], "--level")
             names = ", ".join(trained)
             raise MttlError(f"--level: '{options.run}' has no policy for {level}, only for {names}")
-    from envs.episodes import episode_seed
     from envs.film import Episode, film
+    from envs.interface import slot_seed
     from mttl.analysis.skill_matching import align_groups, matched
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
@@ -73,9 +74,8 @@ def main(options: argparse.Namespace) -> None:
         played = []
         for level in levels:
             task = known.index(level)
-            policy = model.task_module(task)
-            actions, success = play_episode(policy, level, number, seed=seed, choose=choose)
-            begun = episode_seed(seed, level, number)
+            actions, success = play_episode(model, task, level, number, seed=seed, choose=choose)
+            begun = slot_seed(seed, level, number, evaluation=True)
             played.append(Episode(level, begun, actions, shares[task], success))
             outcome = f"{'success' if success else 'no success'} in {len(actions)} steps"
             make_console().print(f"{level}, episode {number}: {outcome}, {path}", soft_wrap=True)

@@ -4,13 +4,12 @@ mttl babyai record --levels GoToRedBall GoToLocal --episodes 10000 \
     --out data/demonstrations/goto.npz --workers 4
 
 The episodes do not depend on the number of workers. `load_demonstrations` of
-envs.demonstration_file reads the file; it is written at the end, whole or not at all.
+envs.demonstrations reads the file; it is written at the end, whole or not at all.
 """
 
 import argparse
 
-from envs.errors import LevelError
-from envs.levels import PAPER_LEVELS
+from envs.levels import PAPER_LEVELS, LevelError
 from mttl.commands.options import NATURAL, POSITIVE, WORK, CommandParser, add_out, command
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
@@ -33,8 +32,7 @@ def main(options: argparse.Namespace) -> None:
     """Record all levels, then write the file."""
     if options.out.suffix != ".npz":
         raise MttlError(f"'{options.out}' must end in .npz")
-    from envs.demonstration_file import save_demonstrations
-    from envs.demonstrations import record_demonstrations
+    from envs.demonstrations import record_demonstrations, save_demonstrations
     from envs.interface import check_levels
 
     console = make_console()

@@ -93,8 +93,7 @@ def main(options: argparse.Namespace) -> int:
 
 def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
     """Return the tasks that any of the options name; without options, all of CrossFit's."""
-    from mttl.tasks.table import crossfit
-    from mttl.tasks.task_file import load_tasks
+    from mttl.tasks.task_file import crossfit, load_tasks
 
     own = {} if config is None else load_tasks(config)
     known = {**crossfit(), **own}

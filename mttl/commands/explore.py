@@ -18,6 +18,7 @@ file is written. It needs `pip install fastapi uvicorn`.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
 
 if TYPE_CHECKING:
-    from mttl.analysis.explore.explore_page import Explored
+    from mttl.analysis.routing_view import RoutingView
 
 
 def declare(parser: CommandParser) -> None:
@@ -78,15 +79,15 @@ def serve(options: argparse.Namespace) -> None:
         *(run, options.adapted, options.backbone),
         host=options.host,
         port=options.port,
-        pairs=shown.view.pairs,
+        pairs=shown.pairs,
         make_page=lambda facts: explore_page([shown], facts),
     )
 
 
-def read(run: Path) -> "Explored":
+def read(run: Path) -> "RoutingView":
     """Return what the page shows of a run."""
-    from mttl.analysis.explore.explore_page import Explored
-    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+    from mttl.analysis.token_record import has_token_record, read_token_record
     from mttl.commands.routing_report.read_routing import read_view
 
-    return Explored(read_view(run), read_token_record(run) if has_token_record(run) else None)
+    view = read_view(run)
+    return replace(view, tokens=read_token_record(run)) if has_token_record(run) else view

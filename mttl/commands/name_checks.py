@@ -129,8 +129,7 @@ def check_levels(levels: Sequence[str], where: str) -> None:
     Raises:
         ConfigError: If there is one.
     """
-    from envs.errors import LevelError
-    from envs.levels import find_level
+    from envs.levels import LevelError, find_level
 
     try:
         for level in levels:

@@ -81,8 +81,9 @@ def main(options: argparse.Namespace) -> None:
         inventory_folder(folder)
 
     # They need matplotlib.
-    from mttl.analysis.figures import drawings, save_figure, token_drawings
-    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+    from mttl.analysis.figures.canvas import save_figure
+    from mttl.analysis.figures.catalogue import drawings, token_drawings
+    from mttl.analysis.token_record import has_token_record, read_token_record
     from mttl.commands.routing_report.read_routing import read_view, task_factors, token_view
     from mttl.commands.routing_report.routing_tables import (
         comparison_table,
@@ -107,7 +108,7 @@ def main(options: argparse.Namespace) -> None:
     console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
     figures = drawings(view, other)
     if options.gradients:
-        from mttl.analysis.figures import similarity_matrix
+        from mttl.analysis.figures.heat_maps import similarity_matrix
         from mttl.commands.routing_report.gradients import gradient_cosines, gradient_table
 
         cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks

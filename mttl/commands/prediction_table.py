@@ -37,12 +37,12 @@ from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
 from mttl.io.record import Record
-from mttl.metrics.crossfit import check_metric, score_answers
-from mttl.metrics.metric_names import TaskMetric
+from mttl.metrics.crossfit import score_answers
+from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
-from mttl.tasks.md5_sums import published_sums
+from mttl.tasks.task import published_sums
 
 CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed

@@ -18,25 +18,15 @@ import pyarrow as pa
 from datasets import Dataset, DatasetInfo, Features
 from datasets.table import InMemoryTable
 
-from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder
-from mttl.io.reading import file_sha256
-from mttl.io.record import Record
 
 _log = logging.getLogger(__name__)
-_ROWS, _ABOUT = "rows.arrow", "about.json"
+_ROWS, _ABOUT = "rows.arrow", "about.txt"
 
 # Takes the columns of a few rows.
 Write = Callable[[Mapping[str, Sequence[Any]]], None]
 # Writes all rows, and returns what is to be known about them.
 Build = Callable[[Write], str]
-
-
-class _About(Record):
-    """The checksum of an entry's rows, and what is to be known about them."""
-
-    sha256: str
-    description: str
 
 
 def in_memory(build: Build, features: Features) -> Dataset:
@@ -52,8 +42,8 @@ def in_memory(build: Build, features: Features) -> Dataset:
 def cached(build: Build, features: Features, key: str, cache_dir: str | Path) -> Dataset:
     """Return the rows kept under ``key``, building and keeping them if they are not there.
 
-    If the cache cannot be written or read (no space, no permission, damage), they are built in
-    memory, with a warning.
+    If the cache cannot be written or read (no space, no permission), they are built in memory, with
+    a warning.
 
     Args:
         build: As for `in_memory`.
@@ -65,12 +55,10 @@ def cached(build: Build, features: Features, key: str, cache_dir: str | Path) ->
     try:
         if not place.exists():
             _keep(build, features, place)
-        about = _About.read(place / _ABOUT)
-        if about.sha256 != file_sha256(place / _ROWS, CheckpointError):
-            raise CheckpointError("it is damaged: remove it")
-        info = DatasetInfo(features=features, description=about.description)
+        about = (place / _ABOUT).read_text(encoding="utf-8")
+        info = DatasetInfo(features=features, description=about)
         return Dataset.from_file(str(place / _ROWS), info=info)
-    except (OSError, CheckpointError) as error:
+    except (OSError, pa.ArrowInvalid) as error:
         _log.warning("the cache '%s' cannot be used (%s); going on without.", place, error)
         return in_memory(build, features)
 
@@ -81,8 +69,7 @@ def _keep(build: Build, features: Features, place: Path) -> None:
         with new_folder(place) as building:
             with pa.ipc.new_stream(str(building / _ROWS), schema) as stream:
                 about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
-            checksum = file_sha256(building / _ROWS, CheckpointError)
-            _About(sha256=checksum, description=about).write(building / _ABOUT)
+            (building / _ABOUT).write_text(about, encoding="utf-8")
     except OSError:
         # Where another process was first, its rows are this one's equal.
         if not place.exists():

@@ -20,8 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.encode import Frame, TextEncoder
-from mttl.data.prompt_prefix import PromptPrefix
+from mttl.data.encode import Frame, PromptPrefix, TextEncoder
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
 from mttl.io.reading import reason

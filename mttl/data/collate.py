@@ -36,11 +36,7 @@ class TrainCollator:
     decoder_only: bool
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return `input_ids`, `attention_mask`, `labels` (each B L, long) and `task_ids` (B,).
-
-        Raises:
-            ValueError: If a task id is out of range.
-        """
+        """Return `input_ids`, `attention_mask`, `labels` (each B L, long) and `task_ids` (B,)."""
         prompts = [row["input_ids"] for row in rows]
         answers = [row["labels"] for row in rows]
         inputs, labels = prompts, answers
@@ -72,11 +68,7 @@ class EvalCollator(TrainCollator):
     """
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a training batch and the fields above.
-
-        Raises:
-            ValueError: If a task id is out of range.
-        """
+        """Return a training batch and the fields above."""
         shown: Sequence[Mapping[str, Any]] = rows
         if not rows:
             shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
@@ -95,31 +87,15 @@ class EvalCollator(TrainCollator):
 
 
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id to pad with: the tokenizer's own, else its end token's.
-
-    Raises:
-        ValueError: If it has neither.
-    """
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token_id is not None:
-            return int(token_id)  # pyright: ignore[reportArgumentType]
-    raise ValueError(
-        f"{type(tokenizer).__name__} has neither a padding nor an end token; set its pad_token."
-    )
+    """Return the id to pad with: the tokenizer's own, else its end token's."""
+    token_id: Any = tokenizer.pad_token_id
+    return int(tokenizer.eos_token_id if token_id is None else token_id)  # pyright: ignore
 
 
 def checked_task_ids(task_ids: Sequence[int], n_tasks: int) -> Int[Tensor, "B"]:
-    """Return the ids as a tensor.
-
-    Raises:
-        ValueError: If one is outside [0, n_tasks).
-    """
-    for task_id in task_ids:
-        if not 0 <= task_id < n_tasks:
-            raise ValueError(
-                f"task id {task_id} is out of range: there are {n_tasks} tasks, so ids lie in "
-                f"[0, {n_tasks})."
-            )
+    """Return the ids as a tensor; one outside [0, n_tasks) is a ValueError."""
+    if outside := [task_id for task_id in task_ids if not 0 <= task_id < n_tasks]:
+        raise ValueError(f"task id {outside[0]} is out of range [0, {n_tasks})")
     return torch.tensor(task_ids, dtype=torch.long)
 
 

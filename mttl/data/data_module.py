@@ -6,21 +6,22 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytorch_lightning as pl
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
+from jaxtyping import Int64
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Data
 from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
-from mttl.data.evaluation import evaluation_batches
 from mttl.data.loader import ResumableLoader
 from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
-from mttl.data.row_columns import lengths_of, numbers_of, pick
-from mttl.data.samplers import TaskBatchSampler, drawing
+from mttl.data.samplers import TaskBatchSampler, drawing, evaluation_batches
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.tasks.folder import Gym
 
@@ -106,8 +107,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             "batch_size": data.batch_size,
             "length_window": data.length_window,
             "seed": self.seed,
-            "rank": self._rank,
-            "world_size": self._world_size,
+            **self._place,
             **drawing(data.sampler.kind, getattr(data.sampler, "temperature", 1.0)),
         }
         task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
@@ -128,7 +128,13 @@ class TextToTextDataModule(pl.LightningDataModule):
             order |= {"token_budget": data.token_budget, "packed_length": packed}
             sampler = TokenBatchSampler(task_ids, sizes=stacks, **order)
         if data.token_budget is not None or packed is not None:
-            _tell_padding(list(sampler), stacks, packed)
+            batches = list(sampler)
+            n_rows = [len(batch) for batch in batches]
+            _log.info(
+                "an epoch has %d batches of %d to %d rows; %.1f %% of their positions are padding",
+                *(len(batches), min(n_rows), max(n_rows)),
+                100 * padding_share(batches, stacks, packed),
+            )
         sizes = pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only
         collate = TrainCollator(*sizes) if packed is None else PackedCollator(*sizes, packed)
         counted: dict[str, Any] = {}
@@ -159,8 +165,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         batches = evaluation_batches(
             lengths_of(rows, "input_ids"),
             batch_size=self.data.eval_batch_size,
-            rank=self._rank,
-            world_size=self._world_size,
+            **self._place,
         )
         collate = EvalCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
         # Its own generator: a loader draws seeds for workers, kept ones only once, and training has
@@ -195,18 +200,26 @@ class TextToTextDataModule(pl.LightningDataModule):
         }
 
     @property
-    def _rank(self) -> int:
-        return self.trainer.global_rank if self.trainer is not None else 0
-
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer is not None else 1
+    def _place(self) -> dict[str, int]:
+        if self.trainer is None:
+            return {}
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
 
 
-def _tell_padding(batches: list[list[int]], sizes: np.ndarray, packed_length: int | None) -> None:
-    share = padding_share(batches, sizes, packed_length)
-    n_rows = [len(batch) for batch in batches]
-    _log.info(
-        "an epoch has %d batches of %d to %d rows; %.1f %% of their positions are padding",
-        *(len(batches), min(n_rows), max(n_rows), 100 * share),
-    )
+# Columns as arrays of numbers: nothing of them becomes Python objects.
+
+
+def numbers_of(rows: Dataset, column: str) -> Int64[np.ndarray, "N"]:
+    """Return a column of whole numbers."""
+    return rows.data.column(column).to_numpy().astype(np.int64, copy=False)
+
+
+def lengths_of(rows: Dataset, column: str) -> Int64[np.ndarray, "N"]:
+    """Return how long each list of a column is; the lists themselves are not read."""
+    lengths = pc.list_value_length(rows.data.column(column))  # pyright: ignore
+    return lengths.to_numpy().astype(np.int64)
+
+
+def pick(rows: Dataset, places: Sequence[int] | np.ndarray) -> Dataset:
+    """Return some rows as a table of its own, in memory."""
+    return Dataset(InMemoryTable(rows.data.table.take(np.asarray(places))), rows.info)

@@ -23,12 +23,23 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
 
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
+
+
+class PromptPrefix(NamedTuple):
+    """What a model reads before the input itself.
+
+    Attributes:
+        text: The beginning of the input.
+        system: The system text of a chat, in which the input is what the user says.
+    """
+
+    text: str
+    system: str | None = None
 
 
 class Frame(NamedTuple):

@@ -55,9 +55,6 @@ class PackedCollator(TrainCollator):
         separate rows. Those of padding are 0. `task_ids` (B,) are of the rows, sequence by
         sequence, and `segments` (B ints) the tokens of each; what pads a sequence is counted with
         its last row.
-
-        Raises:
-            ValueError: If a task id is out of range.
         """
         tokens = [[*row["input_ids"], *row["labels"]] for row in rows]
         packed = PackedSequences.of(map(len, tokens), self.packed_length)

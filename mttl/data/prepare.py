@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,8 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from mttl.data.cache import Write, cached, in_memory
-from mttl.data.encode import TextEncoder, tokenizer_identity
-from mttl.data.prompt_form import PromptForm
-from mttl.data.prompt_prefix import PromptPrefix, check_codes
-from mttl.io.errors import TaskError
+from mttl.data.encode import PromptPrefix, TextEncoder, tokenizer_identity
+from mttl.data.prompt_form import PromptForm, check_codes
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import RowFile
 
@@ -90,38 +89,28 @@ def prepare(
     encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     if form.descriptions:
-        texts = {task: gym.description(task) for task in tasks}
-        for task, text in texts.items():
-            if text is None:
-                raise TaskError(
-                    f"data.descriptions is on, but '{gym.directory / 'TASKS.csv'}' has no "
-                    f"description of '{task}'; add one, or turn it off."
-                )
+        texts = gym.descriptions(tasks, "data.descriptions asks for descriptions of tasks")
         form = form.model_copy(update={"task_descriptions": texts})
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     if form.prefix == "code":
         check_codes(tasks)
 
-    def build(write: Write) -> str:
-        return _build(sources, prompt_prefixes, encoder, max_rows, write)
-
+    build = partial(_build, sources, prompt_prefixes, encoder, max_rows)
     if cache_dir is None:
         return _with_log(in_memory(build, COLUMNS))
     settings = {
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
         "tasks": list(tasks),
-        "prompt_prefixes": [prompt_prefix.text for prompt_prefix in prompt_prefixes],
+        "prompt_prefixes": [prefix.text for prefix in prompt_prefixes],
         "files": [(s.task_id, s.sample, s.file.digest) for s in sources],
         "decoder_only": decoder_only,
         "lengths": [form.max_input_length, form.max_output_length],
         "max_rows": max_rows,
-        **({} if form.truncate == "end" else {"truncate": form.truncate}),
+        "truncate": form.truncate,
     }
     if form.template == "chat":  # what its template says: some show the date
-        settings["frames"] = [
-            encoder.frame(prompt_prefix.system) for prompt_prefix in prompt_prefixes
-        ]
+        settings["frames"] = [encoder.frame(prefix.system) for prefix in prompt_prefixes]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _with_log(cached(build, COLUMNS, key, cache_dir))
@@ -160,10 +149,7 @@ def _build(
     rows = ((source, row) for source in sources for row in source.file.rows(max_rows))
     while some := list(islice(rows, AT_ONCE)):
         before = [prompt_prefixes[source.task_id] for source, _ in some]
-        inputs = [
-            prompt_prefix.text + row.input
-            for prompt_prefix, (_, row) in zip(before, some, strict=True)
-        ]
+        inputs = [prefix.text + row.input for prefix, (_, row) in zip(before, some, strict=True)]
         answers = [row.outputs[0] for _, row in some]
         unknown.update(encoder.lost_characters(answers))
         write(

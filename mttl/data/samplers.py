@@ -112,17 +112,13 @@ class TaskBatchSampler(Sampler[list[int]]):
     def is_filler(self, batch: int) -> bool:
         """Return whether a batch of an epoch only repeats a row, since none is left for it."""
         step, place = self._place(batch)
-        return step * self.global_batch_size + place >= self._n_planned
+        planned = self.n_rows if self.probabilities is None else self.n_drawn
+        return step * self.global_batch_size + place >= planned
 
     def _place(self, batch: int) -> tuple[int, int]:
         """Return the step of a batch, and which of the step's batches on all processes it is."""
         step, part = divmod(batch, self.n_parts)
         return step, part * self.world_size + self.rank
-
-    @property
-    def _n_planned(self) -> int:
-        drawn = self.probabilities is not None
-        return self.n_drawn if drawn else self.n_rows
 
     def plan(self, epoch: int) -> np.ndarray:
         """Return the rows of all global batches of ``epoch``, one after the other."""
@@ -224,3 +220,27 @@ def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
         "temperature": {"temperature": temperature},
         "homogeneous": {"homogeneous": True},
     }[kind]
+
+
+def evaluation_batches(
+    lengths: Sequence[int] | np.ndarray,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[list[int]]:
+    """Deal every row exactly once over the ranks, in batches of rows of similar length.
+
+    Rows are sorted by length, cut into global batches whose sizes differ by one at most, and
+    these are put into a fixed random order: a validation that is limited to the first batches
+    then sees all lengths, and not the shortest rows only. Every rank gets the same number of
+    batches, so that processes that share a model run it together; where there are too few rows for
+    that, some batches are empty.
+    """
+    order = np.argsort(np.asarray(lengths), kind="stable")
+    n_batches = math.ceil(len(order) / (batch_size * world_size))
+    if n_batches == 0:
+        return []
+    parts = np.array_split(order, n_batches)
+    shuffled = np.random.default_rng(0).permutation(n_batches)
+    return [parts[i][rank::world_size].tolist() for i in shuffled]

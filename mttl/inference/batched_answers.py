@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mttl.data.collate import pad_id_of, padded_inputs
-from mttl.data.encode import TextEncoder
-from mttl.data.prompt_prefix import PromptPrefix
+from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.models.generation import generate_texts
 
 

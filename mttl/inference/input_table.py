@@ -21,7 +21,7 @@ from typing import Any
 from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, shown, table_rows
 from mttl.tasks.filters import RecordError
-from mttl.tasks.template_field import texts
+from mttl.tasks.template import texts
 
 FORMATS = ("tsv", "csv", "jsonl")
 ANSWER, PROBABILITIES, UNANSWERED = "prediction", "probabilities", "unanswered"

@@ -1,28 +1,86 @@
 """The seven metrics of CrossFit as torchmetrics metrics, exact across processes."""
 
+import json
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float64
+from torch import Tensor
 from torchmetrics import Metric
 
-from mttl.io.errors import nearest
 from mttl.metrics.answer_scores import (
-    best,
     exact_match,
     normalise_some,
+    rouge_l,
+    rouge_l_or_same,
     same_ignoring_case,
     word_f1,
 )
-from mttl.metrics.metric_names import TaskMetric
-from mttl.metrics.rouge_l import rouge_l, rouge_l_or_same
-from mttl.metrics.text_metric import TextMetric
+from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
+
+
+class TextMetric(Metric):
+    """A score of rows: a number between -1 and 1, and NaN without any row.
+
+    What is kept of a row is JSON in bytes, which processes join exactly, whatever the precision
+    that the model is turned to.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    kept: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("kept", [], dist_reduce_fx="cat")
+        # A process may hold no row of a task; NaN says so, a warning per task and epoch does not.
+        self._update_count = 1
+
+    @abstractmethod
+    def row(self, prediction: str, accepted: Sequence[str]) -> Any:
+        """Return what is kept of an answer and its accepted ones, as JSON."""
+
+    @abstractmethod
+    def score(self, rows: Sequence[Any]) -> float:
+        """Return the score of what was kept of all rows."""
+
+    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add rows: predictions, and the accepted answers of each."""
+        pairs = zip(predictions, references, strict=True)
+        lines = "".join(json.dumps(self.row(*pair)) + "\n" for pair in pairs)
+        if lines:
+            added = torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8)
+            self.kept.append(added.to(self.device))
+
+    def compute(self) -> Float64[Tensor, ""]:
+        """Return the score, on the CPU: not every device has doubles."""
+        kept = self.kept
+        if not isinstance(kept, Tensor):
+            kept = torch.cat([self._empty(), *kept])
+        rows = [json.loads(line) for line in kept.cpu().numpy().tobytes().splitlines()]
+        return torch.tensor(self.score(rows) if rows else math.nan, dtype=torch.float64)
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Join the rows of all processes; one without any takes part, or the others would wait."""
+        self.kept = self.kept or [self._empty()]
+        super().sync(*args, **kwargs)
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        super().reset()
+        self._update_count = 1
+
+    def _empty(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.device)
 
 
 class MeanComparison(TextMetric):
@@ -34,7 +92,7 @@ class MeanComparison(TextMetric):
 
     def row(self, prediction: str, accepted: Sequence[str]) -> float:
         """Return the row's score."""
-        return best(self.compare, prediction, accepted)
+        return max(self.compare(prediction.strip(), reference) for reference in accepted)
 
     def score(self, rows: Sequence[float]) -> float:
         """Return the mean, whatever the order of the rows."""
@@ -140,17 +198,6 @@ def build_metric(name: str) -> Metric:
     if name == "Matthew-Correlation":
         return MatthewsCorrelation(metric.options)
     return (METRICS if metric.published else {**METRICS, **OF_OTHER_TASKS})[name]()
-
-
-def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
-    """Check that a metric is one of `METRICS`, or can be a custom class.
-
-    Raises:
-        Exception: Of the given kind, if it is neither.
-    """
-    if name not in METRICS and not plugins.METRICS.is_plugin(name):
-        allowed = ", ".join(METRICS)
-        raise error(f"{what} ('{name}') must be one of {allowed}.{nearest(name, METRICS)}")
 
 
 def _number(text: str) -> float:

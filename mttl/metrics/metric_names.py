@@ -1,7 +1,10 @@
-"""The names of CrossFit's seven metrics; reading them needs no torch."""
+"""The names of metrics; reading them needs no torch."""
 
 from collections.abc import Sequence
 from typing import Literal, Self, get_args
+
+from mttl.io.errors import nearest
+from mttl.plugins.classes import METRICS
 
 MetricName = Literal[
     "ACC",
@@ -13,6 +16,19 @@ MetricName = Literal[
     "Pearson-Correlation",
 ]
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
+
+
+def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
+    """Check that a metric is one of CrossFit's, or can be a custom class.
+
+    Raises:
+        Exception: Of the given kind, if it is neither.
+    """
+    if name not in METRIC_NAMES and not METRICS.is_plugin(name):
+        raise error(
+            f"{what} ('{name}') must be one of {', '.join(METRIC_NAMES)}, or module:Class."
+            f"{nearest(name, METRIC_NAMES)}"
+        )
 
 
 class TaskMetric(str):

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from mttl.analysis.tokens.token_page import quoted
+from mttl.analysis.token_record import quoted
 from mttl.data.collate import pad, pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
 from mttl.inference.predictor import Predictor

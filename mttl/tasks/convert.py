@@ -4,7 +4,6 @@ A line is a tuple of cells: the input, then every right answer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import compress, islice
 
 from mttl.io.errors import TaskError
@@ -13,8 +12,15 @@ from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.rows import TSV
 from mttl.tasks.sampling import Line
 from mttl.tasks.task import Task
-from mttl.tasks.template import compile_condition, compile_template, compile_values
-from mttl.tasks.template_field import Column, Read, Record, texts
+from mttl.tasks.template import (
+    Column,
+    Read,
+    Record,
+    compile_condition,
+    compile_template,
+    compile_values,
+    texts,
+)
 
 Chunk = tuple[Sequence[int], list[Record]]
 
@@ -74,7 +80,7 @@ def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
 
 
 def _kept(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
-    condition = None if task.rows is None else _condition(task)
+    condition = None if task.rows is None else compile_condition(task.rows, task.labels)
     source, start = iter(records), 1
     while chunk := list(islice(source, _CHUNK)):
         numbers: Sequence[int] = range(start, start + len(chunk))
@@ -104,46 +110,29 @@ def _place(task: Task, split: str, number: int) -> str:
     return f"task '{task.name}', split '{split}', row {number}"
 
 
-@lru_cache
-def _condition(task: Task) -> Read:
-    return compile_condition(task.rows or "", task.labels)
-
-
-@lru_cache
 def _writer(task: Task) -> Read:
     """Return a function from records to lines."""
     fill_input = compile_template(task.input, task.labels)
     clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else None
-    answer = _answer_writer(task)
+    one = task.references == "one"
+    fill_output = (compile_template if one else compile_values)(task.output, task.labels)
 
     def write(records: Sequence[Record]) -> list[Line]:
         inputs = fill_input(records)
         if clean is not None:
             inputs = list(map(clean, inputs))
-        lines = [(text, *answers) for text, answers in zip(inputs, answer(records), strict=True)]
+        answers = [(text,) if one else _answers(text) for text in fill_output(records)]
+        lines = [(text, *own) for text, own in zip(inputs, answers, strict=True)]
         if task.ending != TSV:  # CrossFit's files hold empty texts, and stay as they are
             for line in lines:
-                _check_texts(line)
+                if not all(map(str.strip, line)):
+                    what = "input" if not line[0].strip() else "output"
+                    raise RecordError(
+                        f"the {what} is empty; leave such records out with the key 'rows'"
+                    )
         return lines
 
     return write
-
-
-def _check_texts(line: Line) -> None:
-    """Refuse a line that nobody could learn from, where its record is known."""
-    if not all(map(str.strip, line)):
-        what = "input" if not line[0].strip() else "output"
-        raise RecordError(f"the {what} is empty; leave such records out with the key 'rows'")
-
-
-@lru_cache
-def _answer_writer(task: Task) -> Read:
-    """Return a function from records to their right answers."""
-    if task.references == "one":
-        fill = compile_template(task.output, task.labels)
-        return lambda records: list(zip(fill(records), strict=True))
-    values = compile_values(task.output, task.labels)
-    return lambda records: [_answers(items) for items in values(records)]
 
 
 def _answers(items: object) -> Line:

@@ -11,18 +11,17 @@ References:
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from mttl.io.errors import TaskError, nearest
-from mttl.io.reading import check_name, read_text, table_rows
-from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric
-from mttl.plugins.classes import METRICS
-from mttl.tasks.md5_sums import published_sums
+from mttl.io.reading import read_table
+from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.tasks.rows import ENDINGS, Row, RowFile, read_rows
-from mttl.tasks.table import metric_of
+from mttl.tasks.task import published_sums
+from mttl.tasks.task_file import crossfit
 
 SPLITS = ("train", "dev", "test")
 
@@ -54,6 +53,7 @@ class Gym:
 
     def __init__(self, directory: str | Path, metrics: Mapping[str, str] | None = None):
         self.directory = Path(directory)
+        self.table = self.directory / "TASKS.csv"
         self.metrics = metrics or {}
         if not self.directory.is_dir():
             what = "is not a folder" if self.directory.exists() else "does not exist"
@@ -63,13 +63,8 @@ class Gym:
                 f"the gym '{self.directory}' holds no task: no file is named "
                 f"<task>/<task>_<k>_<sample>_train.tsv, nor .jsonl. {_HOW_TO_BUILD}"
             )
-
         for task in self.metrics:
-            if task not in self._files:
-                raise TaskError(
-                    f"data.metrics: the gym '{self.directory}' has no task '{task}'."
-                    f"{nearest(task, self._files)}"
-                )
+            self._files_of(task, "data.metrics: ")
 
     def tasks(self) -> list[str]:
         """Return the names of all tasks, sorted."""
@@ -102,16 +97,13 @@ class Gym:
         files = self._files_of(task)
         if (sample, split) in files:
             return files[sample, split].path
-        samples = self.samples(task)
-        if sample in samples:
-            present = ", ".join(s for s in SPLITS if (sample, s) in files)
-            raise TaskError(
-                f"task '{task}' has no {split} file for sample {sample} in "
-                f"'{self.directory / task}'; present: {present}."
-            )
+        present: Iterable[object] = (s for s in SPLITS if (sample, s) in files)
+        what = f"{split} file for sample {sample}"
+        if sample not in (samples := self.samples(task)):
+            what, present = f"sample {sample}", samples
         raise TaskError(
-            f"task '{task}' has no sample {sample} in '{self.directory / task}'; present: "
-            f"{', '.join(map(str, samples))}."
+            f"task '{task}' has no {what} in '{self.directory / task}'; present: "
+            f"{', '.join(map(str, present))}."
         )
 
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
@@ -136,27 +128,45 @@ class Gym:
         """Return the name of the task's metric: as given, from TASKS.csv, or of CrossFit's table.
 
         Raises:
-            TaskError: If neither knows the task, or there is no metric of that name.
+            TaskError: If none knows the task, or there is no metric of that name.
         """
         given = self.metrics.get(task)
-        name = given or self._table.get(task, {}).get("metric") or metric_of(task)
-        if name not in METRIC_NAMES and not METRICS.is_plugin(name):
-            place = "data.metrics" if given else f"'{self.directory / 'TASKS.csv'}'"
-            raise TaskError(
-                f"{place} gives the task '{task}' the metric '{name}'; there are "
-                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} A custom one is "
-                "module:Class"
-            )
+        name = given or self._said(task, "metric")
+        if not name:
+            if task not in crossfit():
+                raise TaskError(
+                    f"the metric of the task '{task}' is unknown: it is none of CrossFit's."
+                    f"{nearest(task, crossfit())} Name its metric in TASKS.csv of the gym (columns "
+                    "task,metric)"
+                )
+            name = crossfit()[task].metric
+        place = "data.metrics" if given else f"'{self.table}'"
+        check_metric(name, TaskError, f"{place}: the metric of '{task}'")
         published = task in published_sums()
         return TaskMetric(name, published=published, options=self.options(task))
 
     def description(self, task: str) -> str | None:
         """Return what TASKS.csv says the task is, or None."""
-        return self._table.get(task, {}).get("description") or None
+        return self._said(task, "description") or None
+
+    def descriptions(self, tasks: Iterable[str], use: str) -> dict[str, str]:
+        """Return what TASKS.csv says that tasks are; ``use`` needs it, for the message.
+
+        Raises:
+            TaskError: If it says nothing of one.
+        """
+        found = {task: self._said(task, "description") for task in tasks}
+        for task, text in found.items():
+            if not text:
+                raise TaskError(
+                    f"{use}, and '{self.table}' has none of '{task}'; add one in the column "
+                    "'description'"
+                )
+        return found
 
     def options(self, task: str) -> list[str]:
         """Return the answers that TASKS.csv lets a task choose from; none where it names none."""
-        named = self._table.get(task, {}).get("options")
+        named = self._said(task, "options")
         return [option.strip() for option in named.split("|")] if named else []
 
     def factors(self, task: str) -> list[str]:
@@ -165,12 +175,12 @@ class Gym:
         Raises:
             TaskError: If it says nothing, or says it in another form.
         """
-        words = self._table.get(task, {}).get("factors", "").split()
+        words = self._said(task, "factors").split()
         if not words or not all(
             name and value for name, _, value in (w.partition("=") for w in words)
         ):
             raise TaskError(
-                f"'{self.directory / 'TASKS.csv'}' has the factors '{' '.join(words)}' of "
+                f"'{self.table}' has the factors '{' '.join(words)}' of "
                 f"'{task}'; write name=value name=value in the column 'factors'"
             )
         return words
@@ -181,13 +191,15 @@ class Gym:
         Raises:
             TaskError: If it gives none.
         """
-        category = self._table.get(task, {}).get("category")
-        if not category:
-            raise TaskError(
-                f"'{self.directory / 'TASKS.csv'}' has no category of '{task}'; add one in the "
-                "column 'category'"
-            )
-        return category
+        if category := self._said(task, "category"):
+            return category
+        raise TaskError(
+            f"'{self.table}' has no category of '{task}'; add one in the column 'category'"
+        )
+
+    def _said(self, task: str, column: str) -> str:
+        """Return what TASKS.csv says of a task, or nothing."""
+        return self._table.get(task, {}).get(column, "")
 
     @cached_property
     def _files(self) -> dict[str, dict[tuple[int, str], _File]]:
@@ -210,28 +222,22 @@ class Gym:
                 tasks[folder.name] = files
         return tasks
 
-    def _files_of(self, task: str) -> dict[tuple[int, str], _File]:
+    def _files_of(self, task: str, place: str = "") -> dict[tuple[int, str], _File]:
         if task not in self._files:
             raise TaskError(
-                f"the gym '{self.directory}' has no task '{task}'.{nearest(task, self._files)}"
+                f"{place}the gym '{self.directory}' has no task '{task}'."
+                f"{nearest(task, self._files)}"
             )
         return self._files[task]
 
     @cached_property
     def _table(self) -> dict[str, dict[str, str]]:
-        path = self.directory / "TASKS.csv"
-        return _read_table(path) if path.exists() else {}
-
-
-def _read_table(path: Path) -> dict[str, dict[str, str]]:
-    """Read TASKS.csv: task -> column -> value."""
-    text = read_text(path, TaskError)
-    table: dict[str, dict[str, str]] = {}
-    advice = "Correct the table"
-    for line, row in table_rows(text, str(path), TaskError, ("task", "metric"), advice=advice):
-        task = row["task"].strip()
-        check_name(task, f"{path}, line {line}: the task's name", TaskError)
-        if task in table:
-            raise TaskError(f"{path}, line {line}: '{task}' is there twice.")
-        table[task] = {key: value.strip() for key, value in row.items()}
-    return table
+        """Task -> column -> value."""
+        table: dict[str, dict[str, str]] = {}
+        if self.table.exists():
+            for row in read_table(self.table, TaskError, ("task", "metric")):
+                cells = {key: value.strip() for key, value in row.items()}
+                if cells["task"] in table:
+                    raise TaskError(f"'{self.table}': '{cells['task']}' is there twice.")
+                table[cells["task"]] = cells
+        return table

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mttl.tasks.filters import FieldError, shown
-from mttl.tasks.template_field import Record
+from mttl.tasks.template import Record
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
@@ -63,11 +63,6 @@ def aqua_options(record: Record) -> Record:
     return {"written": written, "answer": right[0]}
 
 
-def duorc_plot(record: Record) -> Record | None:
-    """Drop plots that Wikipedia itself finds too long."""
-    return None if record["plot"].startswith(_SUMMARY_NOTICE) else {}
-
-
 def freebase_answers(record: Record) -> Record | None:
     """Gather the names of all answers of all parses, sorted."""
     if record.get("RawQuestion") is None or record.get("Parses") is None:
@@ -91,12 +86,6 @@ def hotpot_paragraphs(record: Record) -> Record:
     return {"paragraphs": text.strip()}
 
 
-def lama_sentence(record: Record) -> Record:
-    """Fill the relation's template with its subject, and mask the object."""
-    sentence = record["template"].replace("[X]", record["sub_label"]).replace("[Y]", "[MASK]")
-    return {"sentence": sentence}
-
-
 def majority_label(record: Record) -> Record | None:
     """Keep posts whose annotators have one most frequent label."""
     counts = Counter(_column(record["annotators"], "label")).most_common(2)
@@ -113,16 +102,6 @@ def math_options(record: Record) -> Record | None:
     return {"choices": choices, "answer": answer} if answer else None
 
 
-def named_mask(record: Record) -> Record:
-    """Write the mask of one model as that of all."""
-    return {"sentence": record["sentence"].replace("<mask>", "[MASK]")}
-
-
-def onestop_text(record: Record) -> Record:
-    """Take the level's name off the front; a line break after it counts as a blank."""
-    return {"text": record["text"].replace("\n", " ").removeprefix("Intermediate  ")}
-
-
 def quarel_answer(record: Record) -> Record:
     """Cut the right answer out of a question that holds both, after ``(A)`` and ``(B)``."""
     question, index = record["question"], record["answer_index"]
@@ -133,29 +112,12 @@ def quarel_answer(record: Record) -> Record:
     return {"answer": answer.removesuffix("or ").strip()}
 
 
-def scicite_citation(record: Record) -> Record:
-    """Cut the citation out of its sentence."""
-    return {"citation": record["string"][record["citeStart"] : record["citeEnd"]]}
-
-
 def stars(record: Record) -> Record:
     """Turn a label, counted from 0, into a number of stars."""
     label = record["label"]
     if label not in range(5):
         raise FieldError(f"the field 'label' is {shown(label)}; it must be a number from 0 to 4")
     return {"stars": label + 1}
-
-
-def well_formed(record: Record) -> Record | None:
-    """Keep the queries that most raters agree on."""
-    rating = record["rating"]
-    return None if 0.4 <= rating <= 0.6 else {"label": int(rating > 0.6)}
-
-
-def whole_score(record: Record) -> Record | None:
-    """Keep the records whose mean score is a whole number."""
-    score = float(record["score"])
-    return {"score": int(score)} if score.is_integer() else None
 
 
 def wiki_table(record: Record) -> Record | None:
@@ -240,13 +202,39 @@ def _draws() -> "RandomState":
     return RandomState(_SEED)
 
 
-_OF_ONE_RECORD = (
-    *(acronym, aqua_options, duorc_plot, freebase_answers, hotpot_paragraphs, lama_sentence),
-    *(majority_label, math_options, named_mask, onestop_text, quarel_answer, scicite_citation),
-    *(stars, well_formed, whole_score, wiki_table),
-)
+def _whole(score: float) -> Record | None:
+    return {"score": int(score)} if score.is_integer() else None
+
+
+_OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
+    "acronym": acronym,
+    "aqua_options": aqua_options,
+    "duorc_plot": lambda row: None if row["plot"].startswith(_SUMMARY_NOTICE) else {},
+    "freebase_answers": freebase_answers,
+    "hotpot_paragraphs": hotpot_paragraphs,
+    # The object is masked, the subject filled in first.
+    "lama_sentence": lambda row: {
+        "sentence": row["template"].replace("[X]", row["sub_label"]).replace("[Y]", "[MASK]")
+    },
+    "majority_label": majority_label,
+    "math_options": math_options,
+    "named_mask": lambda row: {"sentence": row["sentence"].replace("<mask>", "[MASK]")},
+    # Without the level's name in front; a line break after it counts as a blank.
+    "onestop_text": lambda row: {
+        "text": row["text"].replace("\n", " ").removeprefix("Intermediate  ")
+    },
+    "quarel_answer": quarel_answer,
+    "scicite_citation": lambda row: {"citation": row["string"][row["citeStart"] : row["citeEnd"]]},
+    "stars": stars,
+    # Queries that most raters agree on.
+    "well_formed": lambda row: (
+        None if 0.4 <= row["rating"] <= 0.6 else {"label": int(row["rating"] > 0.6)}
+    ),
+    "whole_score": lambda row: _whole(float(row["score"])),
+    "wiki_table": wiki_table,
+}
 FUNCTIONS: dict[str, Prepare] = {
-    **{function.__name__: each(function) for function in _OF_ONE_RECORD},
+    **{name: each(function) for name, function in _OF_ONE_RECORD.items()},
     "blimp_pair": ordered_pair("sentence_good", "sentence_bad"),
     "concept_sets": concept_sets,
     "conversations": conversations,

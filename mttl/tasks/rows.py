@@ -1,4 +1,6 @@
-r"""One file of a gym, in UTF-8: a row is a line.
+r"""Files of rows, as those of a gym are, and files of records; in UTF-8.
+
+In a file of a gym a row is a line.
 
 | ending | a line is |
 |---|---|
@@ -10,18 +12,22 @@ Lines may hold both. A reader of damaged data should never train on it by accide
 malformed line is an error that names the file, the line and the reason.
 """
 
+import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from mttl.io.errors import TaskError
-from mttl.io.reading import parse_json, require_file, shown
+from mttl.io.reading import parse_json, reason, require_file, shown, table_rows
 
 TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
+# Of files of records: a table, or a line of JSON for each record; also packed.
+RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _FORM = {
     TSV: "input<TAB>output",
@@ -156,3 +162,48 @@ def _row(source: str, outputs: Sequence[str], place: str) -> Row:
             which = "the output" if len(outputs) == 1 else f"output {n} of {len(outputs)}"
             raise TaskError(f"{place}: {which} is empty.")
     return Row(source, tuple(outputs))
+
+
+def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Read a file record by record; memory does not grow with its length.
+
+    Args:
+        path: A file with one of `RECORD_ENDINGS`, in UTF-8. TSV is read without quoting, CSV with.
+        columns: Names of the columns of a TSV or CSV file without a header; with none, its first
+            line names them.
+
+    Yields:
+        Records: texts by column, or what a line of JSON holds.
+
+    Raises:
+        TaskError: If the file cannot be read or is cut short, or a line is malformed (file, line
+            and reason).
+    """
+    if not path.name.endswith(RECORD_ENDINGS):
+        raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(RECORD_ENDINGS)}.")
+    if ".jsonl" not in path.suffixes[-2:]:
+        delimiter = "\t" if ".tsv" in path.suffixes[-2:] else ","
+        table = {"delimiter": delimiter, "names": columns}
+        yield from (row for _, row in table_rows(_lines(path), str(path), TaskError, **table))
+        return
+    if columns:
+        raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            yield parse_json(line, f"{path}, line {number}", TaskError, dict)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Give the lines with their ends; only a line feed ends one."""
+    require_file(path, TaskError)
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield decoded(line, f"{path}, line {number}", first=number == 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TaskError(
+            f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again."
+        ) from error
+    except OSError as error:
+        raise TaskError(f"cannot read '{path}': {reason(error)}.") from error

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,10 @@ from mttl.io.files import atomic_path, write_table
 from mttl.io.reading import read_table
 from mttl.tasks.convert import convert
 from mttl.tasks.folder import SPLITS
-from mttl.tasks.read_records import from_files
-from mttl.tasks.rows import TSV, line_of
+from mttl.tasks.rows import TSV, line_of, read_records
 from mttl.tasks.sampling import Indices, Line, cut, few_shot
 from mttl.tasks.task import Source, Task
-from mttl.tasks.template_field import Record
+from mttl.tasks.template import Record
 
 _COLUMNS = ("task", "metric", "category", "description")
 
@@ -39,6 +38,11 @@ def fingerprint(task: Task, files: Iterable[Path]) -> str:
     states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     task = replace(task, category="", description="", side="train")  # they are in no file
     return hashlib.sha256(repr((task, states)).encode()).hexdigest()[:16]
+
+
+def from_files(source: Source, split: str) -> Iterator[Record]:
+    """Return the records of a source whose splits are files; see `read_records`."""
+    return read_records(Path(split), source.columns)
 
 
 def write_samples(

@@ -1,6 +1,9 @@
 """What a task is: where its records are, how one becomes a line, and how an answer is scored."""
 
-from collections.abc import Callable, Collection
+import csv
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
@@ -11,7 +14,6 @@ from mttl.io.record import STRICT
 from mttl.metrics.metric_names import MetricName
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
-from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.rows import JSON_LINES, TSV
 
 Kind = Literal["classification", "text-to-text"]
@@ -19,9 +21,6 @@ References = Literal["one", "all", "distinct"]
 ALL = "all"  # in place of a number of lines
 Text = Annotated[str, Field(min_length=1)]
 Side = Literal["train", "dev", "test"]
-
-# What files of records may be: a table, or a line of JSON for each record; also packed.
-FILE_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 
 def _bound(value: Any) -> int | float:
@@ -158,3 +157,25 @@ class Task:
     def ending(self) -> str:
         """Of its files: those of CrossFit are TSV, as published; all others are JSON Lines."""
         return TSV if self.name in published_sums() else JSON_LINES
+
+
+@cache
+def published_sums() -> Mapping[str, Mapping[str, str]]:
+    """Return the MD5 sums of CrossFit's files by task and name, such as ``glue-rte_16_13_dev.tsv``.
+
+    They come with its code, https://github.com/INK-USC/CrossFit. The table has a row per task: `k`,
+    the sum of the test file, which all samples share, and those of train and dev of every sample.
+    """
+    table = files("mttl.tasks").joinpath("md5.csv").read_text("ascii").splitlines()
+    return {row["task"]: _by_file(row) for row in csv.DictReader(table)}
+
+
+def _by_file(row: dict[str, str]) -> dict[str, str]:
+    samples = [name.removeprefix("train_") for name in row if name.startswith("train_")]
+    return {
+        f"{row['task']}_{row['k']}_{sample}_{split}.tsv": row[
+            split if split == "test" else f"{split}_{sample}"
+        ]
+        for sample in samples
+        for split in ("train", "dev", "test")
+    }

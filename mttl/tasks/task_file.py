@@ -16,15 +16,18 @@ the keys.
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mttl.io import yaml12
 from mttl.io.errors import TaskError
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
-from mttl.tasks.md5_sums import published_sums
-from mttl.tasks.task import ALL, FILE_ENDINGS, Task
+from mttl.tasks.rows import RECORD_ENDINGS
+from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
 _SHOTS = {"classification": 16, "text-to-text": 32}
@@ -53,6 +56,22 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
                 f"'{path}' defines '{name}', which is a task of CrossFit's: give it another name."
             )
     return tasks
+
+
+@cache
+def crossfit() -> Mapping[str, Task]:
+    """Return the 160 tasks of CrossFit by name, in alphabetical order.
+
+    References:
+        Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in
+        NLP, EMNLP 2021, arXiv:2104.08835.
+    """
+    folder = files("mttl.tasks").joinpath("crossfit")
+    tasks = {}
+    for file in folder.iterdir():
+        if file.name.endswith(".yaml"):
+            tasks |= parse_tasks(file.read_text("utf-8"), f"crossfit/{file.name}")
+    return MappingProxyType(dict(sorted(tasks.items())))
 
 
 def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, Task]:
@@ -134,7 +153,7 @@ def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, 
 
 
 def _file(name: str, where: str, folder: Path) -> str:
-    if not name.endswith(FILE_ENDINGS):
-        allowed = ", ".join(FILE_ENDINGS)
+    if not name.endswith(RECORD_ENDINGS):
+        allowed = ", ".join(RECORD_ENDINGS)
         raise TaskError(f"{where}: '{name}' must be a file ({allowed}) where there is no 'path'")
     return str(folder / name)

@@ -6,14 +6,31 @@ is. A template is parsed once, into functions that fill it for many records at a
 a thousand fields is read, checked and joined faster than a thousand records one by one.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from mttl.io.errors import TaskError
-from mttl.tasks.template_field import Column, Read, Record, as_text, compile_field, texts, written
+from mttl.io.errors import TaskError, nearest
+from mttl.tasks.filters import (
+    CHOICE_FILTERS,
+    LIST_FILTERS,
+    TEXT_FILTERS,
+    FieldError,
+    RecordError,
+    item_at,
+    pick,
+    shown,
+)
 
+Record = Mapping[str, Any]
+Column = list[Any]
+Read = Callable[[Sequence[Record]], Column]
+
+ARGUMENT_FILTERS = ("at", "at1", "join", "pick")
+LABEL_FILTERS = ("name", "name1")
+FILTERS = (*TEXT_FILTERS, *LIST_FILTERS, *CHOICE_FILTERS, *LABEL_FILTERS, *ARGUMENT_FILTERS)
 _PARTS = re.compile(r"\{([^{}]*)\}")
 
 
@@ -27,7 +44,10 @@ def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
     literals = pieces[0::2]
     if any("{" in literal or "}" in literal for literal in literals):
         raise TaskError(f"the template '{template}' has a brace without its partner")
-    fields = [written(field, compile_field(field, labels, template)) for field in pieces[1::2]]
+    fields = [
+        _named(field.partition("|")[0], _written(compile_field(field, labels, template)))
+        for field in pieces[1::2]
+    ]
     if len(fields) == 1 and literals == ["", ""]:
         return fields[0]
 
@@ -40,6 +60,10 @@ def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
         return list(map("".join, zip(*columns, strict=False)))
 
     return fill
+
+
+def _written(read: Read) -> Read:
+    return lambda records: texts(read(records))
 
 
 def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
@@ -69,16 +93,188 @@ def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     read = compile_values(match[1], labels)
     values = {"" if value == "empty" else value for value in match[3].split(" or ")}
     wanted = match[2] is None
-    return lambda records: [(text in values) is wanted for text in _comparable(read(records))]
+    return lambda records: [(_comparable(value) in values) is wanted for value in read(records)]
 
 
-def _comparable(column: Column) -> list[str]:
-    if {bool, type(None)}.isdisjoint(map(type, column)):
-        return texts(column)
-    return list(map(_comparable_value, column))
-
-
-def _comparable_value(value: Any) -> str:
+def _comparable(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else as_text(value)
+
+
+def compile_field(field: str, labels: Sequence[str], template: str) -> Read:
+    """Return a function from records to the values of a field.
+
+    Raises:
+        TaskError: If the field is malformed.
+    """
+    name, *filters = field.split("|")
+    if not name.strip(" []"):
+        raise TaskError(f"the template '{template}' has a field without a name: '{{{field}}}'")
+    read = _field(name)
+    for filter_ in filters:
+        read = _named(name, _filter(filter_, read, labels, template))
+    return read
+
+
+def texts(column: Column) -> list[str]:
+    """Return a column of texts and numbers as texts.
+
+    Raises:
+        RecordError: If a value is neither.
+    """
+    kinds = set(map(type, column))
+    if kinds <= {str}:
+        return column
+    return list(map(str if kinds <= {str, int} else as_text, column))
+
+
+def as_text(value: Any) -> str:
+    """Return a text or a number as text.
+
+    Raises:
+        RecordError: If it is neither.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    remedy = "; a list asks for 'references: all' in the output, or for a filter such as 'join'"
+    if not isinstance(value, list):
+        remedy = ""
+    raise RecordError(f"is {shown(value)}; it must be a text or a number{remedy}")
+
+
+def _field(field: str) -> Read:
+    if field.startswith("[") and field.endswith("]"):
+        fields = [_field(name.strip()) for name in field[1:-1].split(",")]
+        return lambda records: [
+            list(items) for items in zip(*(read(records) for read in fields), strict=True)
+        ]
+    first, *path = field.split(".")
+
+    def read(records: Sequence[Record]) -> Column:
+        try:
+            column = [record[first] for record in records]
+            for key in path:
+                column = [_follow(value, key) for value in column]
+        except (KeyError, TypeError) as error:
+            what = f"the record is {shown(records[0])}; it must be a mapping of fields"
+            if isinstance(records[0], Mapping):
+                there = ", ".join(map(str, records[0]))
+                what = f"the field '{field}' is missing; the record has {there}"
+            raise FieldError(what) from error
+        return column
+
+    return _named(field, read)
+
+
+def _follow(value: Any, key: str) -> Any:
+    return [_follow(item, key) for item in value] if isinstance(value, list) else value[key]
+
+
+def _named(field: str, read: Read) -> Read:
+    """Let errors name the field."""
+
+    def named(records: Sequence[Record]) -> Column:
+        try:
+            return read(records)
+        except FieldError:
+            raise
+        except RecordError as error:
+            raise FieldError(f"the field '{field}' {error}") from error
+
+    return named
+
+
+def _filter(filter_: str, read: Read, labels: Sequence[str], template: str) -> Read:
+    """Return a column after one more filter."""
+    name, colon, argument = filter_.partition(":")
+    if name not in FILTERS:
+        raise TaskError(
+            f"the template '{template}' names the filter '{name}', which does not exist."
+            f"{nearest(name, FILTERS)} There are {', '.join(sorted(FILTERS))}"
+        )
+    if (name in ("at", "at1", "pick")) is not bool(argument) and name != "join":
+        form = f"{name}:FIELD" if name in ARGUMENT_FILTERS else name
+        raise TaskError(f"the template '{template}': write the filter '{filter_}' as '{form}'")
+    if name in LABEL_FILTERS:
+        return _names(read, labels, start=int(name == "name1"), template=template)
+    if name in ("at", "at1", "pick"):
+        return _choice(read, name, argument)
+    if name == "join":
+        separator = argument if colon else " "
+        return _mapped(read, lambda items: separator.join(map(as_text, _items(items))))
+    if name in LIST_FILTERS:
+        function = LIST_FILTERS[name]
+        return _mapped(read, lambda items: function(_items(items)))
+    if name in CHOICE_FILTERS:
+        return _mapped(read, CHOICE_FILTERS[name])
+    return _texts_mapped(read, TEXT_FILTERS[name])
+
+
+def _mapped(read: Read, function: Callable[[Any], Any]) -> Read:
+    def mapped(records: Sequence[Record]) -> Column:
+        column = read(records)
+        try:
+            return list(map(function, column))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"is {shown(column[0])}, which is malformed ({error!r})") from error
+
+    return mapped
+
+
+def _texts_mapped(read: Read, function: Callable[[str], str]) -> Read:
+    def each(value: Any) -> Any:
+        return list(map(each, value)) if isinstance(value, list) else function(as_text(value))
+
+    def mapped(records: Sequence[Record]) -> Column:
+        column = read(records)
+        return list(map(function if set(map(type, column)) <= {str} else each, column))
+
+    return mapped
+
+
+def _names(read: Read, labels: Sequence[str], start: int, template: str) -> Read:
+    if not labels:
+        raise TaskError(f"the template '{template}' needs the task to have labels")
+    table: dict[Any, str] = {}
+    for index, label in enumerate(labels, start):
+        table[index] = table[str(index)] = label
+
+    def named(records: Sequence[Record]) -> Column:
+        column = read(records)
+        try:
+            return [table[value] for value in column]
+        except (KeyError, TypeError) as error:
+            allowed = ", ".join(f"{n} ({label})" for n, label in list(enumerate(labels, start))[:9])
+            more = ", ..." if len(labels) > 9 else ""
+            raise RecordError(f"is {shown(column[0])}; it must be {allowed}{more}") from error
+
+    return named
+
+
+def _choice(read: Read, name: str, argument: str) -> Read:
+    read_index = _field(argument)
+    start = int(name == "at1")
+
+    def chosen(records: Sequence[Record]) -> Column:
+        column, indices = read(records), read_index(records)
+        try:
+            if name == "pick":
+                return list(map(pick, column, indices))
+            return [item_at(_items(v), i, start) for v, i in zip(column, indices, strict=True)]
+        except FieldError:
+            raise
+        except RecordError as error:
+            raise FieldError(f"the field '{argument}' {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"is {shown(column[0])}, which is malformed ({error!r})") from error
+
+    return chosen
+
+
+def _items(value: Any) -> Sequence[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    raise RecordError(f"is {shown(value)}; it must be a list")

@@ -9,8 +9,8 @@ import torch
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from mttl.analysis.tokens.token_counts import TokenCounts
-from mttl.analysis.tokens.token_record import write_token_record
+from mttl.analysis.token_counts import TokenCounts
+from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import is_first
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.token.masks import TokenRecord

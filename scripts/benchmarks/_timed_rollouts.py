@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import Callback
 
 from envs.interface import check_levels
 from mttl.babyai.build_policy import build_policies
-from mttl.babyai.rollouts import RolloutDataModule
+from mttl.babyai.rollouts import RolloutLoader
 from mttl.babyai.train import learning_of
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.io.errors import ConfigError
@@ -73,13 +73,7 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
     rl, watch = config.rl, Stopwatch()
     levels = check_levels(rl.levels)
     learning = learning_of(config, build_policies(config, levels), levels)
-    with tempfile.TemporaryDirectory() as folder, learning.open_data(0) as data:
-        if not isinstance(data, RolloutDataModule):
-            raise ConfigError("rl.demonstrations must not be set: there are no rollouts to measure")
-        collector = data.loader.collector
-        environments = collector.environments
-        environments.step = watch.timed("environments", environments.step)  # type: ignore
-        collector.play = watch.timed("playing", collector.play)  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             max_epochs=n_rollouts + 1,
             default_root_dir=folder,
@@ -94,5 +88,14 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
             enable_progress_bar=False,
             log_every_n_steps=1,
         )
-        trainer.fit(learning.module, datamodule=data)
+        with learning.open_data(trainer) as data:
+            if not isinstance(data.loader, RolloutLoader):
+                raise ConfigError(
+                    "rl.demonstrations must not be set: there are no rollouts to measure"
+                )
+            collector = data.loader.collector
+            environments = collector.environments
+            environments.step = watch.timed("environments", environments.step)  # type: ignore
+            collector.play = watch.timed("playing", collector.play)  # type: ignore[method-assign]
+            trainer.fit(learning.module, datamodule=data)
     return watch, rl.ppo.n_steps * rl.n_slots * len(levels)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from envs.errors import LevelError
+from envs.levels import LevelError
 from mttl.commands.options import CommandParser, add_overrides, positive
 from mttl.io.errors import ConfigError, MttlError
 

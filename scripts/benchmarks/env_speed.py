@@ -25,9 +25,8 @@ VARIANTS = (FLOOR, "gymnasium sync", "gymnasium async", "ours", "ours, workers",
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    from envs.errors import LevelError
     from envs.interface import check_levels
-    from envs.levels import PAPER_LEVELS
+    from envs.levels import PAPER_LEVELS, LevelError
 
     parser = argparse.ArgumentParser(description="Environment steps per second, by kind.")
     parser.add_argument("--levels", nargs="+", default=list(PAPER_LEVELS), metavar="LEVEL")

@@ -9,7 +9,7 @@ import pytest
 from helpers.new_tasks import train_source
 from mttl.adaptation.new_tasks import adapt_to
 from mttl.analysis.figures import canvas
-from mttl.analysis.routing_record import read_adaptation_history, read_arrays, read_record
+from mttl.analysis.routing_record import read_arrays, read_history, read_record
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
 from mttl.training.monitors import routing_weights
@@ -26,7 +26,7 @@ def test_the_row_is_kept_from_its_start_to_its_end(tmp_path, capsys, monkeypatch
     adapted.save(tmp_path / "twice")
 
     record = read_record(run)
-    history = read_adaptation_history(tmp_path / "twice")
+    history = read_history(tmp_path / "twice")
     assert history is not None
     # Twenty records and one at each score; the last step is scored too.
     assert history.steps.tolist() == sorted({*range(0, 45, 2), 10, 20, 30, 40, 45})
@@ -54,7 +54,7 @@ def test_without_steps_there_is_the_first_row_alone(tmp_path: Path) -> None:
     run = train_source(tmp_path)
     adapted = adapt_to(run, [("ab", "abab"), ("b", "bb")], task="twice", mode="zero_shot")
     adapted.save(tmp_path / "twice")
-    history = read_adaptation_history(tmp_path / "twice")
+    history = read_history(tmp_path / "twice")
     assert history is not None
     assert history.steps.tolist() == [0]
-    assert read_adaptation_history(tmp_path / "nowhere") is None
+    assert read_history(tmp_path / "nowhere") is None

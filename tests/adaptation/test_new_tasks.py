@@ -20,7 +20,7 @@ from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
-from mttl.data.prompt_prefix import task_code
+from mttl.data.prompt_form import task_code
 from mttl.io.errors import CheckpointError, ConfigError, TaskError
 from mttl.io.record import as_row
 from mttl.models.backbone import build_random

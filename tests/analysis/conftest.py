@@ -8,7 +8,7 @@ import pytest
 from helpers.routing_runs import write_run  # noqa: F401
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 
 
 @pytest.fixture(scope="session")
@@ -32,5 +32,5 @@ def crossfit_view() -> RoutingView:
         np.array([0, 500, 1000]),
         np.stack([share * weights + (1 - share) / 8 for share in (0, 0.5, 1)]),
     )
-    record = RoutingRecord(Path("crossfit"), tuple(info), groups, weights, history, {})
-    return RoutingView(record, probabilities, categories)
+    record = RoutingRecord(Path("crossfit"), tuple(info), groups, weights, probabilities, history)
+    return RoutingView(record, categories)

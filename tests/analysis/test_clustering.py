@@ -3,7 +3,7 @@ import pytest
 from sklearn.metrics import adjusted_mutual_info_score
 
 from mttl.analysis.clustering import category_agreement, task_clusters, task_order, task_tree
-from mttl.analysis.permutation_test import permutation_test
+from mttl.analysis.statistics import permutation_test
 
 # Tasks 0 and 2 are similar, and 1 and 3.
 SIMILARITY = np.array(

@@ -118,13 +118,6 @@ def test_a_factor_that_others_determine_cannot_be_told_from_them() -> None:
     assert set(factor_recovery(ORACLE[None, :4], single, n_permutations=5).values()) == {None}
 
 
-def test_what_cannot_be_recovered_is_refused() -> None:
-    with pytest.raises(ValueError, match="use must be finite"):
-        factor_recovery(np.full((1, 2, 2), np.nan), {"language": ["de", "en"]})
-    with pytest.raises(ValueError, match="the factor 'language' has one value only"):
-        factor_recovery(np.ones((1, 2, 2)), {"language": ["de", "de"]})
-
-
 def test_all_skills_alike_tell_nothing() -> None:
     equal = np.full((2, len(TASKS), 10), 0.1)
     for factor in factor_recovery(equal, FACTORS, n_permutations=10).values():

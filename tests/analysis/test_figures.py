@@ -14,14 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from mttl.analysis import figures
-from mttl.analysis.ablation_record import Ablation
 from mttl.analysis.clustering import task_order, task_tree
-from mttl.analysis.figures.catalogue import layer_parts
-from mttl.analysis.layers import STATISTICS
-from mttl.analysis.palette import category_looks
+from mttl.analysis.figures.canvas import INK, save_figure
+from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
+from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
+from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
+from mttl.analysis.figures.task_map import task_map
+from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
+from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
+from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
-from mttl.io.errors import CheckpointError
+from mttl.analysis.statistics import STATISTICS
+from mttl.tasks.task_file import crossfit
 
 TASKS = ("one", "two", "three", "four")
 CATEGORIES = ("a", "b", "a", "c")
@@ -66,7 +70,7 @@ def inks(axes: Axes) -> list[str]:
 
 def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
     weights = np.arange(12.0).reshape(1, 4, 3) / 12
-    figure = figures.heat_maps(weights, ["mean"], order=ORDER, title="Weights", **NAMED)
+    figure = heat_maps(weights, ["mean"], order=ORDER, title="Weights", **NAMED)
     axes = figure.axes[0]
     names = [TASKS[task] for task in ORDER]
     assert row_names(axes) == names
@@ -81,7 +85,7 @@ def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
 def test_panels_share_one_scale_and_one_list_of_tasks() -> None:
     weights = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
     names = ["encoder.block.0.layer.0.SelfAttention.q", "v"]
-    figure = figures.heat_maps(weights, names, order=ORDER, title="Weights", **NAMED)
+    figure = heat_maps(weights, names, order=ORDER, title="Weights", **NAMED)
     shown = [axes for axes in figure.axes if axes.images]
     assert {axes.images[0].get_clim() for axes in shown} == {(0, 1)}
     assert row_names(shown[1]) == []
@@ -91,7 +95,7 @@ def test_panels_share_one_scale_and_one_list_of_tasks() -> None:
 
 
 def test_similarity_matrix_has_tasks_on_both_axes_and_no_diagonal() -> None:
-    figure = figures.similarity_matrix(SIMILARITY, order=ORDER, title="Similarity", **NAMED)
+    figure = similarity_matrix(SIMILARITY, order=ORDER, title="Similarity", **NAMED)
     axes = figure.axes[0]
     names = [TASKS[task] for task in ORDER]
     assert row_names(axes) == names == [label.get_text() for label in axes.get_xticklabels()]
@@ -102,7 +106,7 @@ def test_similarity_matrix_has_tasks_on_both_axes_and_no_diagonal() -> None:
 
 
 def test_dendrogram_leaves_follow_the_tree_and_its_heights_are_the_merges() -> None:
-    figure = figures.dendrogram(TREE, title="Tree", **NAMED)
+    figure = dendrogram(TREE, title="Tree", **NAMED)
     axes = figure.axes[0]
     assert row_names(axes) == [TASKS[task] for task in ORDER]
     joints = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 4]
@@ -112,7 +116,7 @@ def test_dendrogram_leaves_follow_the_tree_and_its_heights_are_the_merges() -> N
 
 
 def test_radial_dendrogram_has_every_task_once_around_the_circle() -> None:
-    figure = figures.radial_dendrogram(TREE, title="Tree", **NAMED)
+    figure = radial_dendrogram(TREE, title="Tree", **NAMED)
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.texts] == [TASKS[task] for task in ORDER]
     places = np.array([text.get_position() for text in axes.texts])
@@ -126,7 +130,7 @@ def test_radial_dendrogram_has_every_task_once_around_the_circle() -> None:
 
 def test_subset_table_lists_skills_and_tasks() -> None:
     active = np.array([[1, 0], [1, 1], [1, 0], [0, 0]], dtype=bool)
-    figure = figures.subset_table(active, title="Subsets", **NAMED)
+    figure = subset_table(active, title="Subsets", **NAMED)
     axes = figure.axes[0]
     rows: dict[float, list[str]] = {}
     for text in axes.texts:
@@ -138,14 +142,14 @@ def test_subset_table_lists_skills_and_tasks() -> None:
         ["1", "two"],
     ]
     dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    filled = [colour == figures.canvas.INK for colour in dots]
+    filled = [colour == INK for colour in dots]
     assert filled == [False, False, True, False, True, True]
 
 
 def test_statistics_by_layer() -> None:
     groups = ("encoder.0", "encoder.1", "decoder.0")
     values = np.arange(12.0).reshape(3, 4)
-    figure = figures.statistics_by_layer(values, groups, title="Statistics")
+    figure = statistics_by_layer(values, groups, title="Statistics")
     panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
     assert [axes.get_title(loc="left") for axes in panels] == list(STATISTICS)
     assert row_names(panels[0]) == list(groups)
@@ -163,7 +167,7 @@ def test_statistics_over_training() -> None:
         "encoder/usage": (steps, np.array([1.0, 0.7])),
         "discreteness": (steps, np.array([0.0, 0.1])),
     }
-    figure = figures.statistics_over_training(curves, title="Statistics")
+    figure = statistics_over_training(curves, title="Statistics")
     panels = [axes for axes in figure.axes if axes.get_xlabel() == "step"]
     assert [axes.get_title(loc="left") for axes in panels] == ["discreteness", "usage"]
     assert [line.get_ydata().tolist() for line in panels[1].lines] == [[1, 0.5], [1, 0.7]]
@@ -174,7 +178,7 @@ def test_statistics_over_training() -> None:
 def test_task_map_names_every_point() -> None:
     points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     axis_names = ("first (60%)", "second (20%)")
-    figure = figures.task_map(points, title="Map", axis_names=axis_names, **NAMED)
+    figure = task_map(points, title="Map", axis_names=axis_names, **NAMED)
     axes = figure.axes[0]
     assert {text.get_text() for text in axes.texts} == set(TASKS)
     assert (axes.get_xlabel(), axes.get_ylabel()) == axis_names
@@ -222,7 +226,7 @@ def check_legible(figure: Figure) -> None:
 
 @pytest.fixture(scope="module")
 def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
-    return dict(figures.drawings(crossfit_view, crossfit_view))
+    return dict(drawings(crossfit_view, crossfit_view))
 
 
 NAMES = (
@@ -241,10 +245,9 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     record = crossfit_view.record
     changes = np.zeros((1, *record.weights.shape[1:]))
     changes[0, 0, 0], changes[0, 1, 1] = 0.3, -0.1
-    none = np.zeros(len(record.tasks))
     common = (record.tasks, ("all layers",), record.groups, crossfit_view.pairs)
-    found = Ablation(*common, changes, None, {"losses": none})
-    figure = figures.ablation_map(crossfit_view, found)
+    found = Ablation(*common, changes, None)
+    figure = ablation_map(crossfit_view, found)
     check_legible(figure)
     weights, effect = (axes.images[0] for axes in figure.axes if axes.images)
     order = crossfit_view.order
@@ -252,19 +255,16 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     np.testing.assert_array_equal(effect.get_array(), changes[0][order])
     assert effect.get_clim() == (-0.3, 0.3)
     # A loss that grows is red, and so is a score that falls.
-    scored = replace(found, scores=changes / 100, before={"losses": none, "scores": none})
-    fallen = figures.ablation_map(crossfit_view, scored).axes[2].images[0]
+    scored = replace(found, scores=changes / 100)
+    fallen = ablation_map(crossfit_view, scored).axes[2].images[0]
     assert fallen.get_cmap()(0.0) == effect.get_cmap()(1.0)
-    other = replace(found, tasks=("else", *record.tasks[1:]))
-    with pytest.raises(CheckpointError, match="of other tasks or layers than its routing"):
-        figures.ablation_map(crossfit_view, other)
 
 
 def test_many_skills_are_legible() -> None:
     weights = np.random.default_rng(0).uniform(size=(2, 4, 40))
-    check_legible(figures.heat_maps(weights, ["x", "y"], order=ORDER, title="W", **NAMED))
-    check_legible(figures.heat_maps(weights[:1], [""], order=ORDER, title="W", **NAMED))
-    check_legible(figures.subset_table(weights[0] > 0.5, title="Subsets", **NAMED))
+    check_legible(heat_maps(weights, ["x", "y"], order=ORDER, title="W", **NAMED))
+    check_legible(heat_maps(weights[:1], [""], order=ORDER, title="W", **NAMED))
+    check_legible(subset_table(weights[0] > 0.5, title="Subsets", **NAMED))
 
 
 # Files.
@@ -272,8 +272,8 @@ def test_many_skills_are_legible() -> None:
 
 def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
     settings = dict(matplotlib.rcParams)
-    figure = figures.dendrogram(TREE, title="Tree of <tasks> & more, $5 or $6", **NAMED)
-    png, svg = figures.save_figure(figure, tmp_path / "plots" / "tree.block.0")
+    figure = dendrogram(TREE, title="Tree of <tasks> & more, $5 or $6", **NAMED)
+    png, svg = save_figure(figure, tmp_path / "plots" / "tree.block.0")
     assert [path.name for path in (png, svg)] == ["tree.block.0.png", "tree.block.0.svg"]
     with Image.open(png) as drawn:
         pixels = np.asarray(drawn.convert("L"))
@@ -282,7 +282,7 @@ def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
     found = {"".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("text")}
     assert {"Tree of <tasks> & more, $5 or $6", *TASKS, "a", "b", "c"} <= found
     first = svg.read_bytes()
-    figures.save_figure(figure, tmp_path / "plots" / "tree.block.0")
+    save_figure(figure, tmp_path / "plots" / "tree.block.0")
     assert svg.read_bytes() == first  # the same figure gives the same file
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [png.name, svg.name]
     assert dict(matplotlib.rcParams) == settings
@@ -293,14 +293,27 @@ def test_members_of_a_library_are_the_same_skill_in_every_group(crossfit_view: R
     weights = np.random.default_rng(0).random((2, 3, 4))
     record = replace(
         *(crossfit_view.record,),
-        **{"tasks": tasks, "groups": ("first", "second"), "weights": weights, "history": None},
+        **{"tasks": tasks, "groups": ("first", "second"), "history": None},
+        **{"weights": weights, "probabilities": weights},
     )
     members = (tasks[2], "other", tasks[0], tasks[1])
-    view = RoutingView(record, weights, crossfit_view.categories[:3], members=members)
+    view = RoutingView(record, crossfit_view.categories[:3], members=members)
     ordered = [tasks[task] for task in view.order]
     assert view.skills == [*ordered, "other"]
     own = weights.mean(0)[:, [2, 3, 0]].diagonal()  # each task's weight for its own member
     assert view.mean[view.order].diagonal() == pytest.approx(own[view.order])
-    (_, drawn), *_ = figures.drawings(view)
+    (_, drawn), *_ = drawings(view)
     assert "skills matched" not in " ".join(words(drawn))
     assert [*ordered, "other"] == [x.get_text() for x in drawn.axes[0].get_xticklabels()]
+
+
+def test_no_two_categories_of_crossfit_look_alike() -> None:
+    looks = category_looks([task.category for task in crossfit().values()])
+    assert len(looks) > len(COLOURS)
+    assert len({(look.fill, look.marker) for look in looks.values()}) == len(looks)
+
+
+def test_looks_depend_on_the_set_of_categories_only() -> None:
+    assert category_looks(["b", "a", "b"]) == category_looks(["a", "b"])
+    assert UNKNOWN not in category_looks(["a"])
+    assert category_looks([UNKNOWN, "a"])["a"] == category_looks(["a"])["a"]

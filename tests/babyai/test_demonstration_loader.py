@@ -1,6 +1,7 @@
-"""Which demonstrations make up a pass, and where a stopped pass goes on."""
+"""Demonstrations in memory, batches beside plain loops, and where a stopped pass goes on."""
 
-from types import SimpleNamespace
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,16 @@ import torch
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from mttl.babyai.demonstration_loader import DemonstrationDataModule, DemonstrationLoader
-from mttl.babyai.level_demonstrations import LevelDemonstrations
+from envs.bot import Demonstration
+from envs.demonstrations import record_demonstrations, save_demonstrations
+from envs.vocabulary import encode
+from mttl.babyai.demonstration_loader import (
+    DemonstrationLoader,
+    LevelDemonstrations,
+    pad_episodes,
+    read_demonstrations,
+)
+from mttl.io.errors import CheckpointError, ConfigError
 
 
 def make_level(n_episodes: int, longest: int = 9) -> LevelDemonstrations:
@@ -72,20 +81,61 @@ def test_a_pass_goes_on_from_any_batch_and_then_the_next_one_begins() -> None:
         if n_taken < len(whole):
             assert taken + episodes(second) == expected[0]
         assert episodes(second) == expected[1]
+    others = DemonstrationLoader([make_level(8), *LEVELS[1:]], 3, seed=1)
+    with pytest.raises(CheckpointError, match=r"have \[8, 6, 13\] dem.*, but \[20, 6, 13\] when"):
+        others.load_state(whole.state())
 
 
-def test_the_data_module_takes_its_share_and_keeps_the_position() -> None:
-    def make() -> DemonstrationDataModule:
-        data = DemonstrationDataModule(LEVELS, 3, seed=1)
-        data.trainer = SimpleNamespace(global_rank=1, world_size=2)  # type: ignore[assignment]
-        data.setup("fit")
-        return data
+NAMES = ["PickupLoc", "GoToObjS4"]
 
-    data, again = make(), make()
-    second, third = (DemonstrationLoader(LEVELS, 3, seed=1, rank=1, n_ranks=2) for _ in range(2))
-    next(batches := iter(data.train_dataloader()))
-    again.load_state_dict(data.state_dict())
-    moved = again.transfer_batch_to_device(next(iter(second)), torch.device("meta"), 0)
-    assert moved.mask.device.type == "meta"
-    rest = episodes(again.train_dataloader())
-    assert rest == [batch.actions[:, 0].tolist() for batch in batches] == episodes(third)[1:]
+
+@pytest.fixture(scope="module")
+def record() -> list[Demonstration]:
+    return record_demonstrations(["GoToObjS4", "GoToObj", "PickupLoc"], 5)
+
+
+@pytest.fixture(scope="module")
+def path(record: list[Demonstration], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("record") / "record.npz"
+    save_demonstrations(record, path)
+    return path
+
+
+def test_a_batch_holds_whole_episodes(path: Path, record: list[Demonstration]) -> None:
+    chosen = np.array([[4, 0, 0, 3], [2, 1, 3, 4]])
+    batch = pad_episodes(read_demonstrations(path, NAMES), chosen)
+    n_steps = 0
+    for task, level in enumerate(NAMES):
+        for place, number in enumerate(chosen[task]):
+            one = [one for one in record if one.level == level][number]
+            length = len(one.actions)
+            n_steps = max(n_steps, length)
+            assert batch.mask[task, :, place].tolist() == [
+                step < length for step in range(batch.mask.shape[1])
+            ]
+            np.testing.assert_array_equal(batch.images[task, :length, place], one.images)
+            np.testing.assert_array_equal(batch.actions[task, :length, place], one.actions)
+            # What pads can be read like all else.
+            assert (batch.actions[task, length:, place] == one.actions[-1]).all()
+            tokens, n_kept = encode(one.mission).tolist(), batch.missions.shape[-1]
+            assert batch.missions[task, place].tolist() == tokens[:n_kept]
+            assert not any(tokens[n_kept:])
+    assert batch.images.shape == (2, n_steps, 4, 7, 7, 3)
+    assert batch.missions.any((0, 1)).all()  # no column only pads
+    assert (batch.images.dtype, batch.actions.dtype) == (torch.uint8, torch.int64)
+
+
+def test_a_file_that_cannot_be_used_is_explained(path, record, tmp_path) -> None:
+    foreign, damaged = tmp_path / "foreign.npz", tmp_path / "damaged.npz"
+    save_demonstrations([replace(record[0], mission="go to the moon")], foreign)
+    content = path.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    others = r"record.npz' has none of GoTo, only of GoToObjS4 \(5\), GoToObj \(5\), .*i record"
+    for file, levels, message in (
+        (path, ["GoToObj", "GoTo"], others),
+        (path.with_name("recrd.npz"), NAMES, r"recrd.npz' does not exist. Did you mean 'record"),
+        (damaged, NAMES, r"rl.demonstrations: .*damaged.npz' is not a file of demonstrations"),
+        (foreign, ["GoToObjS4"], r"the word 'moon' .* is not of BabyAI's grammar"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_demonstrations(file, levels)

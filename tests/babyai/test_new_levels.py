@@ -14,13 +14,13 @@ from mttl.io import yaml12
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai.new_levels as adaptation
-from envs.demonstration_file import save_demonstrations
-from envs.demonstrations import record_demonstrations
+from envs.demonstrations import record_demonstrations, save_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
-from mttl.babyai.new_levels import adapt_policies
+from mttl.babyai.new_levels import LevelJob, adapt_policies
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
+from mttl.routing.task.fixed import SharedRouter
 
 ADAPTING = {
     **TINY,
@@ -51,7 +51,7 @@ def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> 
     def stopping(*given: Any) -> Any:
         if len(played) == 1:
             raise KeyboardInterrupt
-        played.append(given[3:5])
+        played.append(given[3])
         return real(*given)
 
     with monkeypatch.context() as patch:
@@ -74,11 +74,11 @@ def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> 
 def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch) -> None:
     real = adaptation._learn
 
-    def learn(config: Any, model: Any, level: str, seed: int, *rest: Any) -> None:
-        if seed == 1:
+    def learn(config: Any, model: Any, job: LevelJob, *rest: Any) -> None:
+        if job.seed == 1:
             rates = config.adapt.model_copy(update={"lr": 1e30})
             config = config.model_copy(update={"adapt": rates})
-        real(config, model, level, seed, *rest)
+        real(config, model, job, *rest)
 
     monkeypatch.setattr(adaptation, "_learn", learn)
     out = run.parent / "diverged"
@@ -178,9 +178,7 @@ def test_a_new_level_of_c_poly_has_a_fresh_skill_of_its_own(run: Path) -> None:
 
 
 def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:
-    load_recipe().main(
-        ["-c", f"{run.parent / 'tiny.yaml'}+babyai/shared.yaml", "-k", "run.name=shared"]
-    )
-    model, _ = load_policies(run.parent / "shared")
+    model, _ = load_policies(run)
+    model.router = SharedRouter(1, 2)
     with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
         adapt_policies(model, "router_only")

@@ -9,8 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from helpers.backbones import fill
 from helpers.compare import relative_error
-from mttl.babyai.policy import Policy
-from mttl.babyai.recurrent import LSTMCell, MaskedGRU
+from mttl.babyai.policy import LSTMCell, MaskedGRU, Policy
 
 S, N, E, M, TOKENS = 5, 3, 4, 6, 11
 SMALL = {"n_channels": 8, "memory_size": 6, "instruction_size": 5, "word_size": 4, "hidden_size": 7}
@@ -144,32 +143,6 @@ def test_batch_norm_takes_the_statistics_of_all_frames_in_evaluation_too():
     assert not torch.equal(*others)
     names = [name for name, _ in policy.named_buffers()]
     assert names == []
-
-
-def test_one_step_at_a_time_equals_all_at_once():
-    policy = small_policy()
-    images, missions, index, memory, begins = observations()
-    logits, values, last = policy(images, missions, index, memory, begins)
-    for step in range(S):
-        now = slice(step, step + 1)
-        logit, value, memory = policy(images[now], missions, index[now], memory, begins[now])
-        torch.testing.assert_close(logit[0], logits[step])
-        torch.testing.assert_close(value[0], values[step])
-    torch.testing.assert_close(memory, last)
-
-
-def test_an_episode_that_begins_forgets_the_one_before():
-    policy = small_policy()
-    images, missions, index, memory, begins = observations()
-    begins = torch.zeros_like(begins)
-    begins[2, 1] = True
-    logits = policy(images, missions, index, memory, begins)[0]
-    others = policy(images, missions, index, memory + 1, begins)[0]
-    assert torch.equal(logits[2:, 1], others[2:, 1])
-    assert not torch.isclose(logits[2:, 0], others[2:, 0]).any()
-    assert not torch.isclose(logits[:2, 1], others[:2, 1]).any()
-    fresh = policy(images[2:], missions, index[2:], torch.zeros_like(memory), begins[2:])[0]
-    torch.testing.assert_close(fresh[:, 1], logits[2:, 1])
 
 
 def test_padding_of_missions_changes_nothing():

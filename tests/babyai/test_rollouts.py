@@ -13,11 +13,15 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 from envs.interface import Observation, Transition
 from envs.vector import make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
-from mttl.babyai.agent import sample_actions
+from helpers.babyai import TINY
+from mttl.babyai.build_policy import build_policies
 from mttl.babyai.policy import Policy
-from mttl.babyai.rl.episode_log import EpisodeLog
-from mttl.babyai.rollouts import RolloutCollector, RolloutDataModule, RolloutLoader
+from mttl.babyai.rl.learning_curve import EpisodeLog
+from mttl.babyai.rollouts import RolloutCollector, RolloutLoader, sample_actions
+from mttl.babyai.train import learning_of
 from mttl.config.babyai_schema import Ppo
+from mttl.config.load import load_any_config
+from mttl.io import yaml12
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
@@ -67,10 +71,10 @@ def test_a_loader_goes_on_from_any_minibatch(n_taken: int) -> None:
     batches = endless(whole)
     for _ in range(n_taken):
         next(batches)
-    state = RolloutDataModule(whole).state_dict()
+    state = whole.state()
     expected = [next(batches) for _ in range(6)]
     resumed = loader(model)
-    RolloutDataModule(resumed).load_state_dict(state)
+    resumed.load_state(state)
     for found, wanted in zip(endless(resumed), expected, strict=False):
         for name, value in vars(wanted).items():
             assert torch.equal(getattr(found, name), value), name
@@ -99,24 +103,27 @@ def test_rewards_are_scaled_and_nothing_follows_an_end() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("32", None)])
 def test_rollouts_are_played_in_the_precision_they_are_learned_from(
-    precision, dtype, monkeypatch
+    precision, dtype, tmp_path, monkeypatch
 ) -> None:
     """The ratio of old to new probabilities would be off by rounding before anything is learned."""
-    rollouts = loader(policies())
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml12.dump({**TINY, "run": {"dir": str(tmp_path)}}))
+    config = load_any_config([str(path)])
+    learning = learning_of(config, build_policies(config, LEVELS), LEVELS)
     used = []
-    play = rollouts.collector.play
+    play = RolloutCollector.play
 
-    def spy(settings: Ppo) -> Any:
+    def spy(self: RolloutCollector, settings: Ppo) -> Any:
         on = torch.is_autocast_enabled("cpu")
         used.append(torch.get_autocast_dtype("cpu") if on else None)
-        return play(settings)
+        return play(self, settings)
 
-    monkeypatch.setattr(rollouts.collector, "play", spy)
-    data = RolloutDataModule(rollouts)
-    data.trainer = pl.Trainer(
+    monkeypatch.setattr(RolloutCollector, "play", spy)
+    trainer = pl.Trainer(
         precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
     )
-    batch = next(iter(data.train_dataloader()))
+    with learning.open_data(trainer) as data:
+        batch = next(iter(data.train_dataloader()))
     assert used == [dtype]
     assert batch.log_probs.dtype == batch.values.dtype == torch.float32
 

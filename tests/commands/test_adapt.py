@@ -211,7 +211,7 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
     assert "'first' has no train file for sample 13" in refused(adapt.main, *given)
     table = gym / "TASKS.csv"
     table.write_text(table.read_text().replace("first,EM", "first,ME"))
-    assert "gives the task 'first' the metric 'ME'" in refused(adapt.main, *given)
+    assert "the metric of 'first' ('ME') must be one of" in refused(adapt.main, *given)
     assert not (tmp_path / "out").exists()
 
 

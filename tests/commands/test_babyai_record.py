@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.demonstration_file import load_demonstrations
+from envs.demonstrations import load_demonstrations
 from mttl.commands import babyai_record as SCRIPT
 from mttl.runtime.command import INTERRUPTED
 

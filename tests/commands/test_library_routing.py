@@ -11,7 +11,7 @@ import torch
 from helpers.backbones import fill
 from helpers.compare import relative_error
 from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
-from mttl.analysis.tokens.token_record import read_token_record
+from mttl.analysis.token_record import read_token_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import adapt, plot, predict

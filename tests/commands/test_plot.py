@@ -60,9 +60,9 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
 def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Write) -> None:
     """Not of the mixing weights, which are normalised: no weight of three is above one half."""
     view = READING.read_view(folder)
-    normalised = view.probabilities / view.probabilities.sum(-1, keepdims=True)
+    normalised = view.record.probabilities / view.record.probabilities.sum(-1, keepdims=True)
     np.testing.assert_allclose(normalised, view.record.weights, rtol=1e-5)
-    assert view.statistics[0, 1] == np.mean(view.probabilities[0] > 0.5)
+    assert view.statistics[0, 1] == np.mean(view.record.probabilities[0] > 0.5)
 
 
 @pytest.mark.parametrize(

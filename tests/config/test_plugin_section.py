@@ -14,7 +14,7 @@ from typing import Literal
 from torch import nn
 from mttl.routing.task.fixed import FixedRouter
 from mttl.training.loss import TokenLoss
-from mttl.metrics.text_metric import TextMetric
+from mttl.metrics.crossfit import TextMetric
 from pytorch_lightning import Callback
 
 class MyRouter(FixedRouter):

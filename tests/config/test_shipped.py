@@ -14,7 +14,7 @@ from mttl.config.moe_schema import TokenExperts
 from mttl.io.errors import ConfigError
 from mttl.plugins.parts import PARTS
 from mttl.skills import KINDS
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
 MAIN = [name for name in FILES if "/" not in name]

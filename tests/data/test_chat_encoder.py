@@ -5,8 +5,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from helpers.chat_templates import CHATML, INSTRUCTION, THOUGHTFUL, byte_tokenizer
+from mttl.data.encode import PromptPrefix
 from mttl.data.prompt_form import PromptForm
-from mttl.data.prompt_prefix import PromptPrefix
 from mttl.io.errors import ConfigError, TaskError
 
 LENGTHS = {"max_input_length": 200, "max_output_length": 40}

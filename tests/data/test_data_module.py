@@ -122,67 +122,61 @@ def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_modu
     make_module().prepare_data()  # without a cache there is nothing to do
 
 
-@pytest.mark.parametrize(  # in the first epoch, at its end, in the second epoch
-    ("kind", "stop"), [("proportional", 2), ("uniform", 5), ("homogeneous", 8), ("proportional", 5)]
-)
-def test_a_run_stopped_by_max_steps_resumes_exactly(make_module, tmp_path, kind, stop):
-    whole, _ = fit(make_module(sampler=kind), max_steps=13)
-    before, trainer = fit(make_module(sampler=kind), max_steps=stop)
-    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-    after, _ = fit(make_module(sampler=kind), max_steps=13, ckpt_path=tmp_path / "stopped.ckpt")
-    assert len(before.seen) == stop
-    assert before.seen + after.seen == whole.seen
-
-
-@pytest.mark.parametrize("stop", [2, 5, 8])
-def test_a_run_stopped_in_time_resumes_exactly(make_module, tmp_path, stop):
-    whole, _ = fit(make_module(), max_steps=13)
-    before, trainer = fit(make_module(), max_steps=13, callbacks=[StopAt(stop)])
-    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-    after, _ = fit(make_module(), max_steps=13, ckpt_path=tmp_path / "stopped.ckpt")
-    assert before.seen + after.seen == whole.seen
-
-
+FORM = {"max_input_length": 24, "max_output_length": 8, "batch_size": 9}
 EPOCHS, STEPS = {"max_epochs": 3, "max_steps": -1}, {"max_steps": 15}
+ACCUMULATED = {"max_steps": 7, "accumulate_grad_batches": 2}
+PACKED = {"packed_length": 32, "decoder_only": True}
 
 
 @pytest.mark.parametrize(
-    ("limit", "every", "asks"),
-    [(EPOCHS, 3, True), (STEPS, 5, True), (EPOCHS, 5, False), (STEPS, 7, False)],
+    ("settings", "limits", "stop", "in_time"),
+    [  # in the first epoch, at its end, in the second epoch
+        ({}, {"max_steps": 13}, 2, False),
+        ({}, {"max_steps": 13}, 5, True),
+        ({"sampler": "uniform"}, {"max_steps": 13}, 5, False),
+        ({"sampler": "homogeneous"}, {"max_steps": 13}, 8, True),
+        ({"n_workers": 2}, ACCUMULATED, 2, False),
+        ({**FORM, "token_budget": 64}, {"max_steps": 14}, 8, False),
+        ({**FORM, "token_budget": 64, "length_window": 2}, {"max_steps": 14}, 8, True),
+        ({**FORM, "token_budget": 64, **PACKED}, {"max_steps": 14}, 8, True),
+        ({**FORM, **PACKED, "packed_length": 40}, {"max_steps": 5}, 4, True),
+    ],
 )
-def test_a_checkpoint_from_within_a_run_resumes_exactly(make_module, tmp_path, limit, every, asks):
-    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=every, save_top_k=-1)
-    whole, _ = fit(make_module(), callbacks=[keep], **limit)
-    assert len(whole.seen) == 15
-    path = tmp_path / f"step={every}.ckpt"
-    after, _ = fit(make_module(), ckpt_path=path, asks_for_n_steps=asks, **limit)
-    assert after.seen == whole.seen[every:]
-
-
-def test_a_checkpoint_from_the_end_of_an_epoch_resumes_exactly(make_module, tmp_path):
-    keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-    whole, _ = fit(make_module(), max_epochs=3, callbacks=[keep])
-    after, _ = fit(make_module(), max_epochs=3, ckpt_path=tmp_path / "epoch=0.ckpt")
-    assert after.seen == whole.seen[5:]
-
-
-def test_a_checkpoint_from_a_validation_resumes_exactly(make_module, tmp_path):
-    keep = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False)
-    limits = {"max_steps": 12, "val_check_interval": 4, "check_val_every_n_epoch": None}
-    whole, _ = fit(make_module(), callbacks=[keep], **limits)
-    for step in (4, 8):
-        path = tmp_path / f"step={step}.ckpt"
-        after, _ = fit(make_module(), ckpt_path=path, **limits)
-        assert after.seen == whole.seen[step:]
-
-
-def test_accumulation_and_workers_resume_exactly(make_module, tmp_path):
-    limits = {"accumulate_grad_batches": 2, "max_steps": 7}
-    whole, _ = fit(make_module(n_workers=2), **limits)
-    before, trainer = fit(make_module(n_workers=2), **{**limits, "max_steps": 2})
+def test_a_stopped_run_resumes_exactly(make_module, tmp_path, settings, limits, stop, in_time):
+    """By the number of steps, or between two of them as by a limit of time."""
+    whole, _ = fit(make_module(**settings), **limits)
+    stopped = {"callbacks": [StopAt(stop)]} if in_time else {"max_steps": stop}
+    before, trainer = fit(make_module(**settings), **limits | stopped)
     trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-    after, _ = fit(make_module(n_workers=2), ckpt_path=tmp_path / "stopped.ckpt", **limits)
+    after, _ = fit(make_module(**settings), **limits, ckpt_path=tmp_path / "stopped.ckpt")
+    assert len(before.seen) == stop * limits.get("accumulate_grad_batches", 1)
     assert before.seen + after.seen == whole.seen
+
+
+VALIDATED = {"max_steps": 12, "val_check_interval": 4, "check_val_every_n_epoch": None}
+
+
+@pytest.mark.parametrize(
+    ("keep", "limits", "every", "asks"),
+    [
+        ({"every_n_train_steps": 3}, EPOCHS, 3, True),
+        ({"every_n_train_steps": 5}, STEPS, 5, True),
+        ({"every_n_train_steps": 5}, EPOCHS, 5, False),
+        ({"every_n_train_steps": 7}, STEPS, 7, False),
+        ({}, EPOCHS, 5, True),  # at the end of an epoch
+        ({"save_on_train_epoch_end": False}, VALIDATED, 4, True),  # at a validation
+        ({"save_on_train_epoch_end": False}, VALIDATED, 8, True),
+    ],
+)
+def test_a_checkpoint_from_within_a_run_resumes_exactly(
+    make_module, tmp_path, keep, limits, every, asks
+):
+    saving = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **keep)
+    whole, _ = fit(make_module(), callbacks=[saving], **limits)
+    path = tmp_path / f"step={every}.ckpt"
+    after, _ = fit(make_module(), ckpt_path=path, asks_for_n_steps=asks, **limits)
+    assert len(after.seen) == len(whole.seen) - every
+    assert after.seen == whole.seen[every:]
 
 
 def test_resuming_within_an_epoch_over_other_data_is_refused(make_module, tmp_path):
@@ -243,34 +237,6 @@ def test_training_and_development_rows_are_drawn_apart(make_gym, byte_tokenizer)
         )
         equal.append(module.train_rows["row"][:] == module.prepared("dev")["row"][:])
     assert 0 < sum(equal) < len(equal)  # one of six by chance
-
-
-# Batches by tokens, and packed ones.
-
-BUDGET = {"max_input_length": 24, "max_output_length": 8, "batch_size": 9}
-TOKENS = [
-    {"token_budget": 64},
-    {"token_budget": 64, "length_window": 2},
-    {"token_budget": 64, "packed_length": 32, "decoder_only": True},
-    {"packed_length": 40, "decoder_only": True},
-]
-
-
-@pytest.mark.parametrize("settings", TOKENS, ids=str)
-def test_an_interrupted_run_by_tokens_sees_the_batches_that_were_left(
-    make_module, tmp_path, settings
-):
-    """Two epochs, stopped in the middle of the second."""
-    form = {**BUDGET, **settings}
-    n_batches = len(make_module(**form).train_dataloader())
-    steps = 2 * n_batches
-    whole, _ = fit(make_module(**form), max_steps=steps)
-    stop = n_batches + 1
-    first, trainer = fit(make_module(**form), max_steps=steps, callbacks=[StopAt(stop)])
-    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-    rest, _ = fit(make_module(**form), max_steps=steps, ckpt_path=tmp_path / "stopped.ckpt")
-    assert len(first.seen) == stop
-    assert first.seen + rest.seen == whole.seen
 
 
 def test_rows_from_disk_are_those_of_memory(make_module, tmp_path):

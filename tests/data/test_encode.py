@@ -2,23 +2,19 @@ import pytest
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.data.encode import (
+    PromptPrefix,
     TextEncoder,
     check_positions,
     special_ids,
     tokenizer_identity,
     wants_leading_space,
 )
-from mttl.data.prompt_prefix import PromptPrefix
 from mttl.io.errors import ConfigError
 
 
-def encoder(tokenizer, decoder_only=False, max_input_length=50, max_output_length=20):
-    return TextEncoder(
-        tokenizer,
-        decoder_only=decoder_only,
-        max_input_length=max_input_length,
-        max_output_length=max_output_length,
-    )
+def encoder(tokenizer, decoder_only=False, max_input_length=50, max_output_length=20, **more):
+    lengths = {"max_input_length": max_input_length, "max_output_length": max_output_length}
+    return TextEncoder(tokenizer, decoder_only=decoder_only, **lengths, **more)
 
 
 def byte_ids(text):
@@ -75,13 +71,7 @@ def test_truncation_keeps_the_beginning_and_the_end_tokens(byte_tokenizer, decod
 
 @pytest.mark.parametrize("decoder_only", [False, True])
 def test_truncation_at_the_start_keeps_what_stands_before(byte_tokenizer, decoder_only):
-    encode = TextEncoder(
-        *(byte_tokenizer,),
-        decoder_only=decoder_only,
-        max_input_length=10,
-        max_output_length=3,
-        truncate="start",
-    )
+    encode = encoder(byte_tokenizer, decoder_only, 10, 3, truncate="start")
     last = byte_ids("\n")[0] if decoder_only else END
     lost = []
     texts = ["[task] a long input", "[b] short", "no opening"]
@@ -104,40 +94,24 @@ def test_lengths_above_the_positions_of_a_model():
     check_positions(None, decoder_only=True, **lengths)
     check_positions(20, decoder_only=False, **lengths)
     check_positions(33, decoder_only=True, **lengths)
-    with pytest.raises(
-        ConfigError, match=r"data.max_input_length \(20\) must be at most 19, the p"
+    for positions, decoder_only, prompt, message in (
+        (19, False, 0, r"data.max_input_length \(20\) must be at most 19, the p"),
+        (32, True, 0, r"length \+ data.max_output_length \(33\) must be at most 32, the positions"),
+        (24, False, 5, r"max_input_length \+ skills.length \(25\) must be at"),
+        (37, True, 5, r"skills.length \+ data.max_output_length \(38\) must"),
     ):
-        check_positions(19, decoder_only=False, **lengths)
-    both = (
-        r"data.max_input_length \+ data.max_output_length \(33\) must be at most 32, the positions"
-    )
-    with pytest.raises(ConfigError, match=both):
-        check_positions(32, decoder_only=True, **lengths)
-    with pytest.raises(ConfigError, match=r"max_input_length \+ skills.length \(25\) must be at"):
-        check_positions(24, decoder_only=False, prompt_length=5, **lengths)
-    with pytest.raises(ConfigError, match=r"skills.length \+ data.max_output_length \(38\) must"):
-        check_positions(37, decoder_only=True, prompt_length=5, **lengths)
+        with pytest.raises(ConfigError, match=message):
+            check_positions(positions, decoder_only=decoder_only, prompt_length=prompt, **lengths)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ({"max_input_length": 1}, r"max_input_length \(1\) must be larger than 1"),
-        ({"max_output_length": 1}, r"max_output_length \(1\) must be larger than 1"),
-    ],
-)
-def test_lengths_without_room_for_text(byte_tokenizer, lengths, message):
-    with pytest.raises(ValueError, match=message):
-        encoder(byte_tokenizer, **lengths)
-
-
-def test_no_end_token(gpt_like_tokenizer):
+def test_what_cannot_be_encoded(byte_tokenizer, gpt_like_tokenizer):
+    for name in ("max_input_length", "max_output_length"):
+        with pytest.raises(ValueError, match=rf"{name} \(1\) must be larger than 1"):
+            encoder(byte_tokenizer, **{name: 1})
     bare = PreTrainedTokenizerFast(tokenizer_object=gpt_like_tokenizer.backend_tokenizer)
     with pytest.raises(ValueError, match="has no end token, so generation could not stop"):
         encoder(bare)
 
-
-def test_a_tokenizer_whose_special_tokens_cannot_be_told_apart():
     class Odd(ByT5Tokenizer):
         def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None):
             return token_ids_0[::-1]

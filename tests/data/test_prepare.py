@@ -1,4 +1,5 @@
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -6,8 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.data import prepare as module
-from mttl.data.prompt_form import PromptForm
-from mttl.data.prompt_prefix import task_code
+from mttl.data import prompt_form
+from mttl.data.prompt_form import PromptForm, check_codes, prompt_prefix, task_code
 from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import line_of
@@ -38,15 +39,8 @@ def tokenised(monkeypatch):
 
 def test_columns_and_order(gym, byte_tokenizer):
     data = prepare(gym, byte_tokenizer)
-    assert data.column_names == [
-        "row",
-        "task_id",
-        "sample",
-        "input",
-        "references",
-        "input_ids",
-        "labels",
-    ]
+    names = ["row", "task_id", "sample", "input", "references", "input_ids", "labels"]
+    assert data.column_names == names
     assert data["row"][:] == list(range(10))
     assert data["task_id"][:] == [0] * 4 + [1] * 6
     assert data["sample"][:] == [100, 100, 13, 13, 100, 100, 100, 13, 13, 13]
@@ -70,7 +64,7 @@ def test_prefix_and_descriptions(gym, byte_tokenizer):
 
 def test_a_missing_description(make_gym, byte_tokenizer):
     gym = make_gym({"a": 1, "b": 1}, table="task,metric,description\na,EM,Do a.\nb,EM,\n")
-    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one,"):
+    with pytest.raises(TaskError, match=r"TASKS.csv' has none of 'b'; add one in the column"):
         prepare(gym, byte_tokenizer, descriptions=True)
 
 
@@ -107,24 +101,13 @@ def test_the_second_call_reads_the_cache(gym, byte_tokenizer, tmp_path, tokenise
     assert second.features == first.features == prepare(gym, byte_tokenizer).features
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"decoder_only": True},
-        {"max_input_length": 63},
-        {"max_output_length": 15},
-        {"prefix": "none"},
-        {"prefix": "code"},
-        {"descriptions": True},
-        {"max_rows": 1},
-        {"tasks": ("b", "a")},
-        {"samples": (100,)},
-        {"samples": (13, 100)},
-        {"split": "dev"},
-        {"split": "train+dev"},
-    ],
-    ids=str,
-)
+CHANGES = [{"decoder_only": True}, {"max_input_length": 63}, {"max_output_length": 15}]
+CHANGES += [{"prefix": "none"}, {"prefix": "code"}, {"descriptions": True}, {"max_rows": 1}]
+CHANGES += [{"tasks": ("b", "a")}, {"samples": (100,)}, {"samples": (13, 100)}]
+CHANGES += [{"split": "dev"}, {"split": "train+dev"}]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_another_setting_is_another_cache(gym, byte_tokenizer, tmp_path, tokenised, change):
     prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
     changed = prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache", **change)
@@ -176,14 +159,39 @@ def test_a_tokenizer_that_loses_line_breaks_is_told(gym, caplog):
 
 
 def test_mistakes(gym, byte_tokenizer):
-    with pytest.raises(TaskError, match="has no task 'c'"):
-        prepare(gym, byte_tokenizer, tasks=["c"])
     with pytest.raises(TaskError, match="task 'a' has no sample 42"):
         prepare(gym, byte_tokenizer, samples=[42])
     path = gym.file("a", "train", 100)
     path.write_text("no tab\n")
     with pytest.raises(TaskError, match="line 1: no tab"):
         prepare(gym, byte_tokenizer)
-    path.unlink()
-    with pytest.raises(TaskError, match=r"'.*a_16_100_train.tsv' does not exist"):
-        prepare(gym, byte_tokenizer)
+
+
+def test_each_choice_shows_what_it_says() -> None:
+    assert prompt_prefix("de_date_long", "none") == ""
+    assert prompt_prefix("de_date_long", "code") == "[ojhoss] "
+    assert prompt_prefix("de_date", "none", " Write the date. ") == "Write the date. "
+    assert prompt_prefix("de_date", "name", "Write the date.") == "[de_date] Write the date. "
+
+
+def test_a_code_tells_nothing_of_the_parts_of_a_name() -> None:
+    """Names that share a part share no more letters than any two names."""
+    tasks = [f"{language}_{operation}" for language in "abcdefghij" for operation in "qrstuvwxyz"]
+    codes = [task_code(task) for task in tasks]
+    assert all(re.fullmatch("[a-z]{6}", code) for code in codes)
+    same = {True: [], False: []}
+    for one, first in zip(tasks, codes, strict=True):
+        for other, second in zip(tasks, codes, strict=True):
+            if one < other:
+                related = one[0] == other[0] or one[2] == other[2]
+                same[related] += [a == b for a, b in zip(first, second, strict=True)]
+    shares = {related: sum(found) / len(found) for related, found in same.items()}
+    assert shares[True] == pytest.approx(1 / 26, abs=0.01)
+    assert shares[False] == pytest.approx(1 / 26, abs=0.01)
+
+
+def test_two_tasks_of_one_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_form, "task_code", lambda task: task[0])
+    with pytest.raises(TaskError, match="tasks 'aa' and 'ab' have the same code 'a'"):
+        check_codes(["aa", "b", "ab"])
+    check_codes(["aa", "aa"])  # one task twice is allowed

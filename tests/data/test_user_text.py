@@ -11,7 +11,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from helpers.chat_templates import CHATML
 from mttl.data.chat_encoder import ChatEncoder
-from mttl.data.prompt_prefix import PromptPrefix
+from mttl.data.encode import PromptPrefix
 from mttl.data.user_text import UserText
 from mttl.models.backbone import load_tokenizer
 

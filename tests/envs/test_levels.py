@@ -1,11 +1,11 @@
-"""The table of levels says what minigrid registers and does."""
+"""The table of levels says what minigrid registers and does; seeds."""
 
 import gymnasium
 import minigrid  # noqa: F401  registers the levels
 import pytest
 
-from envs.errors import LevelError
-from envs.levels import LEVELS, PAPER_LEVELS, find_level
+from envs.interface import check_levels, slot_seed
+from envs.levels import LEVELS, PAPER_LEVELS, LevelError
 
 
 def test_every_registered_level_is_in_the_table() -> None:
@@ -35,13 +35,29 @@ def test_the_expert_skills_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("names", "message"),
     [
-        ("GoToRedball", "unknown level 'GoToRedball'; did you mean 'GoToRedBall'"),
-        ("BabyAI-GoTo-v0", "unknown level 'BabyAI-GoTo-v0'; did you mean 'GoTo'"),
-        ("?", r"unknown level '\?'; see envs.levels.LEVELS"),
+        (["GoToRedball"], "unknown level 'GoToRedball'; did you mean 'GoToRedBall'"),
+        (["BabyAI-GoTo-v0"], "unknown level 'BabyAI-GoTo-v0'; did you mean 'GoTo'"),
+        (["?"], r"unknown level '\?'; see envs.levels.LEVELS"),
+        ([], "no level given"),
+        (["GoTo", "GoToObj", "GoTo"], "level 'GoTo' is listed twice"),
     ],
 )
-def test_an_unknown_level_names_the_nearest(name: str, message: str) -> None:
+def test_wrong_levels_are_named(names: list[str], message: str) -> None:
     with pytest.raises(LevelError, match=message):
-        find_level(name)
+        check_levels(names)
+
+
+def test_seeds_never_change() -> None:
+    """Results name them; Python's own hashes differ from process to process."""
+    assert slot_seed(1, "GoTo", 5) == 539400966
+    assert slot_seed(1, "GoTo", 5, evaluation=True) == 1661491735
+
+
+def test_training_and_evaluation_never_share_a_seed() -> None:
+    training, evaluation = (
+        [slot_seed(seed, "GoTo", n, evaluation) for seed in range(20) for n in range(50)]
+        for evaluation in (False, True)
+    )
+    assert 0 <= min(training) < max(training) < 2**30 <= min(evaluation) < max(evaluation) < 2**31

@@ -7,9 +7,7 @@ import minigrid  # noqa: F401  registers the levels
 import numpy as np
 import pytest
 
-from envs.episodes import episode_seed
-from envs.errors import SimulationError
-from envs.interface import Observation, slot_seed
+from envs.interface import Observation, SimulationError, slot_seed
 from envs.levels import LEVELS
 from envs.local import LocalVectorEnv
 from envs.vocabulary import encode
@@ -67,7 +65,8 @@ def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluati
             assert transition.truncated[place] == (truncated and not terminated)
             if terminated or truncated:
                 number += N_SLOTS
-                seen, _ = single.reset(seed=episode_seed(4, level, number) if evaluation else None)
+                own = slot_seed(4, level, number, evaluation) if evaluation else None
+                seen, _ = single.reset(seed=own)
             assert at(transition.observation, *place) == plain(seen)
 
 

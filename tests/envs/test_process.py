@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from envs import process
-from envs.errors import SimulationError
+from envs.interface import SimulationError
 from envs.process import WorkerProcess, close_workers
 from helpers.processes import is_running, wait_until_gone
 

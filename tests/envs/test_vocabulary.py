@@ -40,21 +40,13 @@ def test_every_mission_of_the_grammar_comes_back(mission: str) -> None:
     assert decode(tokens) == mission
 
 
-def round_trip(n_episodes: int) -> None:
+@pytest.mark.parametrize("n_episodes", [4, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_missions_of_every_level_come_back(n_episodes: int) -> None:
     for level in LEVELS.values():
         game = make_game(level)
         for seed in range(n_episodes):
             mission = game.reset(seed=seed if seed == 0 else None)[0]["mission"]
             assert decode(encode(mission)) == mission
-
-
-def test_the_missions_of_every_level_come_back() -> None:
-    round_trip(4)
-
-
-@pytest.mark.slow
-def test_many_missions_of_every_level_come_back() -> None:
-    round_trip(1000)
 
 
 def test_the_longest_mission_just_fits() -> None:

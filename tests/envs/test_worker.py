@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.errors import SimulationError
+from envs.interface import SimulationError
 from envs.local import LocalVectorEnv
 from envs.process import WorkerProcess
-from envs.worker import WorkerVectorEnv
+from envs.vector import WorkerVectorEnv
 from helpers.processes import is_running
 from helpers.same_game import assert_same
 

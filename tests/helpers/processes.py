@@ -28,7 +28,7 @@ def obey(order: str) -> None:
 def name_modules() -> list[str]:
     """Say what is imported once the environments are."""
     import envs.demonstrations
-    import envs.worker  # noqa: F401
+    import envs.vector  # noqa: F401
 
     return sorted(sys.modules)
 

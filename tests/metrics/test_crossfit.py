@@ -164,20 +164,8 @@ def test_without_rows_the_score_is_undefined_and_silent(name):
     assert torch.isnan(metric.compute())
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_several_updates_equal_one(name):
-    predictions, references = rows()
-    metric = build_metric(name)
-    for prediction, accepted in zip(predictions, references, strict=True):
-        metric.update([prediction], [accepted])
-    expected = score_answers(name, predictions, references)
-    assert float(metric.compute()) == pytest.approx(expected, nan_ok=True)
-
-
-def test_errors():
-    with pytest.raises(ValueError, match=r"metric \('F1'\) must be one of ACC, EM"):
-        build_metric("F1")
-    with pytest.raises(ValueError, match=r"Did you mean 'Rouge-L'\?"):
+def test_an_unknown_name():
+    with pytest.raises(ValueError, match=r"\('Rouge'\) must be one of ACC, .*mean 'Rouge-L'\?"):
         build_metric("Rouge")
 
 

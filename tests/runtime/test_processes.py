@@ -1,14 +1,13 @@
 """Two processes on the CPU: what they keep together, each finds again."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from helpers.run_processes import run_processes
-from mttl.babyai.rollouts import RolloutDataModule
+from mttl.babyai.rollouts import PolicyData
 from mttl.runtime.processes import gathered, rank
 from mttl.training.monitors import TokenMonitor
 
@@ -18,20 +17,19 @@ class Position:
 
     def __init__(self, number: int) -> None:
         self.number, self.counts = number, -1
-        log = SimpleNamespace(load_state_dict=lambda counts: setattr(self, "counts", counts))
-        self.collector = SimpleNamespace(log=log)
 
     def state(self) -> dict[str, Any]:
-        return {"number": self.number, "player": {"log": 10 * self.number}}
+        return {"number": self.number, "counts": 10 * self.number}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.number = state["number"]
+    def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
+        name = "counts" if of_other else "number"
+        setattr(self, name, state[name])
 
 
 def test_a_single_process_knows_what_it_knows() -> None:
     assert rank() == 0
     assert gathered("a") == ["a"]
-    assert RolloutDataModule(Position(3)).state_dict() == Position(3).state()
+    assert PolicyData(Position(3)).state_dict() == {"processes": [Position(3).state()]}
 
 
 def _run(number: int, folder: str) -> None:
@@ -59,13 +57,13 @@ def _loads_are_those_of_both(number: int) -> None:
 
 
 def _each_process_plays_on(number: int) -> None:
-    state = RolloutDataModule(Position(5 + number)).state_dict()  # type: ignore[arg-type]
+    state = PolicyData(Position(5 + number)).state_dict()  # type: ignore[arg-type]
     resumed = Position(-1)
-    RolloutDataModule(resumed).load_state_dict(state)  # type: ignore[arg-type]
+    PolicyData(resumed).load_state_dict(state)  # type: ignore[arg-type]
     assert resumed.number == 5 + number
     # One process saved: the second begins new episodes, with the counts of the first.
     fewer = Position(-1)
-    RolloutDataModule(fewer).load_state_dict(Position(7).state())  # type: ignore[arg-type]
+    PolicyData(fewer).load_state_dict({"processes": [Position(7).state()]})  # type: ignore[arg-type]
     assert (fewer.number, fewer.counts) == ((7, -1) if number == 0 else (-1, 70))
 
 

@@ -1,4 +1,4 @@
-import re
+import shutil
 
 import pytest
 
@@ -18,43 +18,44 @@ def test_names_with_digits_and_underscores_are_parsed_from_the_end(make_gym):
         assert gym.rows(task, "train", 13)[1] == Row(f"{task} train 13 1", ("answer 1", "other 1"))
 
 
-def test_a_missing_folder_says_what_builds_it(tmp_path):
-    with pytest.raises(TaskError, match="does not exist") as error:
-        Gym(tmp_path / "none")
-    assert "python scripts/gyms/build_lexical.py" in str(error.value)
-    assert "mttl build" in str(error.value)
+def add(gym, name, text="a\tb\n"):
+    (gym.directory / "one" / name).write_text(text)
 
 
-def test_a_folder_without_tasks(tmp_path):
-    with pytest.raises(TaskError, match=r"holds no task.*<task>_<k>_<sample>_train.tsv"):
-        Gym(tmp_path)
-
-
-def test_an_unknown_task_names_the_nearest(make_gym):
-    gym = make_gym({"past_tense": 2, "plural": 2})
-    with pytest.raises(TaskError, match=r"no task 'past_tens'. Did you mean 'past_tense'\?"):
-        gym.samples("past_tens")
-
-
-def test_a_missing_split_lists_those_present(make_gym):
+@pytest.mark.parametrize(
+    ("damage", "use", "message"),
+    [
+        (lambda gym: gym.directory.rename(gym.directory.with_name("other")), Gym.tasks,
+         r"does not exist.*`mttl build`.*python scripts/gyms/build_lexical\.py"),
+        (lambda gym: shutil.rmtree(gym.directory / "one"), Gym.tasks,
+         r"holds no task.*<task>_<k>_<sample>_train.tsv"),
+        (lambda gym: None, lambda gym: gym.samples("ones"),
+         r"no task 'ones'. Did you mean 'one'\?"),
+        (lambda gym: gym.file("one", "dev", 100).unlink(), lambda gym: gym.rows("one", "dev", 100),
+         r"no dev file for sample 100 .*present: train, test"),
+        (lambda gym: None, lambda gym: gym.rows("one", "dev", 7),
+         r"no sample 7 in .*present: 13, 100"),
+        (lambda gym: add(gym, "one_32_100_train.tsv"), Gym.tasks,
+         r"two train files for sample 100.*one_16_100.*one_32_100"),
+        (lambda gym: add(gym, "one_32_21_train.tsv"), lambda gym: gym.shots("one"),
+         r"task 'one' has files of several k \(16, 32\)"),
+        (lambda gym: add(gym, "one_16_100_train.tsv", "a\tb\nbroken\n"),
+         lambda gym: gym.rows("one", "train", 100), "one_16_100_train.tsv, line 2: no tab"),
+        (lambda gym: None, lambda gym: gym.metric("one"),
+         r"task 'one' is unknown.*TASKS\.csv"),
+        (lambda gym: gym.table.write_text("name,metric\n"), lambda gym: gym.metric("one"),
+         'have the columns task, metric, .* its header is "name,metric"'),
+        (lambda gym: gym.table.write_text("task,metric\none,EM\none,ACC\n"),
+         lambda gym: gym.metric("one"), "TASKS.csv': 'one' is there twice"),
+        (lambda gym: gym.table.write_text("task,metric,description\none,EM,Say, please\n"),
+         lambda gym: gym.metric("one"), "line 2: 4 cells; the header has 3"),
+    ],
+)  # fmt: skip
+def test_mistakes(make_gym, damage, use, message):
     gym = make_gym({"one": 2})
-    (gym.directory / "one" / "one_16_100_dev.tsv").unlink()
-    with pytest.raises(TaskError, match=r"no dev file for sample 100 .*present: train, test"):
-        Gym(gym.directory).rows("one", "dev", 100)
-
-
-def test_two_files_of_one_sample(make_gym):
-    gym = make_gym({"one": 2})
-    (gym.directory / "one" / "one_32_100_train.tsv").write_text("a\tb\n")
-    with pytest.raises(TaskError, match=r"two train files for sample 100.*one_16_100.*one_32_100"):
-        Gym(gym.directory).tasks()
-
-
-def test_files_of_several_k(make_gym):
-    gym = make_gym({"one": 2})
-    (gym.directory / "one" / "one_32_21_train.tsv").write_text("a\tb\n")
-    with pytest.raises(TaskError, match=r"task 'one' has files of several k \(16, 32\)"):
-        Gym(gym.directory).shots("one")
+    damage(gym)
+    with pytest.raises(TaskError, match=message):
+        use(Gym(gym.directory))
 
 
 def test_files_of_all_rows_name_no_number(make_gym):
@@ -77,14 +78,6 @@ def test_a_digest_is_of_one_sample_and_its_metric(make_gym):
     assert Gym(gym.directory, {"blimp-one": "EM"}).digest("blimp-one", 13) != first
 
 
-def test_a_malformed_file_is_named(make_gym):
-    gym = make_gym({"one": 2})
-    path = gym.directory / "one" / "one_16_100_train.tsv"
-    path.write_text("a\tb\nbroken\n")
-    with pytest.raises(TaskError, match=re.escape(f"{path}, line 2: no tab")):
-        gym.rows("one", "train", 100)
-
-
 def test_metric_and_description_come_from_the_table_first(make_gym):
     table = 'task,metric,description\none,EM,"Say one, please."\ntwo,,\n'
     gym = make_gym({"one": 2, "boolq": 2}, table=table)
@@ -94,16 +87,3 @@ def test_metric_and_description_come_from_the_table_first(make_gym):
     assert gym.metric("boolq") == "ACC"
     assert gym.description("boolq") is None
     assert gym.description("two") is None
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ("name,metric\n", 'have the columns task, metric, .* its header is "name,metric"'),
-        ("task,metric\none,EM\none,ACC\n", "TASKS.csv, line 3: 'one' is there twice"),
-        ("task,metric,description\none,EM,Say, please\n", "line 2: 4 cells; the header has 3"),
-    ],
-)
-def test_a_malformed_table(make_gym, table, message):
-    with pytest.raises(TaskError, match=message):
-        make_gym({"one": 2}, table=table).metric("one")

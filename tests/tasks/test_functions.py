@@ -6,7 +6,7 @@ import pytest
 from mttl.io.errors import TaskError
 from mttl.tasks.convert import convert
 from mttl.tasks.functions import FUNCTIONS
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 
 NOTICE = (
     "This article's plot summary may be too long or excessively detailed. Please help improve it "
@@ -18,23 +18,14 @@ def lines(name, records):
     return list(convert(crossfit()[name], "train", records))
 
 
-def multirc(question, answer, label, text="Which\nway?", paragraph="It\tgoes."):
+def table(names, *rows):
+    return [dict(zip(names.split(), row, strict=True)) for row in rows]
+
+
+def multirc(question, answer, label, text="Which\nway?"):
     index = {"paragraph": 0, "question": question, "answer": 0}
-    return {
-        "idx": index,
-        "question": text,
-        "paragraph": paragraph,
-        "answer": answer,
-        "label": label,
-    }
-
-
-def hit(utterance, prompt="I won_comma_ at last", context="proud"):
-    return {"utterance": utterance, "prompt": prompt, "context": context}
-
-
-def quarel(question, index):
-    return {"question": question, "answer_index": index}
+    own = {"question": text, "paragraph": "It\tgoes.", "answer": answer, "label": label}
+    return {"idx": index, **own}
 
 
 def bio(headers, contents, target="Ann\nwas."):
@@ -44,204 +35,171 @@ def bio(headers, contents, target="Ann\nwas."):
 
 CASES = {
     "acronym_identification": (
+        table(
+            "tokens labels",
+            (["The", "long", "term", "memory", "(", "LTM", ")", "net"], [4, 0, 2, 2, 4, 1, 4, 4]),
+            (list("ABCD"), [1, 3, 0, 4]),
+            (list("ABC"), [1, 4, 4]),  # no long form
+            (list("ABCD"), [1, 1, 0, 4]),  # two acronyms
+        ),
         [
-            {
-                "tokens": ["The", "long", "short", "term", "memory", "(", "LSTM", ")", "net"],
-                "labels": [4, 0, 2, 2, 2, 4, 1, 4, 4],
-            },
-            {"tokens": ["A", "B", "C", "D"], "labels": [1, 3, 0, 4]},
-            {"tokens": ["A", "B", "C"], "labels": [1, 4, 4]},  # no long form
-            {"tokens": ["A", "B", "C", "D"], "labels": [1, 1, 0, 4]},  # two acronyms
-        ],
-        [
-            (
-                "The long short term memory ( LSTM ) net [SEP] acronym: LSTM",
-                "long short term memory",
-            ),
+            ("The long term memory ( LTM ) net [SEP] acronym: LTM", "long term memory"),
             ("A B C D [SEP] acronym: A B", "C"),
         ],
     ),
     "aqua_rat": (
-        [
-            {"question": "How\nmany?", "options": ["A)21", "B) 3", "C)x y"], "correct": "C"},
-            {"question": "Why?", "options": ["A)1", "B)2"], "correct": "B"},
-        ],
+        table(
+            "question options correct",
+            ("How\nmany?", ["A)21", "B) 3", "C)x y"], "C"),
+            ("Why?", ["A)1", "B)2"], "B"),
+        ),
         [("How many? (A) 21 (B)  3 (C) x y", "x y"), ("Why? (A) 1 (B) 2", "2")],
     ),
     "common_gen": (
-        [
-            {"concept_set_idx": 7, "concepts": ["dog", "run"], "target": "A dog runs."},
-            {"concept_set_idx": 8, "concepts": ["cat", "sit"], "target": "A cat sits."},
-            {"concept_set_idx": 7, "concepts": ["dog", "run"], "target": "The dog ran."},
-        ],
+        table(
+            "concept_set_idx concepts target",
+            (7, ["dog", "run"], "A dog runs."),
+            (8, ["cat", "sit"], "A cat sits."),
+            (7, ["dog", "run"], "The dog ran."),
+        ),
         [("dog, run", "A dog runs.", "The dog ran."), ("cat, sit", "A cat sits.")],
     ),
     "duorc": (
-        [
-            {
-                "question": "Who?",
-                "plot": "Ann\n met  Bo.",
-                "answers": ["Bo", "Bo\n", "Bo"],
-                "no_answer": False,
-            },
-            {"question": "Who?", "plot": "Ann.", "answers": [], "no_answer": True},
-            {"question": "Who?", "plot": NOTICE + " Ann.", "answers": ["a"], "no_answer": False},
-            {"question": " When ?", "plot": "Then.", "answers": ["then"], "no_answer": False},
-        ],
+        table(
+            "question plot answers no_answer",
+            ("Who?", "Ann\n met  Bo.", ["Bo", "Bo\n", "Bo"], False),
+            ("Who?", "Ann.", [], True),
+            ("Who?", NOTICE + " Ann.", ["a"], False),
+            (" When ?", "Then.", ["then"], False),
+        ),
         [
             ("question: Who? context: Ann met Bo.", "Bo", "Bo"),
             ("question: When ? context: Then.", "then"),
         ],
     ),
     "empathetic_dialogues": (
-        [
-            hit("Well done_comma_ you\n"),
-            hit("No hit:3"),
-            hit("Oh", prompt="I lost", context="sad"),
-            hit("Thanks\tall"),
-        ],
+        table(
+            "utterance prompt context",
+            ("Well done_comma_ you\n", "I won_comma_ at last", "proud"),
+            ("No hit:3", "I won_comma_ at last", "proud"),
+            ("Oh", "I lost", "sad"),
+            ("Thanks\tall", "I won_comma_ at last", "proud"),
+        ),
         [
             ("I won, at last [SEP] proud", "Well done, you ", "Thanks all"),
             ("I lost [SEP] sad", "Oh"),
         ],
     ),
     "freebase_qa": (
-        [
-            {
-                "RawQuestion": "Who?",
-                "Parses": {
+        table(
+            "RawQuestion Parses",
+            (
+                "Who?",
+                {
                     "Answers": [
                         {"AnswersName": [["zoe", "Bo"], ["ann"]]},
                         {"AnswersName": [["ann"]]},
                     ]
                 },
-            },
-            {
-                "RawQuestion": "What?",
-                "Parses": [{"Answers": [{"AnswersName": ["b"]}, {"AnswersName": ["a"]}]}],
-            },
-            {"RawQuestion": "Not parsed", "Parses": None},
-        ],
+            ),
+            ("What?", [{"Answers": [{"AnswersName": ["b"]}, {"AnswersName": ["a"]}]}]),
+            ("Not parsed", None),
+        ),
         [("Who?", "Bo", "ann", "zoe"), ("What?", "a", "b")],
     ),
     "google_wellformed_query": (
-        [
-            {"content": " what is it \n", "rating": 0.2},
-            {"content": "What is it?", "rating": float(np.float32(0.6))},
-            {"content": "what", "rating": 0.5},
-            {"content": "what", "rating": 0.6},
-        ],
+        table(
+            "content rating",
+            (" what is it \n", 0.2),
+            ("What is it?", float(np.float32(0.6))),
+            ("what", 0.5),
+            ("what", 0.6),
+        ),
         [("what is it", "not well-formed"), ("What is it?", "well-formed")],
     ),
     "hatexplain": (
-        [
-            {"post_tokens": ["a", "b"], "annotators": {"label": [0, 2, 2]}},
-            {"post_tokens": ["c"], "annotators": {"label": [0, 1, 2]}},
-            {"post_tokens": ["d", "e"], "annotators": [{"label": 1}, {"label": 1}]},
-        ],
+        table(
+            "post_tokens annotators",
+            (["a", "b"], {"label": [0, 2, 2]}),
+            (["c"], {"label": [0, 1, 2]}),
+            (["d", "e"], [{"label": 1}, {"label": 1}]),
+        ),
         [("a b", "offensive"), ("d e", "normal")],
     ),
     "hotpot_qa": (
-        [
-            {
-                "question": "Who?",
-                "answer": "Bo",
-                "supporting_facts": {"title": ["B", "A", "B"], "sent_id": [0, 0, 1]},
-                "context": {
-                    "title": ["A", "X", "B"],
-                    "sentences": [["One.", " Two."], ["No."], [" Three. "]],
-                },
-            },
-            {
-                "question": "Where?",
-                "answer": "here",
-                "supporting_facts": [{"title": "X"}],
-                "context": [{"title": "X", "sentences": ["It is here."]}],
-            },
-        ],
+        table(
+            "question answer supporting_facts context",
+            (
+                "Who?",
+                "Bo",
+                {"title": ["B", "A", "B"], "sent_id": [0, 0, 1]},
+                {"title": ["A", "X", "B"], "sentences": [["One.", " Two."], ["No."], [" Three. "]]},
+            ),
+            ("Where?", "here", [{"title": "X"}], [{"title": "X", "sentences": ["It is here."]}]),
+        ),
         [
             ("question: Who? context: One. Two.  Three.", "Bo"),
             ("question: Where? context: It is here.", "here"),
         ],
     ),
     "lama-trex": (
-        [
-            {"template": "[X] is in [Y] .", "sub_label": "Rome", "obj_label": "Italy"},
-            {"template": "[Y] owns [X] .", "sub_label": "A [Y]", "obj_label": "B"},
-        ],
+        table(
+            "template sub_label obj_label",
+            ("[X] is in [Y] .", "Rome", "Italy"),
+            ("[Y] owns [X] .", "A [Y]", "B"),
+        ),
         [("Rome is in [MASK] .", "Italy"), ("[MASK] owns A [MASK] .", "B")],
     ),
     "limit": (
-        [
-            {
-                "sentence": " A dog and a cat run. ",
-                "motion": "yes",
-                "motion_entities": [{"entity": "dog", "start_index": 3}, {"entity": "cat"}],
-            },
-            {"sentence": "Stones lie.", "motion": "no", "motion_entities": []},
-            {"sentence": "It falls.", "motion": "yes", "motion_entities": {"entity": ["It"]}},
-        ],
+        table(
+            "sentence motion motion_entities",
+            (" A dog and a cat run. ", "yes", [{"entity": "dog", "index": 3}, {"entity": "cat"}]),
+            ("Stones lie.", "no", []),
+            ("It falls.", "yes", {"entity": ["It"]}),
+        ),
         [("A dog and a cat run.", "dog [SEP] cat"), ("It falls.", "It")],
     ),
     "math_qa": (
+        table(
+            "Problem correct options",
+            ("2 x 19 = ?", "a", "a ) 38 , b ) 27.675 , c ) 30 , d ) no data , e ) none of these"),
+            ("?", "e", "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) 5"),
+            ("?", "b", "a ) 1 , b )  , c ) 3 , d ) 4 , e ) 5"),
+            ("?", "c", "a ) 1,000 , b ) 2 , c ) 3 , d ) 4 , e ) 5"),
+        ),
         [
-            {
-                "Problem": "2 x 19 = ?",
-                "correct": "a",
-                "options": "a ) 38 , b ) 27.675 , c ) 30 , d ) data inadequate , e ) none of these",
-            },
-            {"Problem": "?", "correct": "e", "options": "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) 5"},
-            {"Problem": "?", "correct": "b", "options": "a ) 1 , b )  , c ) 3 , d ) 4 , e ) 5"},
-            {
-                "Problem": "?",
-                "correct": "c",
-                "options": "a ) 1,000 , b ) 2 , c ) 3 , d ) 4 , e ) 5",
-            },
-        ],
-        [
-            ("2 x 19 = ? (A) 38 (B) 27.675 (C) 30 (D) data inadequate (E) none of these", "38"),
+            ("2 x 19 = ? (A) 38 (B) 27.675 (C) 30 (D) no data (E) none of these", "38"),
             ("? (A) 1 (B) 2 (C) 3 (D) 4 (E) 5", "5"),
             ("? (A)  (B)  (C) 2 (D) 3 (E) 4 ", "2"),
         ],
     ),
     "mocha": (
-        [
-            {"question": "q", "context": "c", "reference": "r", "candidate": "d", "score": 4.0},
-            {"question": "q", "context": "c", "reference": "r", "candidate": "d", "score": 4.5},
-            {"question": "p", "context": "c", "reference": "r", "candidate": "d", "score": 1},
-        ],
-        [
-            ("question: q [SEP] context: c [SEP] reference: r [SEP] candidated", "4"),
-            ("question: p [SEP] context: c [SEP] reference: r [SEP] candidated", "1"),
-        ],
+        table("question context reference candidate score", (*"qcrd", 4.0), (*"qcrd", 4.5)),
+        [("question: q [SEP] context: c [SEP] reference: r [SEP] candidated", "4")],
     ),
     "numer_sense": (
-        [
-            {"sentence": "A car has <mask> wheels.", "target": "four"},
-            {"sentence": "<mask> is it.", "target": "one"},
-        ],
+        table("sentence target", ("A car has <mask> wheels.", "four"), ("<mask> is it.", "one")),
         [("A car has [MASK] wheels.", "four"), ("[MASK] is it.", "one")],
     ),
     "onestop_english": (
-        [
-            {"text": "Intermediate \nWhen you\nsee", "label": 1},
-            {"text": "Intermediate When", "label": 2},
-        ],
+        table("text label", ("Intermediate \nWhen you\nsee", 1), ("Intermediate When", 2)),
         [("When you see", "intermediate"), ("Intermediate When", "advance")],
     ),
     "proto_qa": (
-        [
-            {"question": {"normalized": "name a pet"}, "answers": {"raw": {"dog": 7, "cat": 3}}},
-            {"question": {"normalized": "name a day"}, "answers": {"raw": {"monday": 1}}},
-        ],
+        table(
+            "question answers",
+            ({"normalized": "name a pet"}, {"raw": {"dog": 7, "cat": 3}}),
+            ({"normalized": "name a day"}, {"raw": {"monday": 1}}),
+        ),
         [("name a pet", "dog", "cat"), ("name a day", "monday")],
     ),
     "quarel": (
-        [
-            quarel("Is it (A) warmer or (B) colder", 0),
-            quarel("Is it (A) warmer or (B) colder", 1),
-            quarel("Which floor (A) the door (B) the sofa or ", 1),
-        ],
+        table(
+            "question answer_index",
+            ("Is it (A) warmer or (B) colder", 0),
+            ("Is it (A) warmer or (B) colder", 1),
+            ("Which floor (A) the door (B) the sofa or ", 1),
+        ),
         [
             ("Is it (A) warmer or (B) colder", "warmer"),
             ("Is it (A) warmer or (B) colder", "colder"),
@@ -249,16 +207,11 @@ CASES = {
         ],
     ),
     "scicite": (
-        [
-            {
-                "string": "As in (Li, 2019),\nwe do.",
-                "citeStart": 6,
-                "citeEnd": 16,
-                "sectionName": "2\tMethods ",
-                "label": 0,
-            },
-            {"string": "So (A) says", "citeStart": 3, "citeEnd": 6, "sectionName": "", "label": 2},
-        ],
+        table(
+            "string citeStart citeEnd sectionName label",
+            ("As in (Li, 2019),\nwe do.", 6, 16, "2\tMethods ", 0),
+            ("So (A) says", 3, 6, "", 2),
+        ),
         [
             ("(Li, 2019) [SEP] As in (Li, 2019), we do. [SEP] 2 Methods", "method"),
             ("(A) [SEP] So (A) says [SEP]", "result"),
@@ -291,15 +244,8 @@ CASES = {
         ],
     ),
     "yelp_review_full": (
-        [{"text": "bad\\nplace\n", "label": 0}, {"text": "good", "label": 4}],
+        table("text label", ("bad\\nplace\n", 0), ("good", 4)),
         [("bad place\n", "1"), ("good", "5")],
-    ),
-    "lama-google_re": (
-        [
-            {"template": "[X] (born [Y]).", "sub_label": "Ann", "obj_label": "1941"},
-            {"template": "[X] died in [Y] .", "sub_label": "Bo", "obj_label": "Rome"},
-        ],
-        [("Ann (born [MASK]).", "1941"), ("Bo died in [MASK] .", "Rome")],
     ),
 }
 
@@ -319,9 +265,7 @@ def test_the_order_of_two_sentences_is_drawn(name, better, worse):
     """The first numbers of the seed are 0.37, 0.95, 0.73, 0.60 and 0.16."""
     records = [{better: f"good {n}", worse: f"bad {n}"} for n in range(5)]
     found = lines(name, records)
-    first = [True] * 5
-    first[0] = first[4] = False
-    for n, (line, is_first) in enumerate(zip(found, first, strict=True)):
+    for n, (line, is_first) in enumerate(zip(found, [False, *[True] * 3, False], strict=True)):
         one, two = (f"good {n}", f"bad {n}") if is_first else (f"bad {n}", f"good {n}")
         assert line == (
             f"sentence 1: {one} [SEP] sentence 2: {two}",
@@ -380,7 +324,8 @@ def test_rows_kept(name, records, kept):
          "malformed for 'aqua_options'"),
         ("math_qa", {"Problem": "p", "options": "a,b,c,d,e", "correct": "f"},
          "malformed for 'math_options'"),
-        ("quarel", quarel("(A) or (B)", 2), "the field 'answer_index' is 2; it must be 0 or 1"),
+        ("quarel", {"question": "(A) or (B)", "answer_index": 2},
+         "the field 'answer_index' is 2; it must be 0 or 1"),
         ("yelp_review_full", {"text": "t", "label": 5}, "the field 'label' is 5; .* from 0 to 4"),
         ("superglue-multirc", multirc(1, "a", 2), "the field 'label' is 2; it must be 0 or 1"),
         ("hotpot_qa", {"question": "q"}, "the field 'supporting_facts' is missing"),

@@ -96,14 +96,14 @@ def test_indices_are_shuffled_as_lists_are(seed):
     assert shuffled(37, seed).tolist() == items
 
 
-def test_empty_sides():
-    with pytest.raises(
-        TaskError, match="'colours': no line to draw from is left of 0 lines of tra"
-    ):
-        cut(make_task(), 0, 5)
-    with pytest.raises(
-        TaskError, match="no line of the test file is left of 5 lines of train and 0"
-    ):
-        cut(make_task(), 5, 0)
-    with pytest.raises(TaskError, match="'copying': no line to draw from is left of 1 lines of"):
-        cut(copying_task(), 1)
+@pytest.mark.parametrize(
+    ("task", "sizes", "message"),
+    [
+        (make_task, (0, 5), "'colours': no line to draw from is left of 0 lines of train and 5"),
+        (make_task, (5, 0), "no line of the test file is left of 5 lines of train and 0"),
+        (copying_task, (1,), "'copying': no line to draw from is left of 1 lines of"),
+    ],
+)
+def test_empty_sides(task, sizes, message):
+    with pytest.raises(TaskError, match=message):
+        cut(task(), *sizes)

@@ -99,36 +99,24 @@ def test_holdout(holdout, expected):
     ("old", "new", "message"),
     [
         ("input:", "inptu:", "unknown key 'inptu'. Did you mean 'input'"),
-        ("kind: cl", "kinds: cl", "unknown key 'kinds'. Did you mean 'kind'?"),
         ("path:", "pth:", "source: name a data set of the hub (path), or a file (train)"),
         ("hub/mine", "hub, holdout: {pol: 1}",
          "unknown key 'source.holdout.pol'. Did you mean 'pool'?"),
         ("    metric: ACC\n", "", "f, task 'mine': the key 'metric' is missing"),
-        ('    input: "{text}"\n    output: "{label|name}"\n', "", "the key 'output' is missing"),
         ("metric: ACC", "metric: acc",
          'metric: "acc" must be one of ACC, EM, QA-F1, Rouge-L, Classification-F'),
         ("classification", "classify",
          'kind: "classify" must be one of classification, text-to-text. Did you'),
-        ('"{text}"', "3", "input: 3 must be text (quote it if it looks like a number or a boolean"),
         ('"{text}"', '""', 'input: "" must have at least 1 character'),
         ("[bad, good]", "[0, 1]",
          "labels.0: 0 must be text (quote it if it looks like a number or a bool"),
-        ("[bad, good]", "[true, x]",
-         "labels.0: true must be text (quote it if it looks like a number or a b"),
-        ("[bad, good]", "bad", 'labels: "bad" must be a list'),
         ("[bad, good]", "[bad, bad]", "labels: names a label twice: bad, bad"),
         ("{path: hub/mine}", "hub/mine", 'source: "hub/mine" must be a mapping of settings'),
         ("metric: ACC", "metric: ACC\n    k: many",
          'k: "many" must be a whole number from 1 on, or \'all\''),
-        ("metric: ACC", "metric: ACC\n    k: true",
-         "k: true must be a whole number from 1 on, or 'all'"),
         ("metric: ACC", "metric: ACC\n    k: 0", "k: 0 must be a whole number from 1 on, or 'all'"),
-        ("metric: ACC", "metric: ACC\n    k: 1.5",
-         "k: 1.5 must be a whole number from 1 on, or 'all'"),
         ("metric: ACC", "metric: ACC\n    k: all",
          "k: 'all' leaves no line of train for dev: name a file or a split of it"),
-        ("metric: ACC", "metric: ACC\n    side: dve",
-         'side: "dve" must be one of train, dev, test. Did you mean \'dev\'?'),
         ("{path: hub/mine}", "{train: a.csv, dev: b}",
          "source.dev: 'b' must be a file (.tsv, .csv, .jsonl, .tsv.gz, .csv.gz,"),
         ("metric: ACC", "metric: ACC\n    category: one", "category: 'one' must read 'one/two'"),
@@ -144,17 +132,10 @@ def test_holdout(holdout, expected):
         ("hub/mine", "hub, test: b, holdout: {}", "'holdout' cuts train where there is no 'test'"),
         ("hub/mine", "hub, holdout: {pool: 1.5}",
          "source.holdout.pool: 1.5 must be a number of lines, or a share from 0."),
-        ("hub/mine", "hub, holdout: {test_end: -1}",
-         "source.holdout.test_end: -1 must be a number of lines, or a share from"),
         ("hub/mine", "hub, test_share: 0.5",
          "source.test_share: is a share of 'test', which is missing"),
         ("hub/mine", "hub, test: b, test_share: 2",
          "source.test_share: 2 must be less than or equal to 1"),
-        ("{path: hub/mine}", "{test: a.tsv}", "name a data set of the hub (path), or a file"),
-        ("{path: hub/mine}", "{train: a.txt}",
-         "source.train: 'a.txt' must be a file (.tsv, .csv, .jsonl, .tsv.gz, .cs"),
-        ("{path: hub/mine}", "{train: a.csv, test: b}",
-         "source.test: 'b' must be a file (.tsv, .csv, .jsonl, .tsv.gz, .csv.gz,"),
         ("tasks:\n", "task:\n", "f: there must be a key 'tasks' with the tasks by name"),
         ("    labels", "    input: x\n    labels", 'found duplicate key "input"'),
         ("{path", "{path: [", "f: line"),
@@ -178,14 +159,6 @@ def test_files_that_are_split_already(tmp_path):
 def test_a_task_must_be_a_mapping():
     with pytest.raises(TaskError, match="f, task 'a': 3 must be a mapping"):
         parse_tasks("tasks: {a: 3}", "f")
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(TaskError, match=r"'.*absent\.yaml' does not exist"):
-        load_tasks(tmp_path / "absent.yaml")
-    (tmp_path / "latin.yaml").write_bytes("é".encode("latin-1"))
-    with pytest.raises(TaskError, match=r"'.*latin\.yaml' must be UTF-8 text"):
-        load_tasks(tmp_path / "latin.yaml")
 
 
 def test_the_example_of_the_documents(tmp_path):

@@ -4,8 +4,7 @@ import pytest
 
 from mttl.io.errors import TaskError
 from mttl.tasks.filters import RecordError
-from mttl.tasks.template import compile_condition, compile_template, compile_values
-from mttl.tasks.template_field import FILTERS
+from mttl.tasks.template import FILTERS, compile_condition, compile_template, compile_values
 
 CHOICES = {"label": ["1", "2"], "text": ["x", "y"]}
 LISTED = [{"label": "1", "text": "x"}, {"label": "2", "text": "y"}]
@@ -62,18 +61,10 @@ def test_filled(template, record, expected):
 
 
 @pytest.mark.parametrize(
-    ("filter_", "value", "expected"),
-    [
-        ("name", 0, "no"),
-        ("name", "1", "yes"),
-        ("name", True, "yes"),
-        ("name", 1.0, "yes"),
-        ("name1", 1, "no"),
-        ("name1", "2", "yes"),
-    ],
+    ("filter_", "value"), [("name", "1"), ("name", True), ("name", 1.0), ("name1", "2")]
 )
-def test_names_of_labels(filter_, value, expected):
-    assert fill(f"{{x|{filter_}}}", ("no", "yes"), x=value) == expected
+def test_names_of_labels(filter_, value):
+    assert fill(f"{{x|{filter_}}}", ("no", "yes"), x=value) == "yes"
 
 
 def test_a_field_alone_keeps_its_value_where_it_is_asked_for():
@@ -120,9 +111,6 @@ def test_malformed_templates(template, message):
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_written(template, record, message):
-    if message is None:
-        fill(template, **record)
-        return
     with pytest.raises(RecordError, match=re.escape(message)):
         fill(template, ("no", "yes"), **record)
 

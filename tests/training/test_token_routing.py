@@ -188,7 +188,7 @@ def test_choices_are_counted_by_task_and_token(name: str) -> None:
         assert counts.tasks[0, task].sum() == 2 * 2 * row
     found = counts.bigrams(0)
     real = inputs["attention_mask"].bool()
-    tokens, table = found.by_token()
+    tokens, table = found.table(found.tokens)
     wanted, frequency = inputs["input_ids"][real].unique(return_counts=True)
     assert tokens.tolist() == wanted.tolist()
     assert table.sum(1).tolist() == (4 * frequency).tolist()

@@ -5,29 +5,20 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from mttl.analysis.ablation_record import Ablation, read_ablation
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.explore.run_facts import (
-    AdaptedTask,
-    read_adapted,
-    read_answers,
-    read_run_curves,
-    read_scores,
-)
-from mttl.analysis.layers import stacks_of
+from mttl.analysis.explore.run_facts import read_adapted, read_answers, read_run_curves, read_scores
 from mttl.analysis.palette import category_looks
-from mttl.analysis.projection import on_components, principal_components
+from mttl.analysis.projection import on_components, principal_components, task_similarity
+from mttl.analysis.routing_record import Ablation, read_ablation
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.similarity import task_similarity
 from mttl.analysis.skill_matching import group_agreement, match_skills, matched
-from mttl.analysis.tokens.token_page import token_data
-from mttl.analysis.tokens.token_record import TokenRoutingRecord
+from mttl.analysis.statistics import stacks_of
+from mttl.analysis.token_record import token_data
 from mttl.io.errors import TaskError
 
 N_NEAREST = 5
@@ -38,15 +29,7 @@ PARTS = ("page.css", "core.js", "charts.js", "panel.js", "tokens.js", "start.js"
 LIVE_PARTS = ("live.html", "live.js")
 
 
-@dataclass(frozen=True)
-class Explored:
-    """A run as the page shows it."""
-
-    view: RoutingView
-    tokens: TokenRoutingRecord | None = None
-
-
-def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None) -> str:
+def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = None) -> str:
     """Return a page to look around in: scores, curves, map and tree of tasks, skills, answers.
 
     Skills are numbered in an order that is common to all groups of layers; those of a further run
@@ -55,21 +38,19 @@ def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None
     Raises:
         CheckpointError: If a file of a run is damaged.
     """
-    first = runs[0].view
-    data = [_run(run, first if number else None) for number, run in enumerate(runs)]
-    names = " and ".join(run.view.name for run in runs)
+    data = [_run(run, runs[0] if number else None) for number, run in enumerate(runs)]
+    names = " and ".join(run.name for run in runs)
     parts = {"TITLE": html.escape(names), "DATA": inside_script({"runs": data, "live": live})}
-    parts |= {name: html_text(f"explore/{name}") for name in PARTS}
-    parts |= {name: html_text(f"explore/{name}") if live else "" for name in LIVE_PARTS}
-    template = html_text("explore/page.html")
+    parts |= {name: html_text(name) for name in PARTS}
+    parts |= {name: html_text(name) if live else "" for name in LIVE_PARTS}
+    template = html_text("page.html")
     # One pass: what is put in is not searched for further names.
     return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], template)
 
 
-def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
-    view, record = run.view, run.view.record
-    folder, n_skills = record.folder, record.weights.shape[2]
-    pairs, told = view.pairs, ""
+def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
+    record = view.record
+    folder, pairs, told = record.folder, view.pairs, ""
     if first is not None:
         try:
             # The rows of both in one order of tasks; groups of layers stay where they are.
@@ -82,7 +63,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
             told = f"Skills are not those of {first.name}: tasks, layers or skills differ."
     adapted = read_adapted(folder)
     weights = np.concatenate(
-        [record.weights, *(task.rows[task.kept][:, None] for task in adapted)], axis=1
+        [record.weights, *(rows[task["kept"]][:, None] for task, rows in adapted)], axis=1
     )
     ablation = read_ablation(folder)
     if ablation is not None and (ablation.tasks, ablation.groups) != (record.tasks, record.groups):
@@ -96,13 +77,15 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
         {
             "name": task,
             "category": category,
-            "scores": [*map(asdict, scores.get(task, []))],
-            "answers": (found := read_answers(folder, task)) and asdict(found),
+            "scores": scores.get(task, []),
+            "answers": read_answers(folder, task),
             "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)
     ]
-    tasks += [_adapted_task(task, view) for task in adapted]
+    for task, rows in adapted:
+        trail = [_short(point) for point in on_components(record.weights, rows)]
+        tasks.append(task | {"trail": trail})
     near = task_similarity(weights)[:, : len(record.tasks)]
     np.fill_diagonal(near, -np.inf)
     for task, likeness in zip(tasks, near, strict=True):
@@ -113,9 +96,9 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
     return {
         "name": view.name,
         "told": told,
-        "nSkills": n_skills,
+        "nSkills": record.weights.shape[2],
         "nTasks": len(record.tasks),
-        "mean": [*map(asdict, scores.get("mean", []))],
+        "mean": scores.get("mean", []),
         "curves": curves,
         "looks": {name: [look.fill, look.ink] for name, look in looks.items()},
         "tasks": tasks,
@@ -134,7 +117,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
         "means": _packed(means),
         "places": [[_short(point) for point in step] for step in places],
         "ablation": None if ablation is None else _ablation(ablation, pairs),
-        "tokens": None if run.tokens is None else token_data(run.tokens),
+        "tokens": None if view.tokens is None else token_data(view.tokens),
     }
 
 
@@ -150,20 +133,6 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
     means = np.stack([matched(step, pairs).mean(0) for step in weights])
     places = [on_components(record.weights, step.swapaxes(0, 1)) for step in weights]
     return means, names, places
-
-
-def _adapted_task(task: AdaptedTask, view: RoutingView) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "category": "adapted from this run",
-        "adapted": True,
-        "scores": [*map(asdict, task.scores)],
-        "answers": task.answers and asdict(task.answers),
-        "curves": {"score": task.curve},
-        "steps": task.steps.tolist(),
-        "kept": task.kept,
-        "trail": [_short(point) for point in on_components(view.record.weights, task.rows)],
-    }
 
 
 def _ablation(found: Ablation, pairs: np.ndarray) -> dict[str, Any] | None:
@@ -194,7 +163,7 @@ def _short(values: Any) -> list[float]:
 
 def html_text(name: str) -> str:
     """Return a file of this folder, as text; names to fill in stand in double braces."""
-    return resources.files("mttl.analysis").joinpath(name).read_text("utf-8")
+    return resources.files("mttl.analysis.explore").joinpath(name).read_text("utf-8")
 
 
 def inside_script(data: Any) -> str:

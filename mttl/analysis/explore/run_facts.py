@@ -1,12 +1,12 @@
 """What a run left behind besides its routing: scores, curves, answers, adapted tasks."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from mttl.analysis.routing_record import read_arrays, read_metrics
 from mttl.io.errors import CheckpointError
@@ -20,6 +20,7 @@ CURVES = ("train/loss", "val/loss", "val/score", "success")
 OF_TASKS = {"score": "val/{}/score", "loss": "val/{}/loss", "success": "success/{}"}
 SPLITS = ("test", "dev")
 Curve = tuple[list[int], list[float]]
+Facts = dict[str, Any]  # as the page takes them
 
 
 class AnswerRow(Record):
@@ -31,67 +32,19 @@ class AnswerRow(Record):
     prediction: str
 
 
-@dataclass(frozen=True)
-class SplitScore:
-    """The score of a task on a split, a mean over samples, beside the baselines."""
+def read_scores(folder: Path) -> dict[str, list[Facts]]:
+    """Return the scores of every task, test rows before others; nothing without ``results.csv``.
 
-    split: str
-    metric: str
-    score: float
-    baselines: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ShownAnswers:
-    """Some answers to a task's rows.
-
-    Attributes:
-        split: Of the rows.
-        n_right: How many of all are one of the accepted answers, to the letter.
-        n_rows: How many there are.
-        shown: Some right and some wrong ones: input, answer, accepted answers, whether it is right.
+    A score is a mean over samples, with ``split``, ``metric``, ``score`` and ``baselines`` by name.
     """
-
-    split: str
-    n_right: int
-    n_rows: int
-    shown: list[tuple[str, str, list[str], bool]]
-
-
-@dataclass(frozen=True)
-class AdaptedTask:
-    """A task that was adapted from a run, and how that went."""
-
-    name: str
-    scores: list[SplitScore]
-    steps: Int[np.ndarray, "S"]
-    rows: Float[np.ndarray, "S G K"]
-    curve: Curve
-    answers: ShownAnswers | None
-
-    @property
-    def kept(self) -> int:
-        """The number of the record whose row was kept: the first of the best score."""
-        if not self.curve[1]:
-            return len(self.steps) - 1
-        best = self.curve[0][int(np.argmax(self.curve[1]))]
-        return int(np.searchsorted(self.steps, min(best, self.steps[-1])))
-
-
-def read_scores(folder: Path) -> dict[str, list[SplitScore]]:
-    """Return the scores of every task, test rows before others; nothing without ``results.csv``."""
     found = _means(folder / "results.csv", ())
     baselines = _means(folder / "baselines.csv", ("baseline",))
-    scores: dict[str, list[SplitScore]] = {}
+    scores: dict[str, list[Facts]] = {}
     ranked = sorted(found, key=lambda key: SPLITS.index(key[1]) if key[1] in SPLITS else -1)
     for task, split, metric in ranked:
-        beside = {
-            name: value
-            for (name, other, part, _), value in baselines.items()
-            if (other, part) == (task, split)
-        }
-        value = found[task, split, metric]
-        scores.setdefault(task, []).append(SplitScore(split, metric, value, beside))
+        beside = {key[0]: x for key, x in baselines.items() if key[1:3] == (task, split)}
+        score = {"score": found[task, split, metric], "baselines": beside}
+        scores.setdefault(task, []).append({"split": split, "metric": metric, **score})
     return scores
 
 
@@ -126,49 +79,55 @@ def read_run_curves(
         chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_POINTS).round().astype(int))
         return steps[chosen].tolist(), [round(value, 5) for value in values[chosen].tolist()]
 
-    whole = {name: found for name in CURVES if (found := curve(name))}
-    own = {
-        task: {
-            name: found
-            for name, column in OF_TASKS.items()
-            if (found := curve(column.format(task)))
-        }
+    def curves_of(columns: Mapping[str, str]) -> dict[str, Curve]:
+        return {name: found for name, column in columns.items() if (found := curve(column))}
+
+    of_tasks = {
+        task: curves_of({name: column.format(task) for name, column in OF_TASKS.items()})
         for task in tasks
     }
-    return whole, own
+    return curves_of({name: name for name in CURVES}), of_tasks
 
 
-def read_answers(folder: Path, task: str) -> ShownAnswers | None:
+def read_answers(folder: Path, task: str) -> Facts | None:
     """Return some answers to a task's rows, of the test rows if they were answered.
+
+    Returns:
+        ``split``; ``n_right``, how many of the ``n_rows`` are an accepted answer, to the letter;
+        ``shown``, some right and some wrong ones: input, answer, accepted answers, if it is right.
 
     Raises:
         CheckpointError: If a file is damaged.
     """
-    for split in SPLITS:
-        path = folder / "predictions" / f"{task}_{split}.jsonl"
-        if path.is_file():
-            break
-    else:
+    paths = {split: folder / "predictions" / f"{task}_{split}.jsonl" for split in SPLITS}
+    split = next((split for split, path in paths.items() if path.is_file()), None)
+    if split is None:
         return None
     counts = {True: 0, False: 0}
     shown: list[tuple[str, str, list[str], bool]] = []
-    with path.open("rb") as file:
+    with paths[split].open("rb") as file:
         for number, line in enumerate(file, 1):
-            row = AnswerRow.parse(line, f"'{path}', line {number}")
+            row = AnswerRow.parse(line, f"'{paths[split]}', line {number}")
             right = row.prediction in row.references
             counts[right] += 1
             if counts[right] <= MOST_ANSWERS:
                 accepted = [_short(text) for text in row.references[:3]]
                 shown.append((_short(row.input), _short(row.prediction), accepted, right))
-    return ShownAnswers(split, counts[True], sum(counts.values()), shown)
+    n_rows = sum(counts.values())
+    return {"split": split, "n_right": counts[True], "n_rows": n_rows, "shown": shown}
 
 
 def _short(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
-def read_adapted(folder: Path) -> list[AdaptedTask]:
-    """Return the tasks that were adapted from a run and kept, if they say how their rows moved."""
+def read_adapted(folder: Path) -> list[tuple[Facts, Float[np.ndarray, "S G K"]]]:
+    """Return the tasks that were adapted from a run and kept, if they say how their rows moved.
+
+    Returns:
+        What the page shows of each, with ``kept``, the number of the record whose row was kept (the
+        first of the best score), and its rows over the adaptation.
+    """
     if not (folder / "plots" / "routing.npz").is_file():
         return []  # tokens alone are routed, and rows of tasks are none
     places = sorted(folder.glob("adapt-*/models/*/plots/routing_history.npz"))[:MOST_ADAPTED]
@@ -176,20 +135,25 @@ def read_adapted(folder: Path) -> list[AdaptedTask]:
     return [_adapted(place.parents[1], several_modes=len(modes) > 1) for place in places]
 
 
-def _adapted(place: Path, *, several_modes: bool) -> AdaptedTask:
+def _adapted(place: Path, *, several_modes: bool) -> tuple[Facts, Float[np.ndarray, "S G K"]]:
     path = place / "plots" / "routing_history.npz"
-    arrays = read_arrays(path, ("steps", "weights", "score_steps", "scores"))
+    names = ("steps", "weights", "score_steps", "scores")
+    steps, weights, score_steps, scores = read_arrays(path, names).values()
     by_task = read_scores(place)
     task = next((name for name in by_task if name != "mean"), place.name)
     mode = f", {place.parents[1].name.removeprefix('adapt-')}" if several_modes else ""
-    return AdaptedTask(
-        name=f"{place.name}{mode}",
-        scores=by_task.get(task, []),
-        steps=arrays["steps"],
-        rows=arrays["weights"][:, :, 0].astype(np.float64),
-        curve=(
-            arrays["score_steps"].tolist(),
-            [round(float(score), 5) for score in np.nan_to_num(arrays["scores"])],
-        ),
-        answers=read_answers(place, task),
-    )
+    curve = [round(float(score), 5) for score in np.nan_to_num(scores)]
+    kept = len(steps) - 1
+    if curve:
+        kept = int(np.searchsorted(steps, min(score_steps[np.argmax(curve)], steps[-1])))
+    facts = {
+        "name": f"{place.name}{mode}",
+        "category": "adapted from this run",
+        "adapted": True,
+        "scores": by_task.get(task, []),
+        "answers": read_answers(place, task),
+        "curves": {"score": (score_steps.tolist(), curve)},
+        "steps": steps.tolist(),
+        "kept": kept,
+    }
+    return facts, weights[:, :, 0].astype(np.float64)

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mttl.analysis.ablation_record import Ablation
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
-from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix
-from mttl.analysis.figures.subset_table import subset_table
+from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
 from mttl.analysis.figures.task_map import task_map
 from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
-from mttl.analysis.layers import stack_of
 from mttl.analysis.projection import on_components, principal_components, umap_projection
+from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import match_skills, matched
-from mttl.analysis.tokens.token_record import TokenRoutingRecord
-from mttl.analysis.tokens.token_statistics import load_entropy
-from mttl.io.errors import CheckpointError
+from mttl.analysis.statistics import stack_of
+from mttl.analysis.token_counts import load_entropy
+from mttl.analysis.token_record import TokenRoutingRecord
 
 PANELS = 12  # groups of layers in one figure, at most
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
@@ -83,23 +81,13 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw how tasks change without a skill in all groups of layers, beside how much they use it.
-
-    Raises:
-        CheckpointError: If it is of other tasks or groups than the run.
-    """
-    record = view.record
-    if (found.tasks, found.groups) != (record.tasks, record.groups):
-        raise CheckpointError(
-            f"what is in '{record.folder}' about skills that are switched off is of other tasks or "
-            "layers than its routing. Delete it, and run mttl ablate again"
-        )
-    weights = matched(record.weights, found.pairs).mean(0)
+    """Draw how tasks change without a skill in all groups of layers, beside its weights."""
+    weights = matched(view.record.weights, found.pairs).mean(0)
     unit = "loss" if found.scores is None else "score, points"
     return heat_maps(
         np.stack([weights, found.changes[0]]),
         ["mixing weight", f"{found.quantity} without the skill"],
-        record.tasks,
+        view.record.tasks,
         order=view.order,
         categories=view.categories,
         title=f"{view.name}: what skills are for, {what_mean(view)}",
@@ -117,10 +105,7 @@ def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str,
     bits = record.task_bits, record.previous_bits, record.token_bits
     values = np.stack([record.evenness(), record.dropped, *bits], axis=1)
     title = f"{name}: loads of experts, and what decides the expert of a token"
-    yield (
-        "tokens_by_layer",
-        statistics_by_layer(values, record.layers, title=title, names=TOKENS),
-    )
+    yield ("tokens_by_layer", statistics_by_layer(values, record.layers, title=title, names=TOKENS))
     history = record.history
     if history is not None and len(history.steps):
         curves = {

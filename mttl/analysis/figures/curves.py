@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from mttl.analysis.figures.canvas import FONT, INK, ROW, new_sheet, place, styled
-from mttl.analysis.layers import ALL, STACKS, STATISTICS, stack_means, stacks_of
 from mttl.analysis.palette import COLOURS
 from mttl.analysis.routing_record import Curves
+from mttl.analysis.statistics import ALL, STACKS, STATISTICS, stack_means, stacks_of
 
 PANEL = 1.9  # inches
 SPACE = 0.7  # between panels with an axis each
@@ -94,13 +94,8 @@ def _add_key(figure: Figure, stacks: Iterable[str], note: str = "") -> None:
     keys = []
     for stack in stacks:
         marker, line, colour = LOOKS[stack]
-        style: dict[str, Any] = {
-            "marker": marker,
-            "linestyle": line,
-            "color": colour,
-            "label": stack,
-        }
-        keys.append(Line2D([], [], linewidth=1, markersize=4, **style))
+        style: dict[str, Any] = {"marker": marker, "linestyle": line, "color": colour}
+        keys.append(Line2D([], [], linewidth=1, markersize=4, label=stack, **style))
     if note:
         keys.append(Line2D([], [], linestyle="none", label=note))
     where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.4), "borderaxespad": 0}

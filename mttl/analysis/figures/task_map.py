@@ -6,8 +6,18 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.canvas import FAINT, GAP, INK, ROW, new_sheet, place, styled, text_width
-from mttl.analysis.figures.categories import add_legend, mark_categories
+from mttl.analysis.figures.canvas import (
+    FAINT,
+    GAP,
+    INK,
+    ROW,
+    add_legend,
+    mark_categories,
+    new_sheet,
+    place,
+    styled,
+    text_width,
+)
 from mttl.analysis.palette import category_looks
 
 AREA_PER_LABEL = 6.0  # square inches of paper per square inch of text

@@ -8,8 +8,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.figures.canvas import GAP, ROW, new_sheet, place, styled, text_width
-from mttl.analysis.figures.categories import add_legend, label_rows, mark_categories
+from mttl.analysis.figures.canvas import (
+    GAP,
+    ROW,
+    add_legend,
+    label_rows,
+    mark_categories,
+    new_sheet,
+    place,
+    styled,
+    text_width,
+)
 from mttl.analysis.palette import category_looks
 
 TREE_WIDTH = 4.0  # inches
@@ -20,11 +29,7 @@ ARC_POINTS = 40
 
 @styled
 def dendrogram(
-    tree: Float[np.ndarray, "T-1 4"],
-    tasks: Sequence[str],
-    *,
-    categories: Sequence[str],
-    title: str,
+    tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """Draw the tree with its leaves, the tasks, on the right."""
     leaves, joints = tree_joints(tree)
@@ -49,11 +54,7 @@ def dendrogram(
 
 @styled
 def radial_dendrogram(
-    tree: Float[np.ndarray, "T-1 4"],
-    tasks: Sequence[str],
-    *,
-    categories: Sequence[str],
-    title: str,
+    tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """Draw the tree with its root in the middle and the tasks around it."""
     leaves, joints = tree_joints(tree)

@@ -1,7 +1,7 @@
 """When a task counts as learned: the number of episodes until 99 % of them succeed.
 
 The rule. Every update writes a row: how many episodes have ended so far, and each level's success
-rate over its last 100 (`mttl.babyai.rl.episode_log.EpisodeLog`). Rates are averaged over levels and
+rate over its last 100 (`EpisodeLog`). Rates are averaged over levels and
 smoothed by the mean of 100 rows, half of them before and half after; the first row that reaches
 99 % counts. For one level that is the rule of BabyAI's code, whose rows hold all episodes of an
 update and at least 64, and which smooths over 10 rows for GoToRedBallGrey, learned within few.
@@ -12,11 +12,99 @@ rise from 0.95 to 1 in 2000 rows, the mean first reaches 0.99 where the true rat
 over 100 rows, at 0.990.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 # A rate of exactly the threshold counts, in whatever order its terms were added.
 ROUNDING = 1e-9
+
+
+class EpisodeLog:
+    """Counts episodes and frames of T levels and remembers the last episodes of each.
+
+    Means are NaN until a level has ended as many episodes as the window holds: a rate over a few
+    would look like one over many.
+
+    Args:
+        levels: Names of the levels, in the order of the task axis.
+        window: Episodes of a level that the means are over.
+
+    Attributes:
+        episodes: Episodes of each level that have ended.
+        frames: Steps of each level, those of unfinished episodes included.
+    """
+
+    episodes: Int[np.ndarray, "T"]
+    frames: Int[np.ndarray, "T"]
+
+    def __init__(self, levels: Sequence[str], window: int = 100) -> None:
+        self.levels = tuple(levels)
+        self.window = window
+        self.episodes = np.zeros(len(levels), dtype=np.int64)
+        self.frames = np.zeros(len(levels), dtype=np.int64)
+        # Success, reward and steps of the last episodes; number e is at place e % window.
+        self._last = np.zeros((len(levels), window, 3))
+
+    def update(
+        self,
+        terminated: Bool[np.ndarray, "T N"],
+        truncated: Bool[np.ndarray, "T N"],
+        reward: Float[np.ndarray, "T N"],
+        length: Int[np.ndarray, "T N"],
+    ) -> None:
+        """Take in one step of all environments; length and reward are read where an episode ended.
+
+        An episode succeeds if it terminates with a positive reward: BabyAI rewards nothing else,
+        and an episode can also terminate in failure. Episodes that end in the same step count in
+        the order of their slots.
+        """
+        ended = terminated | truncated
+        level, slot = np.nonzero(ended)
+        earlier = np.cumsum(ended, axis=1)[level, slot] - 1  # in this step, of the same level
+        place = (self.episodes[level] + earlier) % self.window
+        values = np.stack([terminated & (reward > 0), reward, length], axis=-1)
+        # Where a step ends more episodes than the window holds, numpy keeps the last.
+        self._last[level, place] = values[level, slot]
+        self.episodes += ended.sum(axis=1)
+        self.frames += ended.shape[1]
+
+    def row(self) -> dict[str, float]:
+        """Return a row of a log: totals, and for each level ``success/``, ``reward/``, ``steps/``.
+
+        ``success`` is the mean over levels.
+        """
+        success, rewards, steps = self._means().T
+        row = {
+            "episodes": float(self.episodes.sum()),
+            "frames": float(self.frames.sum()),
+            "success": float(success.mean()),
+        }
+        for name, values in (("success", success), ("reward", rewards), ("steps", steps)):
+            row |= {
+                f"{name}/{level}": float(x) for level, x in zip(self.levels, values, strict=True)
+            }
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on, as plain lists and numbers."""
+        return {
+            "episodes": self.episodes.tolist(),
+            "frames": self.frames.tolist(),
+            "last": self._last.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.episodes = np.array(state["episodes"], dtype=np.int64)
+        self.frames = np.array(state["frames"], dtype=np.int64)
+        self._last = np.array(state["last"], dtype=np.float64)
+
+    def _means(self) -> Float[np.ndarray, "T 3"]:
+        full = self.episodes >= self.window
+        return np.where(full[:, None], self._last.mean(axis=1), np.nan)
 
 
 def reached(

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt8
 from torch import Tensor
-
-from mttl.babyai.rl.missions import distinct_missions
 
 # Fields that a sequence takes over from its rollout, frame by frame.
 _FRAMES = ("images", "begins", "actions", "log_probs", "values")
@@ -19,14 +18,11 @@ class Rollout:
 
     Attributes:
         images: What is seen before the action.
-        missions: Tokens of what is asked for.
         begins: The observation is the first of an episode.
         memory: Memory of the policy before it sees the observation. Of S steps only what stood
             before every ``recurrence``-th is kept: sequences begin nowhere else.
-        actions: What it did.
-        log_probs: Logarithm of the probability of that.
+        log_probs: Logarithm of the probability of the action.
         values: What the critic expected.
-        rewards: What the action brought.
         ends: The action ended the episode.
     """
 
@@ -60,7 +56,6 @@ class EpisodeSequences:
         missions: The distinct missions of the whole rollout, no longer than the longest.
         mission_index: Which of them each frame has.
         memory: Of the policy before the first step of each sequence.
-        advantages: How much better than expected the action was.
         returns: What the critic should have expected.
     """
 
@@ -149,3 +144,37 @@ def minibatches(
         order = torch.rand(n_tasks, n_sequences, generator=generator).argsort(dim=1)
         for chosen in order.to(sequences.actions.device).chunk(n_minibatches, dim=1):
             yield sequences.select(chosen)
+
+
+def distinct_missions(
+    missions: UInt8[Tensor, "S T N M"],
+) -> tuple[UInt8[Tensor, "T E L"], Int64[Tensor, "S T N"]]:
+    """Return the distinct missions of every task, and which of them each frame has.
+
+    ``distinct[t, index[s, t, n]]`` is ``missions[s, t, n]`` without the padding that all missions
+    have in common: a recurrent encoder takes as many steps as missions are long.
+
+    Returns:
+        The distinct missions, where E is the number of the task that has most (the others repeat
+        theirs, so that all tasks have the same shape) and L, at least 1, the length of the longest.
+        And the index.
+    """
+    tokens = without_padding(missions.cpu()).numpy()
+    n_steps, n_tasks, n_slots, length = tokens.shape
+    found, indices = [], []
+    for task in range(n_tasks):
+        rows = np.ascontiguousarray(tokens[:, task]).reshape(-1, length)
+        # Rows seen as items of `length` bytes are sorted ten times as fast as along an axis.
+        distinct, index = np.unique(rows.view(f"V{length}")[:, 0], return_inverse=True)
+        found.append(distinct.view(np.uint8).reshape(-1, length))
+        indices.append(index.reshape(n_steps, n_slots))
+    most = max(map(len, found))
+    padded = np.stack([rows[np.arange(most) % len(rows)] for rows in found])
+    index = np.stack(indices, axis=1)
+    return torch.from_numpy(padded).to(missions.device), torch.from_numpy(index).to(missions.device)
+
+
+def without_padding(missions: UInt8[Tensor, "*rows M"]) -> UInt8[Tensor, "*rows L"]:
+    """Return missions without the columns that only pad; at least one column stays."""
+    used = int((missions != 0).flatten(0, -2).any(0).sum())
+    return missions[..., : max(1, used)]

@@ -80,7 +80,7 @@ def write_tables(
         if len(kept) > 1:
             unseen = [score for score in scores if (score.method, score.mode) in kept]
             text += f"\n{heading}\n\n{task_table(unseen, kept)}"
-    from mttl.analysis.figures import save_figure
+    from mttl.analysis.figures.canvas import save_figure
     from mttl.commands.comparison.figure import Dots, comparison_figure  # they need matplotlib
 
     dots = [

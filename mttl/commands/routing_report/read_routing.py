@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.routing_record import RoutingRecord, read_adaptation_history, read_record
+from mttl.analysis.routing_record import RoutingRecord, read_history, read_record
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.tokens.token_record import (
+from mttl.analysis.token_record import (
     TokenRoutingRecord,
     has_token_record,
     read_token_record,
@@ -32,7 +32,7 @@ from mttl.library.library_run import MEMBERS, MemberList
 from mttl.models.backbone import is_decoder_only
 from mttl.runtime.gpus import device_of
 from mttl.tasks.folder import Gym
-from mttl.tasks.table import crossfit
+from mttl.tasks.task_file import crossfit
 from mttl.training.monitors import as_rows, routing_weights
 from mttl.training.text_to_text import TextToTextModule
 
@@ -41,7 +41,7 @@ def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
     """Return how the tokens of each task are shared among experts, as if tasks were routed so."""
     record = tokens.as_routing()
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
-    return RoutingView(record, record.weights, categories, members=members)
+    return RoutingView(record, categories, members=members)
 
 
 def read_view(
@@ -66,15 +66,14 @@ def read_view(
         raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
     if view is not None:
         return view
-    probabilities = record.weights if record.probabilities is None else record.probabilities
     trails: dict[str, np.ndarray] = {}
     if adapted:
-        record, probabilities = with_adapted(record, probabilities, adapted, backbone)
+        record = with_adapted(record, adapted, backbone)
         for name, place in zip(record.tasks[-len(adapted) :], adapted, strict=True):
-            if (history := read_adaptation_history(Path(place))) is not None:
+            if (history := read_history(Path(place))) is not None:
                 trails[name] = history.weights[:, :, 0]
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
-    return RoutingView(record, probabilities, categories, trails, members)
+    return RoutingView(record, categories, trails, members)
 
 
 def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
@@ -87,13 +86,13 @@ def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
 
 
 def with_adapted(
-    record: RoutingRecord, probabilities: np.ndarray, adapted: Sequence[str], backbone: str | None
-) -> tuple[RoutingRecord, np.ndarray]:
+    record: RoutingRecord, adapted: Sequence[str], backbone: str | None
+) -> RoutingRecord:
     """Return the routing of a run and, behind it, of tasks that were adapted from it.
 
     A task whose name is there already is called after its folder, and those above it if need be.
     """
-    tasks, weights, likely = [*record.tasks], [record.weights], [probabilities]
+    tasks, weights, likely = [*record.tasks], [record.weights], [record.probabilities]
     for folder in adapted:
         built = load_run(folder, run=record.folder, backbone=backbone)
         router = built.model.router
@@ -110,9 +109,9 @@ def with_adapted(
         tasks.append(next(name for name in names if name not in tasks))
         weights.append(row)
         likely.append(as_rows(router.probabilities()))
-    joined = np.concatenate(weights, axis=1)
-    record = replace(record, tasks=tuple(tasks), weights=joined, history=None, probabilities=None)
-    return record, np.concatenate(likely, axis=1)
+    joined, likelihoods = np.concatenate(weights, axis=1), np.concatenate(likely, axis=1)
+    changes = {"weights": joined, "probabilities": likelihoods, "history": None}
+    return replace(record, tasks=tuple(tasks), **changes)
 
 
 def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:

@@ -7,13 +7,11 @@ from rich.markup import escape
 
 from mttl.analysis.clustering import category_agreement
 from mttl.analysis.factor_recovery import factor_recovery
-from mttl.analysis.layers import ALL, STATISTICS, stack_means
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.permutation_test import PermutationTest
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import matched_correlation
-from mttl.analysis.tokens.token_page import expert_tokens
-from mttl.analysis.tokens.token_record import TokenRoutingRecord
+from mttl.analysis.statistics import ALL, STATISTICS, PermutationTest, stack_means
+from mttl.analysis.token_record import TokenRoutingRecord, expert_tokens
 from mttl.runtime.text_table import TextTable
 
 
@@ -106,7 +104,8 @@ def comparison_table(
     if factors:
         others = " among tasks equal in the other factors" if len(factors) > 1 else ""
         notes.append(f"of skills and pairs over 100{others}")
-    for name, found in factor_recovery(view.probabilities, factors).items() if factors else ():
+    recovered = factor_recovery(view.record.probabilities, factors) if factors else {}
+    for name, found in recovered.items():
         if found is None:
             notes.append(f"{name} cannot be separated from the other factors")
             continue

@@ -17,11 +17,10 @@ from pydantic import Field
 
 from mttl.io.errors import MttlError, TaskError
 from mttl.io.record import Record
-from mttl.tasks.building.sources import UnavailableError, local_files, open_records
-from mttl.tasks.md5_sums import published_sums
+from mttl.tasks.building.hub import UnavailableError, local_files, open_records
 from mttl.tasks.sample_files import file_names, fingerprint, write_samples
 from mttl.tasks.sampling import SAMPLES
-from mttl.tasks.task import Task
+from mttl.tasks.task import Task, published_sums
 
 RECORD = ".built.json"
 

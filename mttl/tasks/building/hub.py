@@ -1,4 +1,7 @@
-"""Records from the Hugging Face hub, with the library `datasets`.
+"""The records of a task's source: from the Hugging Face hub, a folder of raw records, or own files.
+
+A folder of raw records holds ``<data set>__<configuration, or default>/<split>.jsonl[.gz]``, all
+records of a split in the hub's order, with the hub's field names.
 
 Loading scripts no longer run; where a data set is one, the hub's own conversion to Parquet is read
 (its revision ``refs/convert/parquet``). Where less than half of a data set is needed, it is
@@ -11,13 +14,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from mttl.io.errors import TaskError
 from mttl.io.files import DISK_REFUSES
+from mttl.tasks.rows import read_records
+from mttl.tasks.sample_files import from_files
 from mttl.tasks.task import Source
-from mttl.tasks.template_field import Record
+from mttl.tasks.template import Record
 
 ADDRESS = "https://huggingface.co"
 PARQUET = "refs/convert/parquet"
@@ -36,6 +42,42 @@ class ScriptOnlyError(UnavailableError):
 
 class OutOfReachError(UnavailableError):
     """The hub does not answer."""
+
+
+def open_records(source: Source, split: str, raw: Path | None = None) -> Iterator[Record]:
+    """Return the records of one split.
+
+    Raises:
+        UnavailableError: If they cannot be had; the message says why and what to do.
+        TaskError: If a file cannot be read as records.
+    """
+    if source.path is None:
+        return from_files(source, split)
+    if raw is not None:
+        return read_records(_raw_file(source, split, raw))
+    if source.unavailable is not None:
+        raise UnavailableError(source.unavailable)
+    return hub_records(source, split)
+
+
+def _raw_file(source: Source, split: str, raw: Path) -> Path:
+    # The hub has put most sets into the folder of their makers since; the rest of the name is kept.
+    name = (source.path or "").rsplit("/", 1)[-1]
+    path = raw / f"{name}__{source.config or 'default'}" / f"{split}.jsonl"
+    for file in (path.with_name(f"{path.name}.gz"), path):
+        if file.is_file():
+            return file
+    raise UnavailableError(f"'{raw}' has no file {path.relative_to(raw)}[.gz]")
+
+
+def local_files(source: Source, raw: Path | None) -> list[Path]:
+    """Return the files that a source is read from, where it is read from files that exist."""
+    if source.path is None:
+        return [path for path in map(Path, source.splits) if path.is_file()]
+    try:
+        return [] if raw is None else [_raw_file(source, split, raw) for split in source.splits]
+    except UnavailableError:
+        return []
 
 
 def hub_in_reach() -> bool:
@@ -82,7 +124,8 @@ def hub_records(source: Source, split: str) -> Iterator[Record]:
 def _load(source: Source, name: str, revision: str | None, split: str) -> Iterator[Record]:
     import datasets
 
-    with explained(name), _no_bars():
+    datasets.disable_progress_bars()  # several processes would write them over each other's
+    with explained(name):
         if revision == PARQUET:
             # Files are named, and loaded as files: the data set itself would be its script again.
             folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
@@ -109,20 +152,6 @@ def _small_part(splits: Any, source: Source) -> bool:
     sizes = {name: info.num_bytes or 0 for name, info in (splits or {}).items()}
     wanted = sum(sizes.get(name, 0) for name in {source.train, source.test})
     return 2 * wanted < sum(sizes.values())
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Silence the bars of the library: several processes would write them over each other's."""
-    import datasets
-
-    before = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not before:
-            datasets.enable_progress_bars()
 
 
 @contextmanager

@@ -13,14 +13,13 @@ from fuzzing import samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.search import finished_trials
-from mttl.analysis.ablation_record import read_ablation
-from mttl.analysis.explore.explore_page import Explored, explore_page
-from mttl.analysis.routing_record import read_record
+from mttl.analysis.explore.explore_page import explore_page
+from mttl.analysis.routing_record import read_ablation, read_record
 from mttl.assembly.build_router import read_expert_matrix
 from mttl.assembly.model import load_run
 from mttl.babyai.build_policy import load_policies
-from mttl.babyai.level_demonstrations import read_demonstrations
-from mttl.babyai.level_results import LevelResult
+from mttl.babyai.demonstration_loader import read_demonstrations
+from mttl.babyai.new_levels import LevelResult
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.commands import import_peft, merge, predict, train
@@ -40,7 +39,7 @@ from mttl.sparse.loop import load_state
 from mttl.sparse.skill_file import SparseSkill
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.partition import Partition
-from mttl.tasks.read_records import read_records
+from mttl.tasks.rows import read_records
 from mttl.tasks.sample_files import update_task_table
 from mttl.tasks.task_file import load_tasks
 from mttl.training.metrics_file import MetricsFile
@@ -177,7 +176,7 @@ def _metrics(folder: Path) -> Any:
 
 
 def _page(folder: Path) -> Any:
-    return explore_page([Explored(read_view(folder))])
+    return explore_page([read_view(folder)])
 
 
 def _skills(folder: Path) -> Any:

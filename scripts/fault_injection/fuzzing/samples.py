@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, ByT5Tokenizer
 
 from envs.bot import Demonstration
-from envs.demonstration_file import save_demonstrations
+from envs.demonstrations import save_demonstrations
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import adapt_to
 from mttl.adaptation.results import Results

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mttl.config.load import load_config
-from mttl.data.prompt_prefix import check_codes, prompt_prefix
+from mttl.data.prompt_form import check_codes, prompt_prefix
 from mttl.io.errors import TaskError
 from mttl.io.reading import check_name
 from mttl.tasks.folder import Gym

@@ -95,17 +95,6 @@ def look_around(page: Page, run: Path) -> None:
     page.resize(1300)
 
 
-def test_offline_it_can_be_clicked_through(driver: Any, run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "explore.html"
-    call("explore", run, "--html", path)
-    page = Page(driver, path.as_uri())
-    page.resize(1300)
-    look_around(page, run)
-    assert page.all("#live") == []
-    assert page.complaints() == []
-    assert page.run("return performance.getEntriesByType('resource').length") == 0
-
-
 def ask(page: Page, text: str) -> str:
     """Write a question and press Enter; return what is shown."""
     field = page.find("#live-text")

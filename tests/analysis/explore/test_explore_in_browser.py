@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.browser import CONTROL, DOWN, ENTER, HOME, IN_A_BROWSER, RIGHT, UP, Page
-from mttl.analysis.explore.explore_page import Explored, explore_page
+from mttl.analysis.explore.explore_page import explore_page
 from mttl.analysis.routing_view import RoutingView
 
 pytestmark = IN_A_BROWSER
@@ -79,13 +79,14 @@ class RunPage(Page):
 @pytest.fixture
 def page(driver: Any, view: RoutingView, tmp_path: Path) -> Iterator[RunPage]:
     path = tmp_path / "explore.html"
-    path.write_text(explore_page([Explored(view)]), encoding="utf-8")
+    path.write_text(explore_page([view]), encoding="utf-8")
     opened = RunPage(driver, view, path)
     opened.resize(1300)
     yield opened
     assert driver.get_log("browser") == []
     # Nothing was fetched.
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
+    assert opened.all("#live") == []
 
 
 def test_it_opens_on_scores_beside_baselines_in_the_order_of_the_tree(page: RunPage) -> None:
@@ -214,7 +215,7 @@ def test_arrow_keys_go_from_task_to_task(page: RunPage, part: str) -> None:
 def test_runs_stand_side_by_side(driver: Any, view: RoutingView, tmp_path: Path) -> None:
     other = replace(view, record=replace(view.record, folder=tmp_path / "other", history=None))
     path = tmp_path / "two.html"
-    path.write_text(explore_page([Explored(view), Explored(other)]), encoding="utf-8")
+    path.write_text(explore_page([view, other]), encoding="utf-8")
     page = RunPage(driver, view, path)
     for part in ("maps", "trees", "matrices"):
         captions = [caption.text for caption in page.all(f"#{part} > figure > figcaption")]

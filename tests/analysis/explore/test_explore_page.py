@@ -15,7 +15,6 @@ from mttl.analysis.explore.explore_page import (
     LIVE_PARTS,
     MOST_STEPS,
     PARTS,
-    Explored,
     explore_page,
     html_text,
 )
@@ -27,10 +26,6 @@ from mttl.io.errors import ConfigError
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 NASTY = ("</script><script>alert(1)</script>", 'quo"ted & <b>bold</b>', "back\\slash '{{DATA}}'")
-
-
-def page_of(*views: RoutingView) -> str:
-    return explore_page([Explored(view) for view in views])
 
 
 def data_of(page: str) -> list[dict[str, Any]]:
@@ -47,13 +42,13 @@ def unpacked(packed: dict[str, Any]) -> np.ndarray:
 def nasty_view() -> RoutingView:
     weights = np.random.default_rng(0).uniform(size=(2, 3, 4))
     folder = Path("/tmp/<run> & more")
-    record = RoutingRecord(folder, NASTY, ("a", "</script>"), weights, None, {})
-    return RoutingView(record, weights, ("x", "<i>y</i>", "unknown"))
+    record = RoutingRecord(folder, NASTY, ("a", "</script>"), weights, weights)
+    return RoutingView(record, ("x", "<i>y</i>", "unknown"))
 
 
 def test_data_come_back_whole(crossfit_view: RoutingView) -> None:
     record, pairs = crossfit_view.record, crossfit_view.pairs
-    (data,) = data_of(page_of(crossfit_view))
+    (data,) = data_of(explore_page([crossfit_view]))
     assert [task["name"] for task in data["tasks"]] == list(record.tasks)
     assert [task["category"] for task in data["tasks"]] == list(crossfit_view.categories)
     assert data["order"] == crossfit_view.order.tolist()
@@ -81,7 +76,7 @@ def test_a_long_history_is_thinned_out_with_both_ends(crossfit_view: RoutingView
     steps = np.arange(100)
     weights = np.zeros((100, *crossfit_view.record.weights.shape), dtype=np.float32)
     record = replace(crossfit_view.record, history=RoutingHistory(steps, weights))
-    (data,) = data_of(page_of(replace(crossfit_view, record=record)))
+    (data,) = data_of(explore_page([replace(crossfit_view, record=record)]))
     assert len(data["steps"]) == MOST_STEPS + 1
     assert (data["steps"][0], data["steps"][-2]) == ("step 0", "step 99")
 
@@ -100,22 +95,22 @@ def test_skills_of_a_further_run_are_matched_to_the_first(crossfit_view: Routing
             tasks=tuple(record.tasks[task] for task in tasks),
             groups=tuple(record.groups[group] for group in groups),
             weights=shuffled[cells],
+            probabilities=shuffled[cells],
             history=None,
         ),
-        shuffled[cells],
         tuple(crossfit_view.categories[task] for task in tasks),
     )
-    first, second = data_of(page_of(crossfit_view, other))
+    first, second = data_of(explore_page([crossfit_view, other]))
     assert second["told"] == "Skills are matched to those of crossfit."
     ours, theirs = unpacked(first["weights"]), unpacked(second["weights"])
     np.testing.assert_allclose(theirs, ours[cells], atol=1e-4)
     fewer = replace(record, groups=("x", *record.groups[1:]))
-    stranger = data_of(page_of(crossfit_view, replace(crossfit_view, record=fewer)))[1]
+    stranger = data_of(explore_page([crossfit_view, replace(crossfit_view, record=fewer)]))[1]
     assert "tasks, layers or skills differ" in stranger["told"]
 
 
 def test_names_cannot_leave_their_place() -> None:
-    page = page_of(nasty_view())
+    page = explore_page([nasty_view()])
     (data,) = data_of(page)
     assert [task["name"] for task in data["tasks"]] == list(NASTY)
     assert data["groups"][1]["name"] == "</script>"
@@ -125,13 +120,13 @@ def test_names_cannot_leave_their_place() -> None:
 
 
 def test_the_page_needs_nothing_from_outside() -> None:
-    page = page_of(nasty_view())
+    page = explore_page([nasty_view()])
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert page.replace("http://www.w3.org/2000/svg", "").count("http") == 0
     for part in (*PARTS, *LIVE_PARTS):
-        assert "innerHTML" not in html_text(f"explore/{part}")  # what is put in is text
+        assert "innerHTML" not in html_text(part)  # what is put in is text
     assert "fetch(" not in page  # nor does it ask anybody, unless it is served
-    served = explore_page([Explored(nasty_view())], {"tasks": []})
+    served = explore_page([nasty_view()], {"tasks": []})
     assert served.count('fetch("live"') == 1
     assert 'id="live-text"' in served
     assert json.loads(re.findall(r'id="data">(.*?)</script>', served)[0])["live"] == {"tasks": []}

@@ -9,7 +9,6 @@ import pytest
 from mttl.analysis.explore.run_facts import (
     MOST_ANSWERS,
     MOST_POINTS,
-    SplitScore,
     read_adapted,
     read_answers,
     read_run_curves,
@@ -20,6 +19,10 @@ from mttl.io.errors import CheckpointError
 HEAD = "task,split,sample,seed,metric,score,n\n"
 
 
+def score(split: str, metric: str, score: float, **baselines: float) -> dict[str, object]:
+    return {"split": split, "metric": metric, "score": score, "baselines": baselines}
+
+
 def test_scores_stand_beside_baselines_and_are_means_over_samples(tmp_path: Path) -> None:
     assert read_scores(tmp_path) == {}
     rows = "a,dev,1,0,EM,0.2,5\na,test,1,0,EM,0.5,5\na,test,2,0,EM,0.7,5\nb,test,1,0,F1,nan,5\n"
@@ -27,10 +30,10 @@ def test_scores_stand_beside_baselines_and_are_means_over_samples(tmp_path: Path
     (tmp_path / "baselines.csv").write_text(f"baseline,{HEAD}copy,a,test,1,0,EM,0.1,5\n")
     found = read_scores(tmp_path)
     assert found["a"] == [
-        SplitScore("test", "EM", 0.6, {"copy": 0.1}),
-        SplitScore("dev", "EM", 0.2),
+        score("test", "EM", 0.6, copy=0.1),
+        score("dev", "EM", 0.2),
     ]
-    assert found["b"] == [SplitScore("test", "F1", 0.0)]
+    assert found["b"] == [score("test", "F1", 0.0)]
     (tmp_path / "results.csv").write_text(HEAD + "a,dev,1,0,EM,good,5\n")
     with pytest.raises(CheckpointError, match="a score"):
         read_scores(tmp_path)
@@ -60,10 +63,10 @@ def test_right_and_wrong_answers_are_counted_and_some_are_shown(tmp_path: Path) 
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = read_answers(tmp_path, "a")
     assert found is not None
-    assert (found.split, found.n_right, found.n_rows) == ("dev", 40, 60)
-    assert [row[3] for row in found.shown].count(True) == MOST_ANSWERS
-    assert [row[3] for row in found.shown].count(False) == MOST_ANSWERS
-    assert found.shown[0][0].endswith("x…")
+    assert (found["split"], found["n_right"], found["n_rows"]) == ("dev", 40, 60)
+    assert [row[3] for row in found["shown"]].count(True) == MOST_ANSWERS
+    assert [row[3] for row in found["shown"]].count(False) == MOST_ANSWERS
+    assert found["shown"][0][0].endswith("x…")
     (folder / "a_test.jsonl").write_text('{"input": "x\n')
     with pytest.raises(CheckpointError, match=r"a_test\.jsonl', line 1"):  # test rows come first
         read_answers(tmp_path, "a")
@@ -86,7 +89,7 @@ def test_adapted_tasks_and_the_row_that_was_kept(tmp_path: Path) -> None:
             scores=np.array([0.1, 0.4, 0.4]),
         )
     first, second = read_adapted(tmp_path)
-    assert (first.name, second.name) == ("new-13-1, all", "new-13-1, router_only")
-    assert first.scores == [SplitScore("test", "EM", 0.5)]
-    assert first.kept == 2  # a later score that is not better does not count
-    np.testing.assert_array_equal(first.rows, rows[:, :, 0])
+    assert (first[0]["name"], second[0]["name"]) == ("new-13-1, all", "new-13-1, router_only")
+    assert first[0]["scores"] == [score("test", "EM", 0.5)]
+    assert first[0]["kept"] == 2  # a later score that is not better does not count
+    np.testing.assert_array_equal(first[1], rows[:, :, 0])

@@ -2,15 +2,44 @@ from dataclasses import fields
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mttl.babyai.rl.sequences import cut_sequences, minibatches, stack_steps
+from mttl.babyai.rl.sequences import (
+    Rollout,
+    cut_sequences,
+    distinct_missions,
+    minibatches,
+    stack_steps,
+    without_padding,
+)
 
 S, T, N, RECURRENCE = 12, 2, 4, 3
 CUTS = S // RECURRENCE
 
 
+def make_steps(n_steps, n_tasks=2, n_slots=3, memory=4):
+    """Random steps in which every frame has other values: log probabilities number the frames."""
+    shape = (n_tasks, n_slots)
+    count = n_tasks * n_slots
+    return [
+        Rollout(
+            images=torch.randint(0, 11, (*shape, 7, 7, 3), dtype=torch.uint8),
+            missions=torch.randint(0, 2, (*shape, 5), dtype=torch.uint8),
+            begins=torch.rand(shape) < 0.3,
+            memory=torch.randn(*shape, memory),
+            actions=torch.randint(0, 7, shape),
+            log_probs=torch.arange(count).reshape(shape) + float(s * count),
+            values=torch.randn(shape),
+            rewards=torch.rand(shape),
+            ends=torch.rand(shape) < 0.3,
+        )
+        for s in range(n_steps)
+    ]
+
+
 @pytest.fixture
-def rollout(make_steps):
+def rollout():
     return stack_steps(make_steps(S, T, N), RECURRENCE)
 
 
@@ -43,7 +72,7 @@ def check_frames(batch, rollout):
     assert torch.equal(batch.memory, rollout.memory[cut, task[:, 0], slot[:, 0]])
 
 
-def test_steps_are_stacked_in_order_and_memory_at_every_second_one(make_steps):
+def test_steps_are_stacked_in_order_and_memory_at_every_second_one():
     steps = make_steps(n_steps=6)
     rollout = stack_steps(steps, recurrence=2)
     for name, value in vars(rollout).items():
@@ -79,7 +108,7 @@ def test_every_epoch_and_every_task_has_an_order_of_its_own(sequences):
     assert len(orders) == 4
 
 
-def test_what_was_collected_without_gradients_can_be_learned_from(make_steps):
+def test_what_was_collected_without_gradients_can_be_learned_from():
     with torch.inference_mode():
         rollout = stack_steps(make_steps(4), recurrence=2)
         rewards = rollout.rewards
@@ -88,3 +117,41 @@ def test_what_was_collected_without_gradients_can_be_learned_from(make_steps):
     weight = torch.ones(4, requires_grad=True)
     (batch.memory @ weight).sum().backward()  # autograd saves the memory
     assert not any(getattr(batch, field.name).is_inference() for field in fields(batch))
+
+
+def random_missions(*sizes, n_tokens, seed):
+    """Missions of different lengths, padded with 0."""
+    generator = torch.Generator().manual_seed(seed)
+    missions = torch.randint(1, n_tokens + 1, sizes, generator=generator)
+    lengths = torch.randint(0, sizes[-1] + 1, sizes[:-1], generator=generator)
+    return (missions * (torch.arange(sizes[-1]) < lengths[..., None])).to(torch.uint8)
+
+
+@given(
+    sizes=st.tuples(*(st.integers(1, n) for n in (5, 3, 4, 6))),
+    n_tokens=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_the_distinct_missions_are_a_set_and_lead_back_to_every_frame(sizes, n_tokens, seed):
+    missions = random_missions(*sizes, n_tokens=n_tokens, seed=seed)
+    found, index = distinct_missions(missions)
+    missions = without_padding(missions)
+    tasks = torch.arange(sizes[1])[:, None]
+    assert torch.equal(found[tasks, index], missions)
+    sets = [{tuple(row) for row in missions[:, t].flatten(0, 1).tolist()} for t in range(sizes[1])]
+    assert found.shape[1] == max(map(len, sets))
+    for task, distinct in enumerate(sets):
+        rows = [tuple(row) for row in found[task].tolist()]
+        assert set(rows) == distinct
+        assert set(rows[: len(distinct)]) == distinct  # before the repetitions
+        assert index[:, task].max() < len(distinct)
+
+
+@given(sizes=st.tuples(*(st.integers(1, n) for n in (4, 3, 6))), seed=st.integers(0, 2**31))
+def test_only_what_pads_every_mission_is_dropped(sizes, seed):
+    missions = random_missions(*sizes, n_tokens=3, seed=seed)
+    found = without_padding(missions)
+    length = found.shape[-1]
+    assert torch.equal(found, missions[..., :length])
+    assert not missions[..., length:].any()
+    assert length == 1 or missions[..., length - 1].any()

@@ -11,7 +11,7 @@ from helpers.command import read_csv, train
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.assembly.model import load_run
 from mttl.commands import plot as SCRIPT
-from mttl.data.prompt_prefix import prompt_prefix
+from mttl.data.prompt_form import prompt_prefix
 from mttl.io.errors import CheckpointError, ConfigError
 
 

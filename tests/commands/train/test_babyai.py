@@ -170,6 +170,10 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
     [
         (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
         (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
+        (
+            ["rl.demonstrations=x.npz", "rl.stop_when_solved=true"],
+            "stop_when_solved must be false with demonstrations",
+        ),
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),

@@ -12,9 +12,9 @@ import pytest
 from helpers.fact_templates import SHARED
 from mttl.tasks.building.build_gym import build_task
 from mttl.tasks.folder import Gym
-from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.sampling import SAMPLES
-from mttl.tasks.table import crossfit
+from mttl.tasks.task import published_sums
+from mttl.tasks.task_file import crossfit
 
 RAW, GYM = SHARED / "crossfit_raw", SHARED / "crossfit"
 

@@ -10,7 +10,15 @@ import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import HfHubHTTPError
 
-from mttl.tasks.building.hub import PARQUET, UnavailableError, hub_records
+from helpers.raw import rows, write_raw
+from mttl.tasks.building import hub
+from mttl.tasks.building.hub import (
+    PARQUET,
+    UnavailableError,
+    hub_records,
+    local_files,
+    open_records,
+)
 from mttl.tasks.task import Source
 
 
@@ -40,16 +48,8 @@ Exception.__init__(REFUSAL, "503 Service Unavailable")
         (ConnectionError("Couldn't reach"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
         (ReadTimeout("slow"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
         (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
-        (
-            DatasetNotFoundError("Dataset 'm/x' is a gated dataset"),
-            "'m/x' is gated: accept its terms",
-        ),
-        (
-            DatasetNotFoundError("Dataset 'm/x' doesn't exist"),
-            "'m/x' is not on the hub .Dataset 'm/x' do",
-        ),
-        (ValueError("BuilderConfig 'plain' not found."), "'m/x' cannot be loaded .BuilderConfig"),
-        (FileNotFoundError("no data files"), "'m/x' cannot be loaded .no data files"),
+        (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated: accept its terms"),
+        (DatasetNotFoundError("it doesn't exist"), "'m/x' is not on the hub .it doesn't exist"),
     ],
 )
 def test_reasons(monkeypatch, error, message):
@@ -58,12 +58,6 @@ def test_reasons(monkeypatch, error, message):
         hub_records(source("m/x", mirrors=("n/x",)), "train")
     assert "By hand: https://huggingface.co/datasets/m/x, then --raw" in str(caught.value)
     assert str(caught.value).count("no way to the hub") <= 1
-
-
-def test_without_a_hub():
-    """`HF_HUB_OFFLINE` is set for all tests."""
-    with pytest.raises(UnavailableError, match="there is no way to the hub"):
-        hub_records(source("glue", config="rte"), "train")
 
 
 def test_a_connection_that_breaks_while_records_are_read(monkeypatch):
@@ -87,8 +81,41 @@ def test_a_full_disk_is_no_reason_of_the_source(monkeypatch):
     with pytest.raises(OSError, match="No space left on device"):
         hub_records(source("x"), "train")
 
-
-def test_faults_of_the_program_are_not_swallowed(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset_builder", raising(ZeroDivisionError()))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # a fault of the program
         hub_records(source("x"), "train")
+
+
+COLOURS = Source("maker/colours", train="train", test="validation")
+
+
+def test_raw_records(tmp_path):
+    """Packed or not, and under the name of the data set without its maker's."""
+    raw = write_raw(tmp_path)
+    assert list(open_records(COLOURS, "train", raw=raw)) == rows(60)
+    assert list(open_records(COLOURS, "validation", raw=raw)) == rows(9)
+    names = [path.name for path in local_files(COLOURS, raw)]
+    assert names == ["train.jsonl.gz", "validation.jsonl"]
+
+
+def test_records_that_are_not_there(tmp_path):
+    message = r"has no file colours__default/train\.jsonl\[\.gz\]"
+    with pytest.raises(UnavailableError, match=message):
+        open_records(COLOURS, "train", raw=tmp_path)
+    assert local_files(COLOURS, tmp_path) == local_files(COLOURS, None) == []
+    gone = Source("x", train="train", unavailable="it was withdrawn; ask its makers")
+    with pytest.raises(UnavailableError, match="it was withdrawn; ask its makers"):
+        open_records(gone, "train")
+
+
+def test_own_files(tmp_path):
+    path = tmp_path / "mine.tsv"
+    path.write_text("a\t0\n")
+    mine = Source(None, train=str(path), columns=("text", "label"))
+    assert list(open_records(mine, mine.train, raw=tmp_path)) == [{"text": "a", "label": "0"}]
+    assert local_files(mine, None) == [path]
+
+
+def test_all_else_is_on_the_hub(monkeypatch):
+    monkeypatch.setattr(hub, "hub_records", lambda source, split: [(source.path, split)])
+    assert open_records(COLOURS, "train") == [("maker/colours", "train")]

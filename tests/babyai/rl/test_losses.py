@@ -3,8 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mttl.babyai.rl.ppo import action_log_probs, ppo_loss
+from mttl.babyai.rl.losses import action_log_probs, generalised_advantages, imitation_loss, ppo_loss
 
 N_ACTIONS = 7
 SETTINGS = {"clip": 0.2, "value_coef": 0.5, "entropy_coef": 0.01}
@@ -116,3 +118,84 @@ def test_values_do_not_run_far_from_the_old_ones(value, target, learns):
     loss, _ = ppo_loss(**frames, clip=0.2, value_coef=1.0, entropy_coef=0.0)
     (gradient,) = torch.autograd.grad(loss, frames["values"])
     assert bool(gradient.abs().max() > 0) == learns
+
+
+def slow_advantages(rewards, values, ends, next_values, discount, decay):
+    """The definition as a sum over the errors that follow, one environment at a time."""
+    n_steps, n_tasks, n_slots = rewards.shape
+    result = torch.zeros_like(rewards)
+    for task in range(n_tasks):
+        for slot in range(n_slots):
+            expected = [*values[:, task, slot].tolist(), next_values[task, slot].item()]
+            for start in range(n_steps):
+                weight, total = 1.0, 0.0
+                for step in range(start, n_steps):
+                    ended = ends[step, task, slot].item()
+                    after = 0.0 if ended else expected[step + 1]
+                    reward = rewards[step, task, slot].item()
+                    total += weight * (reward + discount * after - expected[step])
+                    weight *= discount * decay
+                    if ended:
+                        break
+                result[start, task, slot] = total
+    return result
+
+
+def random_rollout(n_steps, n_tasks, n_slots, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n_steps, n_tasks, n_slots)
+    rewards, values = torch.randn(2, *shape, generator=generator, dtype=torch.double)
+    ends = torch.rand(shape, generator=generator) < 0.3
+    next_values = torch.randn(shape[1:], generator=generator, dtype=torch.double)
+    return rewards, values, ends, next_values
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
+    seed=st.integers(0, 2**31),
+    discount=st.floats(0, 1),
+    decay=st.floats(0, 1),
+)
+def test_the_recursion_is_the_sum_of_the_definition(sizes, seed, discount, decay):
+    rollout = random_rollout(*sizes, seed)
+    found = generalised_advantages(*rollout, discount=discount, decay=decay)
+    # At most nine terms of order 1 in double precision, added in another order.
+    slow = slow_advantages(*rollout, discount, decay)
+    torch.testing.assert_close(found, slow, rtol=0, atol=1e-12)
+
+
+def demonstrated_frames():
+    return torch.randn(2, 5, 4, 7), torch.randint(0, 7, (2, 5, 4)), torch.rand(2, 5, 4) < 0.6
+
+
+def test_against_cross_entropy_and_distributions_of_torch():
+    logits, actions, mask = demonstrated_frames()
+    loss, statistics = imitation_loss(logits, actions, mask, entropy_coef=0.1)
+    expected = torch.nn.functional.cross_entropy(logits[mask], actions[mask])
+    entropy = torch.distributions.Categorical(logits=logits[mask]).entropy().mean()
+    accuracy = (logits[mask].argmax(-1) == actions[mask]).float().mean()
+    torch.testing.assert_close(loss, expected - 0.1 * entropy)
+    torch.testing.assert_close(statistics["cross_entropy"], expected)
+    torch.testing.assert_close(statistics["entropy"], entropy)
+    torch.testing.assert_close(statistics["accuracy"], accuracy)
+
+
+def test_frames_that_do_not_count_have_no_gradient():
+    logits, actions, mask = demonstrated_frames()
+    logits.requires_grad_()
+    loss, statistics = imitation_loss(logits, actions, mask, entropy_coef=0.1)
+    loss.backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad.abs().sum(-1) > 0, mask)
+    assert not any(x.requires_grad for x in statistics.values())
+
+
+def test_a_batch_in_which_nothing_counts_has_no_loss():
+    logits, actions, mask = demonstrated_frames()
+    logits.requires_grad_()
+    loss, statistics = imitation_loss(logits, actions, mask & False, entropy_coef=0.1)
+    loss.backward()
+    assert loss == 0
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+    assert all(math.isfinite(x) for x in statistics.values())

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from rich.console import Console
 from torch.func import functional_call
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from mttl.babyai import monitors
-from mttl.babyai.demonstration_loader import DemonstrationDataModule
-from mttl.babyai.imitation_module import ImitationModule
-from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
+from mttl.babyai import policy_monitors as monitors
+from mttl.babyai.demonstration_loader import DemonstrationLoader, LevelDemonstrations, pad_episodes
 from mttl.babyai.policy import Policy
+from mttl.babyai.policy_module import ImitationModule
 from mttl.babyai.policy_monitors import ImitationMonitor
+from mttl.babyai.rollouts import PolicyData
 from mttl.config.optim_schema import Adam
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
@@ -54,10 +53,6 @@ def make_module(recurrence: int = 3, entropy_coef: float = 0.0) -> ImitationModu
         recurrence=recurrence,
         entropy_coef=entropy_coef,
     )
-
-
-def make_batch() -> DemonstrationBatch:
-    return pad_episodes(LEVELS, CHOSEN)
 
 
 def plain_loss(module: ImitationModule) -> torch.Tensor:
@@ -103,7 +98,7 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(recurrence: int, over_task
     names = [name for name, _ in module.named_parameters()]
     parameters = list(module.parameters())
     expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
-    loss = module.training_step(make_batch(), 0)
+    loss = module.training_step(pad_episodes(LEVELS, CHOSEN), 0)
     gradients = torch.autograd.grad(loss, parameters)
     # Sums in another order: a few units in the last of 24 bits.
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
@@ -118,39 +113,26 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(recurrence: int, over_task
 def test_gradients_flow_back_no_further_than_asked() -> None:
     def gradient(recurrence: int) -> torch.Tensor:
         module = make_module(recurrence)
-        module.training_step(make_batch(), 0).backward()
+        module.training_step(pad_episodes(LEVELS, CHOSEN), 0).backward()
         return torch.cat([p.grad.flatten() for p in module.model.base.memory.parameters()])  # type: ignore
 
     assert not torch.allclose(gradient(1), gradient(3))
     assert torch.equal(gradient(9), gradient(20))
 
 
-class Lines:
-    """Keeps what is printed."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def print(self, line: str, **style: Any) -> None:
-        self.lines.append(line)
-
-
-def fit(console: Console, n_passes: int) -> None:
+def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([20.0, 20.0, 21.0, 34.9, 35.0, 35.0, 36.0, 37.0])
+    monkeypatch.setattr(monitors, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    lines: list[str] = []
+    console: Any = SimpleNamespace(print=lambda line, **style: lines.append(line))
     pl.Trainer(
-        max_epochs=n_passes,
+        max_epochs=5,
         accelerator="cpu",
         callbacks=[ImitationMonitor(console)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-    ).fit(make_module(), datamodule=DemonstrationDataModule(LEVELS, 3, seed=0))
-
-
-def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([20.0, 20.0, 21.0, 34.9, 35.0, 35.0, 36.0, 37.0])
-    monkeypatch.setattr(monitors, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    console = Lines()
-    fit(console, 5)  # type: ignore[arg-type]
-    assert [line.split(";")[0] for line in console.lines] == ["pass 1", "pass 4", "pass 5"]
-    assert console.lines[0].startswith("pass 1; actions as demonstrated (%): one ")
+    ).fit(make_module(), datamodule=PolicyData(DemonstrationLoader(LEVELS, 3, seed=0)))
+    assert [line.split(";")[0] for line in lines] == ["pass 1", "pass 4", "pass 5"]
+    assert lines[0].startswith("pass 1; actions as demonstrated (%): one ")

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 from sklearn.metrics import mutual_info_score
 
-from mttl.analysis.explore.explore_page import Explored, explore_page
-from mttl.analysis.figures import token_drawings
+from mttl.analysis.explore.explore_page import explore_page
+from mttl.analysis.figures.catalogue import token_drawings
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.tokens.token_counts import TokenCounts
-from mttl.analysis.tokens.token_page import expert_tokens, token_data
-from mttl.analysis.tokens.token_record import (
+from mttl.analysis.token_counts import TokenCounts, entropy_bits, mutual_information
+from mttl.analysis.token_record import (
+    expert_tokens,
     has_token_record,
     read_token_record,
+    token_data,
     write_token_record,
 )
-from mttl.analysis.tokens.token_statistics import entropy_bits, mutual_information
-from mttl.io.errors import CheckpointError
 
 WORDS = ("a", "b", " ", "d")
 TASKS = ("past", "plural", "clock")
@@ -99,7 +98,7 @@ def test_a_record_tells_what_decides(run: Path) -> None:
 
 def test_many_keys_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = collected().bigrams(0)
-    monkeypatch.setattr("mttl.analysis.tokens.token_counts.MOST_KEYS", 10)
+    monkeypatch.setattr("mttl.analysis.token_counts.MOST_KEYS", 10)
     merged = collected().bigrams(0)
     for name in ("experts", "previous", "tokens", "counts"):
         np.testing.assert_array_equal(getattr(merged, name), getattr(whole, name))
@@ -111,11 +110,5 @@ def test_figures_and_page(run: Path) -> None:
     assert set(drawn) == {"tokens_by_layer", "tokens_over_training"}
     assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
     routing = record.as_routing()
-    view = RoutingView(routing, routing.weights, ("x",) * 3)
-    page = explore_page([Explored(view, record)])
+    page = explore_page([RoutingView(routing, ("x",) * 3, tokens=record)])
     assert "A choice has 2.00 bits" in page
-
-
-def test_damaged_files_are_explained(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"does not exist\. Give the folder of a run with"):
-        read_token_record(tmp_path / "nowhere")

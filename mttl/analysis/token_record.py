@@ -17,9 +17,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mttl.analysis.routing_record import RoutingRecord, read_arrays
-from mttl.analysis.tokens.token_counts import Bigrams, TokenCounts
-from mttl.analysis.tokens.token_statistics import entropy_bits, load_entropy, mutual_information
-from mttl.io.errors import CheckpointError
+from mttl.analysis.token_counts import (
+    Bigrams,
+    TokenCounts,
+    entropy_bits,
+    load_entropy,
+    mutual_information,
+)
 from mttl.io.files import atomic_path
 
 N_TOP = 10  # tokens listed for each expert
@@ -31,21 +35,16 @@ class TokenRoutingRecord:
     """Choices of the tokens of a run. A pair is a token and an expert that it chose.
 
     Attributes:
-        folder: The run's.
-        tasks: Names of the tasks.
         layers: Names of the M layers that route tokens.
         counts: Pairs by layer, task and expert.
         dropped: Share of pairs that found no room, by layer.
-        token_bits: What a token tells about its expert, in bits, by layer.
-        previous_bits: What the token before it tells.
-        task_bits: What its task tells.
+        token_bits: What a token tells about its expert, in bits, by layer; likewise the token
+            before it, and its task.
         expert_bits: The most that anything could tell: the entropy of the loads.
         tokens: The tokens that chose an expert most often; "" where there are fewer.
-        token_counts: How often.
         token_shares: Of all that these tokens chose in the layer, the share of this expert.
         before: The token that stood most often before them there.
         previous: The commonest tokens before those that chose an expert.
-        previous_counts: How often.
         history: Loads over training, if the run recorded them.
     """
 
@@ -79,18 +78,12 @@ class TokenRoutingRecord:
         """Return how the tokens of each task are shared among experts, as a routing of tasks."""
         totals = self.counts.sum(2, keepdims=True)
         shares = np.where(totals > 0, self.counts / np.maximum(totals, 1), 1 / self.counts.shape[2])
-        return RoutingRecord(self.folder, self.tasks, self.layers, shares, None, {})
+        return RoutingRecord(self.folder, self.tasks, self.layers, shares, shares)
 
 
 @dataclass(frozen=True)
 class LoadHistory:
-    """Loads over training.
-
-    Attributes:
-        steps: When they were recorded.
-        load: Share of each layer's pairs that chose each expert since the record before.
-        dropped: Share of pairs that found no room.
-    """
+    """The loads over training: shares of each layer's pairs since the record before."""
 
     steps: Int[np.ndarray, "S"]
     load: Float[np.ndarray, "S M E"]
@@ -127,18 +120,15 @@ def write_token_record(
 
 def _layer(bigrams: Bigrams, text: Callable[[int], str]) -> Mapping[str, Any]:
     """Return the row of one layer: what tokens tell, and the commonest of each expert."""
-    ids, table = bigrams.by_token()
-    previous_ids, previous_table = bigrams.by_previous()
-    shape = bigrams.n_experts, N_TOP
+    ids, table = bigrams.table(bigrams.tokens)
+    previous_ids, previous_table = bigrams.table(bigrams.previous)
+    shape, texts = (bigrams.n_experts, N_TOP), ("tokens", "before", "previous")
     row: dict[str, Any] = {
         "token_bits": mutual_information(table),
         "previous_bits": mutual_information(previous_table),
-        "tokens": np.full(shape, "", dtype=object),
-        "token_counts": np.zeros(shape, dtype=np.int64),
         "token_shares": np.zeros(shape),
-        "before": np.full(shape, "", dtype=object),
-        "previous": np.full(shape, "", dtype=object),
-        "previous_counts": np.zeros(shape, dtype=np.int64),
+        **{name: np.full(shape, "", dtype=object) for name in texts},
+        **{name: np.zeros(shape, dtype=np.int64) for name in ("token_counts", "previous_counts")},
     }
     for expert in range(bigrams.n_experts):
         for rank, place in enumerate(_commonest(table[:, expert])):
@@ -150,9 +140,7 @@ def _layer(bigrams: Bigrams, text: Callable[[int], str]) -> Mapping[str, Any]:
         for rank, place in enumerate(_commonest(previous_table[:, expert])):
             row["previous"][expert, rank] = text(int(previous_ids[place]))
             row["previous_counts"][expert, rank] = previous_table[place, expert]
-    for name in ("tokens", "before", "previous"):
-        row[name] = row[name].astype(str)
-    return row
+    return row | {name: row[name].astype(str) for name in texts}
 
 
 def _commonest(counts: np.ndarray) -> list[int]:
@@ -169,24 +157,69 @@ def read_token_record(folder: str | Path) -> TokenRoutingRecord:
     """Read what a run wrote down about the experts that its tokens chose.
 
     Raises:
-        CheckpointError: If there is nothing, or a file is damaged.
+        CheckpointError: If a file is missing or damaged.
     """
     folder = Path(folder)
     path = folder / "plots" / "token_routing.npz"
-    if not path.is_file():
-        raise CheckpointError(
-            f"'{path}' does not exist. Give the folder of a run with a section moe that has ended"
-        )
     fields = TokenRoutingRecord.__dataclass_fields__
     names = [name for name in fields if name not in ("folder", "history")]
     arrays = read_arrays(path, tuple(names))
     layers, tasks = (tuple(arrays.pop(name).tolist()) for name in ("layers", "tasks"))
-    history = _read_history(path.with_name("token_history.npz"))
+    over_time = path.with_name("token_history.npz")
+    history = None
+    if os.path.lexists(over_time):
+        history = LoadHistory(**read_arrays(over_time, ("steps", "load", "dropped")))
     return TokenRoutingRecord(folder=folder, tasks=tasks, layers=layers, history=history, **arrays)
 
 
-def _read_history(path: Path) -> LoadHistory | None:
-    if not os.path.lexists(path):
-        return None
-    arrays = read_arrays(path, ("steps", "load", "dropped"))
-    return LoadHistory(arrays["steps"], arrays["load"], arrays["dropped"])
+def expert_tokens(record: TokenRoutingRecord, layer: int, expert: int, n: int) -> tuple[str, str]:
+    """Return the commonest tokens of an expert, and of those before them, as text."""
+    of_tokens = record.tokens, record.before, record.token_shares, record.token_counts
+    tokens = [
+        f"{quoted(token)} {share:.0%} (after {quoted(before)})"
+        for token, before, share, count in zip(*(x[layer, expert] for x in of_tokens), strict=True)
+        if count
+    ]
+    chosen = record.previous_counts[layer, expert] > 0
+    previous = [quoted(token) for token in record.previous[layer, expert][chosen]]
+    return ", ".join(tokens[:n]), ", ".join(previous[:n])
+
+
+def quoted(token: str) -> str:
+    """Return a token so that blanks can be seen."""
+    return repr(str(token)) if not str(token).strip() or not str(token).isprintable() else token
+
+
+def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
+    """Return what the page tells about layers whose tokens choose experts."""
+    loads, evenness = record.loads(), record.evenness()
+    history, layers = record.history, []
+    for number, name in enumerate(record.layers):
+        experts = []
+        for expert, load in enumerate(loads[number]):
+            tokens, previous = expert_tokens(record, number, expert, n=10)
+            experts.append({"load": f"{load:.1%}", "tokens": tokens, "previous": previous})
+        layers.append(
+            {
+                "name": name,
+                "experts": experts,
+                "numbers": (
+                    f"Load entropy {evenness[number]:.3f} of 1; dropped "
+                    f"{record.dropped[number]:.1%}. A choice has {record.expert_bits[number]:.2f} "
+                    f"bits; the task tells {record.task_bits[number]:.2f}, the token before "
+                    f"{record.previous_bits[number]:.2f}, the token "
+                    f"{record.token_bits[number]:.2f}."
+                ),
+                "history": []
+                if history is None
+                else np.round(history.load[:, number].T.astype(float), 4).tolist(),
+            }
+        )
+    return {
+        "what": (
+            f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages: which "
+            "share of a token's choices in the layer this expert has."
+        ),
+        "steps": [] if history is None else history.steps.tolist(),
+        "layers": layers,
+    }

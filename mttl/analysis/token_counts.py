@@ -1,9 +1,9 @@
-"""Counts of which expert was chosen for which token, after which token, of which task."""
+"""Which expert was chosen for which token, after which token, of which task, and how evenly."""
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 # Keys of one layer are merged when there are more.
 MOST_KEYS = 2_000_000
@@ -53,14 +53,9 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Bigrams:
-    """How often a layer chose an expert for a token after another token.
+    """How often a layer chose an expert for a token after another token, for what occurred.
 
-    Attributes:
-        experts: Of every combination that occurred.
-        previous: The preceding token, or V at the start of a text.
-        tokens: The token.
-        counts: How often.
-        n_experts: Experts E.
+    The token before the first one of a text is V.
     """
 
     experts: Int[np.ndarray, "C"]
@@ -69,21 +64,53 @@ class Bigrams:
     counts: Int[np.ndarray, "C"]
     n_experts: int
 
-    def by_token(self) -> tuple[Int[np.ndarray, "A"], Int[np.ndarray, "A E"]]:
-        """Return the tokens that occurred, and how often each went to each expert."""
-        return self._table(self.tokens)
+    def table(self, values: Int[np.ndarray, "C"]) -> tuple[Int[np.ndarray, "A"], np.ndarray]:
+        """Return which tokens occurred, and how often each went to each expert (A, E).
 
-    def by_previous(self) -> tuple[Int[np.ndarray, "A"], Int[np.ndarray, "A E"]]:
-        """Return the same of preceding tokens."""
-        return self._table(self.previous)
+        Args:
+            values: ``tokens`` or ``previous``.
+        """
+        found, where = np.unique(values, return_inverse=True)
+        table = np.zeros((len(found), self.n_experts), dtype=np.int64)
+        np.add.at(table, (where, self.experts), self.counts)
+        return found, table
 
     def commonest_before(self, expert: int, token: int) -> int:
         """Return the token that stood most often before one that went to an expert."""
         here = (self.experts == expert) & (self.tokens == token)
         return int(self.previous[here][self.counts[here].argmax()])
 
-    def _table(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found, where = np.unique(values, return_inverse=True)
-        table = np.zeros((len(found), self.n_experts), dtype=np.int64)
-        np.add.at(table, (where, self.experts), self.counts)
-        return found, table
+
+def load_entropy(loads: Float[np.ndarray, "*layers E"]) -> Float[np.ndarray, "*layers"]:
+    """Return entropy over its maximum: 1 for equal loads, 0 if one expert (or none) has all."""
+    totals = loads.sum(-1, keepdims=True)
+    shares = np.divide(loads, totals, out=np.zeros(loads.shape), where=totals > 0)
+    return _entropy(shares) / np.log(loads.shape[-1])
+
+
+def mutual_information(counts: Int[np.ndarray, "A E"]) -> float:
+    """Return how many bits one variable tells about the other, corrected for chance.
+
+    The plug-in estimate of a table with a rows, e columns and n entries is too large by about
+    (a - 1)(e - 1) / (2 n) nats where nothing is shared (Miller and Madow); that is taken off. Rows
+    and columns without an entry do not count.
+    """
+    table = counts[counts.sum(1) > 0][:, counts.sum(0) > 0].astype(np.float64)
+    total = table.sum()
+    if not total:
+        return 0.0
+    joint = table / total
+    found = _entropy(joint.sum(1)) + _entropy(joint.sum(0)) - _entropy(joint.ravel())
+    bias = (table.shape[0] - 1) * (table.shape[1] - 1) / (2 * total)
+    return float(max(0.0, found - bias) / np.log(2))
+
+
+def entropy_bits(counts: Float[np.ndarray, "E"]) -> float:
+    """Return the entropy of a distribution in bits, the most another variable can tell about it."""
+    total = counts.sum()
+    return float(_entropy(counts / total) / np.log(2)) if total else 0.0
+
+
+def _entropy(shares: np.ndarray) -> np.ndarray:
+    logs = np.log(shares, out=np.zeros(shares.shape), where=shares > 0)
+    return -(shares * logs).sum(-1)

@@ -1,1 +1,0 @@
-"""What tokens chose: counts, statistics, and their part of the page."""

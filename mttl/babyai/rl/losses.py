@@ -1,0 +1,163 @@
+"""Advantages, and the losses of PPO and of behaviour cloning."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def generalised_advantages(
+    rewards: Float[Tensor, "S T N"],
+    values: Float[Tensor, "S T N"],
+    ends: Bool[Tensor, "S T N"],
+    next_values: Float[Tensor, "T N"],
+    *,
+    discount: float,
+    decay: float,
+) -> Float[Tensor, "S T N"]:
+    r"""Return the advantage of every action of a rollout.
+
+    .. math:: \delta_s = r_s + \gamma\,(1 - e_s)\,v_{s+1} - v_s, \qquad
+              A_s = \delta_s + \gamma \lambda\,(1 - e_s)\,A_{s+1}, \qquad A_S = 0
+
+    The returns that the critic learns are ``advantages + values``. An episode that ran out of time
+    counts as one that ended, as in BabyAI's code: the reward falls with time, so that the limit is
+    a part of the task.
+
+    Args:
+        rewards: Reward of the action of each step.
+        values: What the critic expects of the observation of each step.
+        ends: The action of this step ended an episode.
+        next_values: What the critic expects of the observation after the last step.
+        discount: :math:`\gamma`, from 0 to 1.
+        decay: :math:`\lambda`, from 0 (one step of reward, then the critic) to 1 (all rewards).
+
+    References:
+        Schulman, Moritz, Levine, Jordan and Abbeel, *High-Dimensional Continuous Control Using
+        Generalized Advantage Estimation*, ICLR 2016, arXiv:1506.02438, equation 16.
+    """
+    following = torch.cat([values[1:], next_values[None]])
+    errors = rewards + discount * following.masked_fill(ends, 0) - values
+    kept = discount * decay * (~ends).to(errors.dtype)
+    advantages = torch.empty_like(errors)
+    advantage = torch.zeros_like(errors[0])
+    for step in reversed(range(len(errors))):
+        advantage = errors[step] + kept[step] * advantage
+        advantages[step] = advantage
+    return advantages
+
+
+def action_log_probs(
+    logits: Float[Tensor, "*frames A"], actions: Int[Tensor, "*frames"]
+) -> Float[Tensor, "*frames"]:
+    """Return the logarithm of the probability of each action taken."""
+    return logits.log_softmax(-1).gather(-1, actions[..., None])[..., 0]
+
+
+def ppo_loss(
+    logits: Float[Tensor, "*frames A"],
+    values: Float[Tensor, "*frames"],
+    actions: Int[Tensor, "*frames"],
+    old_log_probs: Float[Tensor, "*frames"],
+    old_values: Float[Tensor, "*frames"],
+    advantages: Float[Tensor, "*frames"],
+    returns: Float[Tensor, "*frames"],
+    *,
+    clip: float,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    r"""Return the loss of actor and critic on some frames, and its terms.
+
+    With :math:`\rho = \pi(a) / \pi_{old}(a)`, :math:`\epsilon` = ``clip``, and
+    :math:`\bar v = v_{old} + \mathrm{clip}(v - v_{old}, \pm\epsilon)`, the mean over all frames of
+
+    .. math:: -\min\bigl(\rho A,\; \mathrm{clip}(\rho, 1 \pm \epsilon)\, A\bigr)
+              + c_v \max\bigl((v - R)^2, (\bar v - R)^2\bigr)
+              - c_e\, \mathrm{H}(\pi)
+
+    Every frame has the same weight, and so has every task: a batch has equally many frames of each.
+
+    Args:
+        logits: Of the policy as it is now, for the A actions; with any leading axes.
+        values: What the critic expects now.
+        actions: Those taken in the rollout.
+        old_log_probs: Their log probabilities then.
+        old_values: What the critic expected then.
+        advantages: See `generalised_advantages`.
+        returns: What the critic should have expected.
+        clip: How far the ratio may move from 1, and values from the old ones, before the gain is
+            cut off. Values are in units of the (scaled) reward.
+        value_coef: Weight :math:`c_v` of the critic's loss; there is no further factor of a half.
+        entropy_coef: Weight :math:`c_e` of the entropy H, in nats.
+
+    Returns:
+        The loss, and without gradients ``policy_loss``, ``value_loss`` and ``entropy`` (all before
+        weighting), ``approximate_kl`` from the old policy to this one (the mean of
+        :math:`\rho - 1 - \log\rho`, which is never negative), and ``clip_fraction``, the fraction
+        of frames whose ratio lies outside the range.
+
+    References:
+        Schulman, Wolski, Dhariwal, Radford and Klimov, *Proximal Policy Optimization Algorithms*,
+        2017, arXiv:1707.06347, equations 7 and 9. The clipped value loss is that of its authors'
+        code; settings for BabyAI are those of Hui et al., *BabyAI 1.1*, 2020, arXiv:2007.12770.
+    """
+    log_probs = logits.log_softmax(-1)
+    log_ratio = log_probs.gather(-1, actions[..., None])[..., 0] - old_log_probs
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+    policy_loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages).mean()
+
+    clipped_values = old_values + (values - old_values).clamp(-clip, clip)
+    value_loss = torch.maximum(
+        (values - returns).square(), (clipped_values - returns).square()
+    ).mean()
+
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    statistics = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approximate_kl": (ratio - 1 - log_ratio).mean(),
+        "clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
+    }
+    return loss, {name: value.detach() for name, value in statistics.items()}
+
+
+def imitation_loss(
+    logits: Float[Tensor, "*frames A"],
+    actions: Int[Tensor, "*frames"],
+    mask: Bool[Tensor, "*frames"],
+    *,
+    entropy_coef: float,
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    r"""Return how unlikely the demonstrated actions are, less a bonus for entropy.
+
+    .. math:: \frac{1}{\sum m} \sum m\, \bigl(-\log \pi(a) - c_e\, \mathrm{H}(\pi)\bigr)
+
+    All frames under the mask have the same weight, so a task with longer demonstrations weighs
+    more, unless the caller computes one loss per task. A batch without such frames has a loss of 0.
+
+    Args:
+        logits: Of the policy, for the A actions; with any leading axes.
+        actions: Those of the demonstrations; any valid number where the mask is false.
+        mask: The frame counts. False where a demonstration had ended and was padded.
+        entropy_coef: Weight :math:`c_e` of the entropy H, in nats.
+
+    Returns:
+        The loss, and without gradients ``cross_entropy``, ``entropy`` and ``accuracy``, the
+        fraction of frames where the most probable action is the demonstrated one.
+
+    References:
+        Chevalier-Boisvert et al., *BabyAI: A Platform to Study the Sample Efficiency of Grounded
+        Language Learning*, ICLR 2019, arXiv:1810.08272, section 4.1.
+    """
+    log_probs = logits.log_softmax(-1)
+    n_frames = mask.sum().clamp_min(1)
+    chosen = log_probs.gather(-1, actions[..., None])[..., 0]
+    cross_entropy = -(mask * chosen).sum() / n_frames
+    entropy = -(mask[..., None] * log_probs.exp() * log_probs).sum() / n_frames
+    accuracy = (mask & (logits.argmax(-1) == actions)).sum() / n_frames
+    loss = cross_entropy - entropy_coef * entropy
+    statistics = {"cross_entropy": cross_entropy, "entropy": entropy, "accuracy": accuracy}
+    return loss, {name: value.detach() for name, value in statistics.items()}
