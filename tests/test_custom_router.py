@@ -275,7 +275,6 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         ]
         lines = "".join(json.dumps(row) + "\n" for row in results)
         (half[-1] / "adapt-all" / "results.jsonl").write_text(lines)
-    alone = "--runs alone trains nothing, so"
     for given, message in (
         (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
         (("--method", "a/b=x.yaml"), "a name of letters and digits"),
@@ -298,14 +297,6 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",
         ),
-        (("--runs", f"x={a}", "--folds", "3"), "reads finished runs, and --folds needs"),
-        (("--runs", f"x={a}", "--seeds", "13"), f"{alone} --seeds would change nothing"),
-        (("--runs", f"x={a}", "--steps", "5"), f"{alone} --steps would"),
-        (
-            ("--runs", f"x={a}", "-k", "a.b=1", "--adapt-steps", "6", "--examples", "4"),
-            f"{alone} -k, --adapt-steps, --examples would change nothing: leave them out, or name",
-        ),
-        (("--runs", f"x={a}", "--samples", "1", "--modes"), f"{alone} --samples, --modes would"),
     ):
         with pytest.raises(MttlError, match=message):
             compare.main(["--out", str(tmp_path / "out"), *given])

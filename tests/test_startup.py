@@ -190,7 +190,7 @@ NAMES = {
     ],
     "babyai film": [
         (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "holds no trained inventory"),
-        (["RUN", "--level", "GoTo", "--out", "x.gif"], "has no policy for GoTo"),
+        (["RUN", "--level", "GoTo", "--out", "x.gif"], "has no task 'GoTo'"),
     ],
 }
 # Whoever imports PyTorch ends with its name in place of a message.

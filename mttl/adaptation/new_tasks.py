@@ -35,7 +35,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.inference.task_options import check_options, wanted_options
 from mttl.io.errors import ConfigError
 from mttl.plugins.classes import METRICS, find_class
-from mttl.runtime.gpus import device_of
+from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
 
 # By how rows start: the router that knows of new tasks, and its file.

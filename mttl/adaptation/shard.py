@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from mttl.io.errors import MttlError, TaskError
 from mttl.runtime.child_process import with_parent
-from mttl.runtime.gpus import gpu_environment
+from mttl.runtime.processes import gpu_environment
 
 Job = TypeVar("Job")
 

@@ -12,7 +12,7 @@ from mttl.checkpoints.inventory_files import check_named
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import read_table
 from mttl.metrics.metric_names import check_metric
-from mttl.runtime.gpus import device_of
+from mttl.runtime.processes import device_of
 
 
 def load_tasks(

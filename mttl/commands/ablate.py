@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_routing
-from mttl.commands.options import (
-    POSITIVE,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_backbone,
-    add_source,
-    command,
-)
+from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
 
@@ -40,20 +32,19 @@ if TYPE_CHECKING:
 MOST_SHOWN = 4
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run", help="the folder of a run on text that has ended")
-    add_backbone(parser)
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run", help="the folder of a run on text that has ended")
+    parser.add_backbone()
+    add = parser.work.add_argument
     add("--loss", action="store_true", help="compute only the loss: answers take longer")
     add("--per-group", action="store_true", help="one group of layers at a time")
     add("--share", action="store_true", help="share the skill's weight among the others")
     add("--rows", **POSITIVE, help="rows of every task (as many as in validation)")
-    out = parser.group(WRITTEN)
+    out = parser.written
     out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Switch off, draw and print."""
     check_routing(options.run)

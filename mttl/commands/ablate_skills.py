@@ -47,14 +47,7 @@ class DisabledSkill(NamedTuple):
 
 
 class SwitchedOff(Record):
-    """The losses and scores of tasks under a switch.
-
-    Attributes:
-        layers: Where the skill is off: `ALL_LAYERS`, or a group.
-        skill: Number of the skill.
-        losses: Mean loss over rows of each task that uses the skill.
-        scores: Scores of these tasks; empty if answers were not asked for.
-    """
+    """Mean losses, and scores if asked for, of the tasks that use a skill that is off."""
 
     layers: str
     skill: int
@@ -77,11 +70,7 @@ def ablate(
     n_rows: int | None = None,
     backbone: str | None = None,
 ) -> None:
-    """Switch off skill after skill, and write the results; finished ones are not repeated.
-
-    ``out`` gets ``results.jsonl``, ``settings.yaml`` and, at the end, ``ablation.npz``. The options
-    are those of `mttl ablate`.
-    """
+    """Switch off skill after skill, and write the results; finished ones are not repeated."""
     rows = {} if n_rows is None else {"max_eval_rows": n_rows}
     config, built, gym, module, data = open_run(
         run, "give the folder of such a run", backbone, seed=13, **rows
@@ -132,8 +121,7 @@ class _Study:
     def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
         """Return what mixing weights are multiplied by: 0 where the skill is off.
 
-        A skill's number is its place in the common order where it is switched off in all groups,
-        and its own where it is in one.
+        In all groups, a skill's number is its place in the common order.
         """
         mask = np.ones((len(self.weights), self.weights.shape[2]), dtype=np.float32)
         if switch.layers == ALL_LAYERS and switch.skill != NONE:
@@ -184,21 +172,13 @@ class _Study:
         before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
         arrays: dict[str, np.ndarray] = {}
         for name in ("losses", "scores") if self.scored else ("losses",):
-            # An undefined score counts as 0, as in every mean of ours.
-            start = [getattr(before, name)[task] or 0 for task in tasks]
-            arrays[f"{name}_before"] = np.array(start)
-
-            def changes(part: str, skill: int, name: str = name, start: Any = start) -> list[float]:
-                found = getattr(results.finished[DisabledSkill(part, skill)], name)
-                return [
-                    (found[task] or 0) - first
-                    if task in found
-                    else 0.0  # it does not use the skill
-                    for task, first in zip(tasks, start, strict=True)
-                ]
-
-            found = [[changes(part, skill) for skill in skills] for part in layers]
-            arrays[name] = np.array(found).swapaxes(1, 2)
+            # An undefined score counts as 0; a task that does not use a skill does not change.
+            start = {task: getattr(before, name)[task] or 0 for task in tasks}
+            arrays[f"{name}_before"] = np.array([*start.values()])
+            off = [[DisabledSkill(part, skill) for skill in skills] for part in layers]
+            found = [[start | getattr(results.finished[job], name) for job in row] for row in off]
+            after = np.array([[[own[task] or 0 for task in tasks] for own in row] for row in found])
+            arrays[name] = (after - arrays[f"{name}_before"]).swapaxes(1, 2)
         arrays |= {"tasks": np.array(tasks), "layers": np.array(layers)}
         write_arrays(path, **arrays, groups=np.array(self.groups), pairs=self.pairs)
 

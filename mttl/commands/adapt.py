@@ -13,21 +13,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from mttl.commands.options import READ, WRITTEN, CommandParser, add_config, add_run, command
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_config(parser, required=False)
-    add_run(parser, tasks="test", out="results (RUN/adapt-MODE)")
+def _declare(parser: CommandParser) -> None:
+    parser.add_config(required=False)
+    parser.add_run(tasks="test", out="results (RUN/adapt-MODE)")
     help = "keep what every job has learned, in OUT/models/TASK-SAMPLE-SEED"
-    parser.group(WRITTEN).add_argument("--save", action="store_true", help=help)
+    parser.written.add_argument("--save", action="store_true", help=help)
     help = "results to state the average relative gain over"
-    parser.group(READ).add_argument("--reference", metavar="DIR", help=help)
+    parser.read.add_argument("--reference", metavar="DIR", help=help)
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Adapt, score and print a table."""
     reference = options.reference

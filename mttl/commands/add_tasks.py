@@ -10,14 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_files import check_named
-from mttl.commands.options import (
-    CommandParser,
-    add_adapted,
-    add_no_probe,
-    add_out,
-    add_source,
-    command,
-)
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_table, write_text
 from mttl.io.reading import read_table, read_text
@@ -27,15 +20,14 @@ if TYPE_CHECKING:
     from mttl.checkpoints.run_folder import RunFolder
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run")
-    add_adapted(parser, required=True)
-    add_out(parser)
-    add_no_probe(parser)
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run")
+    parser.add_adapted(required=True)
+    parser.add_out()
+    parser.add_no_probe()
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Add and write."""
     check_named(options.run, options.adapted)

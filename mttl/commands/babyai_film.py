@@ -12,35 +12,27 @@ stand mission, step and action, and bars: how much of each skill the policy of t
 import argparse
 from pathlib import Path
 
-from mttl.commands.name_checks import check_levels, run_tasks
-from mttl.commands.options import (
-    NATURAL,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_source,
-    command,
-)
+from mttl.commands.name_checks import check_run_task
+from mttl.commands.options import NATURAL, CommandParser, command
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 
 ENDINGS = (".gif", ".mp4")
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run", help="folder of the run, or its skills/")
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run", help="folder of the run, or its skills/")
+    add = parser.work.add_argument
     help = "one that the run was trained on; may be repeated"
     add("--level", action="append", required=True, help=help)
     help = "which episode (0); may be repeated"
     add("--episode", **NATURAL, action="append", help=help)
     add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
-    add = parser.group(WRITTEN).add_argument
+    add = parser.written.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Play and film all episodes asked for."""
     if options.out.suffix not in ENDINGS:
@@ -49,12 +41,8 @@ def main(options: argparse.Namespace) -> None:
     episodes = list(dict.fromkeys(options.episode or [0]))
     if len(levels) > 1 and len(episodes) > 1:
         raise MttlError("--episode: a film of several levels is of one episode of each; name one")
-    trained = run_tasks(options.run)
-    for level in levels if trained else ():
-        if level not in trained:
-            check_levels([level], "--level")
-            names = ", ".join(trained)
-            raise MttlError(f"--level: '{options.run}' has no policy for {level}, only for {names}")
+    for level in levels:
+        check_run_task(level, options.run)
     from envs.film import Episode, film
     from envs.interface import slot_seed
     from mttl.analysis.skill_matching import align_groups, matched

@@ -10,24 +10,23 @@ envs.demonstrations reads the file; it is written at the end, whole or not at al
 import argparse
 
 from envs.levels import PAPER_LEVELS, LevelError
-from mttl.commands.options import NATURAL, POSITIVE, WORK, CommandParser, add_out, command
+from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    add = parser.work.add_argument
     help = "such as GoToLocal (those of the paper)"
     add("--levels", nargs="+", default=PAPER_LEVELS, metavar="LEVEL", help=help)
     add("--episodes", **POSITIVE, required=True, help="episodes of each level")
     add("--workers", **NATURAL, default=0, help="processes (%(default)s: none)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the record (%(default)s)")
-    add_out(parser, "file to write, .npz", "FILE")
+    parser.add_out("file to write, .npz", "FILE")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Record all levels, then write the file."""
     if options.out.suffix != ".npz":

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mttl.commands.options import POSITIVE, READ, WORK, WRITTEN, CommandParser, command
+from mttl.commands.options import POSITIVE, CommandParser, command, seed
 from mttl.io.errors import TaskError, nearest
 from mttl.io.files import locked
 from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console, say
-from mttl.runtime.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting
 
 if TYPE_CHECKING:
     from mttl.tasks.building.build_gym import Outcome
@@ -37,37 +36,29 @@ COMPLETE = ("verified", "built", "differs")
 COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
 
 
-def seed(text: str) -> int:
-    """Read a seed."""
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
-    return int(text)
-
-
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add = parser.group(READ).add_argument
+def _declare(parser: CommandParser) -> None:
+    add = parser.read.add_argument
     add("--tasks", nargs="+", metavar="TASK", help="(all)")
     add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
     add("--config", metavar="FILE", help="a YAML file of custom tasks")
     add("--samples", type=seed, nargs="+", metavar="N", help="seeds (all five)")
     help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub"
-    add("--raw", metavar="DIR", help=help)
-    work = parser.group(WORK)
+    add("--raw", type=Path, metavar="DIR", help=help)
+    work = parser.work
     n_workers = min(4, os.cpu_count() or 1)
     work.add_argument("--workers", **POSITIVE, default=n_workers, help="processes (%(default)s)")
     add = work.add_mutually_exclusive_group().add_argument
     help = "build nothing: compare what is there with the sums"
     add("--verify", action="store_true", help=help)
     add("--status", action="store_true", help="build nothing: show what is there")
-    out = parser.group(WRITTEN)
-    out.add_argument("--out", default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
+    add = parser.written.add_argument
+    add("--out", type=Path, default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> int:
     """Build, verify or show tasks, and print a table of them."""
-    out = Path(options.out)
+    out: Path = options.out
     from mttl.tasks.building.build_gym import check_task
     from mttl.tasks.sampling import SAMPLES
 
@@ -80,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
         outcomes = [check_task(task, out, samples=samples) for task in tasks]
         print_outcomes(outcomes)
         return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
-    raw = None if options.raw is None else Path(options.raw)
+    raw: Path | None = options.raw
     if raw is not None and not raw.is_dir():
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
@@ -137,11 +128,10 @@ def build(
     console = make_console(stderr=True)
     outcomes: list[Outcome] = []
     try:
-        with counting_bar(console, TextColumn("left;"), TimeElapsedColumn()) as progress:
-            bar = progress.add_task("building", total=len(tasks))
+        with counting(console, "building", len(tasks)) as count:
             for outcome in build_many(tasks, out, samples=samples, raw=raw, n_workers=n_workers):
                 outcomes.append(outcome)
-                progress.advance(bar)
+                count.advance()
                 if not console.is_terminal:
                     console.print(f"{outcome.task}: {outcome.status}", markup=False)
     finally:

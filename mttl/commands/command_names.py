@@ -1,30 +1,11 @@
 """The names of the commands, without importing any."""
 
 # Modules of this package by command. `mttl --help` lists these, and the others under "more".
-COMMANDS = {
-    "train": "train",
-    "adapt": "adapt",
-    "predict": "predict",
-    "serve": "serve",
-    "explore": "explore",
-    "compare": "compare",
-    "export": "export",
-    "plan": "plan",
-    "build": "build",
-}
+FIRST = ("train", "adapt", "predict", "serve", "explore", "compare", "export", "plan", "build")
+COMMANDS = {name: name for name in FIRST}
 MORE = {
-    "search": "search",
-    "add-tasks": "add_tasks",
-    "sparse": "sparse",
-    "plot": "plot",
-    "ablate": "ablate",
-    "merge": "merge",
-    "merge-task": "merge_task",
-    "fisher": "fisher",
-    "compose": "compose",
-    "import": "import_peft",
-    "library": "library",
-    "convert": "convert",
-    "babyai record": "babyai_record",
-    "babyai film": "babyai_film",
+    **{name: name for name in ("search", "sparse", "plot", "ablate", "merge", "fisher")},
+    **{name: name for name in ("compose", "library", "convert")},
+    **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},
+    **{"babyai record": "babyai_record", "babyai film": "babyai_film"},
 }

@@ -20,41 +20,17 @@ The tables are written to OUT/table.md, table.csv and scores.csv whenever a meth
 import argparse
 from pathlib import Path
 
-from mttl.commands.comparison.methods import (
-    METHODS,
-    REFERENCE,
-    VARIANTS,
-    check_modes,
-    custom_methods,
-    plan,
-)
-from mttl.commands.options import (
-    LIST,
-    POSITIVE,
-    READ,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_overrides,
-    command,
-)
-from mttl.io.errors import ConfigError, MttlError
+from mttl.commands.comparison.methods import METHODS, REFERENCE, VARIANTS, custom_methods, plan
+from mttl.commands.options import LIST, POSITIVE, CommandParser, command
+from mttl.io.errors import MttlError
 from mttl.runtime.command import make_console, say
 
 # A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
 FEW = 32
 COMPARED = "what is compared"  # a group of options
-# Options that have no meaning if nothing is trained.
-TRAINING = {
-    **{"config": "-c", "seeds": "--seeds", "workers": "--workers", "override": "-k"},
-    **{"steps": "--steps", "adapt_steps": "--adapt-steps", "tasks": "--tasks"},
-    **{"samples": "--samples", "examples": "--examples", "modes": "--modes"},
-    "unseen_only": "--unseen-only",
-}
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
+def _declare(parser: CommandParser) -> None:
     add = parser.group(COMPARED).add_argument
     help = "runs of one configuration: print the mean and deviation of their scores, and exit"
     add("seeds_of_one", nargs="*", type=Path, metavar="RUN", help=help)
@@ -63,54 +39,41 @@ def declare(parser: CommandParser) -> None:
     help = "a custom method: its configuration; may be repeated"
     add("--method", action="append", default=[], metavar="NAME=FILE[+FILE...]", help=help)
     help = "methods whose runs exist; without --methods, no shipped method is trained"
-    add("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
+    apart = parser.group(COMPARED).add_mutually_exclusive_group().add_argument
+    apart("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
     help = f"the method that others are compared with ({REFERENCE}, or the first of --runs)"
     add("--reference", metavar="NAME", help=help)
     help = f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
     help += "(all; none for custom methods)"
     add("--modes", nargs="*", choices=VARIANTS, metavar="MODE", help=help)
-    add = parser.group(READ).add_argument
+    add = parser.read.add_argument
     help = "the common configuration (%(default)s)"
     add("-c", "--config", default="crossfit.yaml", metavar="FILE[+FILE...]", help=help)
     help = "settings of all runs; adaptation variants keep the settings that define them"
-    add_overrides(parser, help)
+    parser.add_overrides(help)
     add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
     add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
     help = f"training rows of every unseen task (all; {FEW} with --folds)"
     add("--examples", **POSITIVE, help=help)
-    add = parser.group(WORK).add_argument
+    add = parser.work.add_argument
     help = "seeds of training and adaptation (13 14 15)"
     add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=help)
     add("--steps", **POSITIVE, default=500, help="optimizer steps of training (%(default)s)")
     help = "optimizer steps of each adaptation job (%(default)s)"
     add("--adapt-steps", **POSITIVE, default=60, help=help)
     help = "train F times, so that every task of the partition is unseen once"
-    add("--folds", **dict(POSITIVE, metavar="F"), help=help)
+    apart("--folds", **dict(POSITIVE, metavar="F"), help=help)
     help = "do not score the training tasks (for large backbones, where scoring is slow)"
     add("--unseen-only", action="store_true", help=help)
     help = "number of runs at a time, each on its share of the cores (%(default)s)"
     add("--workers", **POSITIVE, default=2, help=help)
     help = "folder of all runs (%(default)s)"
-    parser.group(WRITTEN).add_argument("--out", default="runs/compare", metavar="DIR", help=help)
+    parser.written.add_argument("--out", default="runs/compare", metavar="DIR", help=help)
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Run what is missing, and print and write the tables."""
-    if options.runs and options.folds:
-        raise ConfigError(
-            "--runs reads finished runs, and --folds needs trainings that this command makes: "
-            "leave one of them out"
-        )
-    default = main.parser().get_default
-    useless = [
-        option for name, option in TRAINING.items() if getattr(options, name) != default(name)
-    ]
-    if options.runs and useless and not (options.methods or options.method):
-        raise ConfigError(
-            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
-            "them out, or name what to train with --methods or --method"
-        )
     from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 
     if options.seeds_of_one:
@@ -121,9 +84,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.commands.comparison.tables import check_rows
 
     own = custom_methods(options.method, options.modes or ())
-    shipped = options.methods
-    if shipped is None:
-        shipped = [] if options.runs else list(METHODS)
+    shipped = METHODS if options.methods is None and not options.runs else options.methods or ()
     names = [*shipped, *own]
     existing = read_runs(options.runs, names)
     everything = [*names, *(runs.name for runs in existing)]
@@ -148,10 +109,8 @@ def main(options: argparse.Namespace) -> None:
         methods=METHODS | own,
         reference=reference,
     )
-    modes = list(VARIANTS) if options.modes is None else options.modes
     folds = (0,) if options.folds is None else range(1, options.folds + 1)
-    plans = plan(names, modes, options.seeds, folds, comparison.methods)
-    check_modes(options.modes or (), plans)
+    plans = plan(names, options.modes, options.seeds, folds, comparison.methods)
     if existing:
         planned = [(item.name, item.seed) for item in plans]
         check_pairs([*planned, *((r.name, s) for r in existing for s in r.seeds)], reference)

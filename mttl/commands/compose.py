@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
-from mttl.commands.options import READ, CommandParser, add_model, add_no_probe, add_out, command
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_model(parser)
-    add = parser.group(READ).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_model()
+    add = parser.read.add_argument
     add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
     add("--score", metavar="TASK", help="answer a task of the gym")
     add("--split", choices=SPLITS, default="test", help="(%(default)s)")
-    add_out(parser, "folder of the composed model", required=False)
-    add_no_probe(parser)
+    parser.add_out("folder of the composed model", required=False)
+    parser.add_no_probe()
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Load, compose, and do what is asked."""
     if options.out is None and options.score is None:
@@ -46,7 +45,7 @@ def main(options: argparse.Namespace) -> None:
     gym = None
     if options.score is not None:
         gym = gym_with(options.gym, [options.score], options.split, [options.sample])
-    from mttl.merging.check_written import check_written, logits
+    from mttl.merging.check_written import write_model
     from mttl.models.backbone import load_pretrained, load_tokenizer
     from mttl.sparse.composition import SparseComposition
     from mttl.sparse.skill_file import SparseSkill
@@ -62,9 +61,7 @@ def main(options: argparse.Namespace) -> None:
         make_console().print(f"{options.score}, {options.split} rows: {share}")
     if options.out is not None:
         with new_folder(options.out) as folder:
-            model.save_pretrained(folder)
-            check_written(folder, model, {} if options.no_probe else {"composition": logits(model)})
-            tokenizer.save_pretrained(folder)
+            write_model(folder, model, tokenizer, probe=not options.no_probe)
         say(f"The model is in {options.out}")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_different, check_routing
-from mttl.commands.options import READ, WRITTEN, CommandParser, add_adapted, add_address, command
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
@@ -32,20 +32,19 @@ if TYPE_CHECKING:
     from mttl.analysis.routing_view import RoutingView
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    runs = parser.group(READ)
+def _declare(parser: CommandParser) -> None:
+    runs = parser.read
     runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
-    add_adapted(parser)
+    parser.add_adapted()
     served = parser.group("served")
     help = "serve the page with the run behind it"
     served.add_argument("--serve", action="store_true", help=help)
-    add_address(served)
-    out = parser.group(WRITTEN)
+    parser.add_address("served")
+    out = parser.written
     out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Write the page, or serve it."""
     if options.serve and (len(options.runs) > 1 or options.html):

@@ -20,20 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mttl.commands.name_checks import check_run_task
-from mttl.commands.options import (
-    WORK,
-    CommandParser,
-    add_backbone,
-    add_no_probe,
-    add_out,
-    add_source,
-    command,
-)
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console, say
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mttl.assembly.model import Built
     from mttl.inference.model_card import Kind
     from mttl.merging.check_written import Answers
@@ -44,14 +38,7 @@ BASE, EXACT = "base_model", "exact"
 
 
 class Export(NamedTuple):
-    """An adapter to write.
-
-    Attributes:
-        folder: Name of its folder in that of the export; empty for that one.
-        kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
-        exact: Whether nothing was cut off.
-        answers: Expected answers to the probe; without any, it is not probed.
-    """
+    """An adapter to write, in a folder of that of the export, and its expected answers."""
 
     folder: str
     kind: "Kind"
@@ -62,10 +49,9 @@ class Export(NamedTuple):
     answers: "Answers"
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run")
-    add_backbone(parser)
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run")
+    parser.add_backbone()
     which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
     which.add_argument("--all", action="store_true", help="every task, over one base")
@@ -73,12 +59,12 @@ def declare(parser: CommandParser) -> None:
     which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
     which.add_argument("--inventory", action="store_true", help="all skills and the router")
     help = "largest rank; what exceeds it is cut off by SVD (what an exact copy takes)"
-    parser.group(WORK).add_argument("--rank", type=int, metavar="R", help=help)
-    add_out(parser)
-    add_no_probe(parser)
+    parser.work.add_argument("--rank", type=int, metavar="R", help=help)
+    parser.add_out()
+    parser.add_no_probe()
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Export."""
     if options.rank is not None and options.inventory:
@@ -88,7 +74,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport
     from mttl.library.member_sources import lasting_name
-    from mttl.merging.check_written import check_written, logits
+    from mttl.merging.check_written import check_written, write_model
     from mttl.merging.fold import strip, unfold
 
     built = load_run(options.run, backbone=options.backbone)
@@ -129,10 +115,8 @@ def main(options: argparse.Namespace) -> None:
                 scores=scores,
             )
         if trained:
-            bare = strip(built.model).backbone
-            bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
-            built.tokenizer.save_pretrained(temporary / BASE)
-            check_written(temporary / BASE, bare, {} if options.no_probe else {BASE: logits(bare)})
+            bare, probe = strip(built.model).backbone, not options.no_probe
+            write_model(temporary / BASE, bare, built.tokenizer, probe=probe)
     what = "adapters are" if options.all else "adapter is"
     say(f"The {what} in {options.out}; README.md there says how to ask")
 
@@ -140,20 +124,19 @@ def main(options: argparse.Namespace) -> None:
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
     """Return what the options name, one after another, and say how exact it is."""
     from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
-    from mttl.merging.fold import average_mixing, strip, task_mixing, unfold
+    from mttl.merging.fold import strip, unfold
     from mttl.models.backbone import is_decoder_only
-    from mttl.peft_format.lora_export import skill_mixing
     from mttl.peft_format.poly import poly_checkpoint
     from mttl.peft_format.skill_formats import SkillAdapter, skill_adapter
 
-    console, model, run = make_console(), built.model, f"`{options.run}`"
+    console, model = make_console(), built.model
     if options.inventory:
         task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
         config, tensors = poly_checkpoint(model, base=base, task_type=task_type)
         console.print(f"A Poly adapter of {config['n_skills']} skills for the tasks, by id:")
         for task_id, task in enumerate(built.tasks):
             console.print(f"  {task_id} {task}", markup=False)
-        about = f"All skills of {run} with their router."
+        about = f"All skills of `{options.run}` with their router."
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
         adapter = SkillAdapter("peft", config, tensors, {})
@@ -162,14 +145,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         return
     for name in built.tasks if options.all else [options.task]:
         tasks = built.tasks if name is None else [name]
-        if name is not None:
-            mixing = task_mixing(model.router, int(built.task_ids([name])))
-            about = f"The task `{name}` of {run}."
-        elif options.average:
-            mixing, about = average_mixing(model.router), f"The average of all skills of {run}."
-        else:
-            mixing = skill_mixing(model, options.skill)
-            about = f"Skill {options.skill} of {run} alone."
+        mixing, about = mixture(built, options, name)
         adapter = skill_adapter(model, mixing, options.rank, base=base, name=name or "skills")
         peft = adapter.config.get("peft_type")
         what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
@@ -190,6 +166,19 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
             unfold(bare)
         kind = "lora" if peft else "bottleneck"
         yield Export(folder, kind, tasks, about + adapter.note, exact, adapter, answers)
+
+
+def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "tuple[Tensor, str]":
+    """Return the mixing weights of a task, of the average or of one skill, and say what it is."""
+    from mttl.merging.fold import average_mixing, task_mixing
+    from mttl.peft_format.lora_export import skill_mixing
+
+    router, run = built.model.router, f"`{options.run}`"
+    if task is not None:
+        return task_mixing(router, int(built.task_ids([task]))), f"The task `{task}` of {run}."
+    if options.average:
+        return average_mixing(router), f"The average of all skills of {run}."
+    return skill_mixing(built.model, options.skill), f"Skill {options.skill} of {run} alone."
 
 
 def check_names(tasks: Sequence[str]) -> None:

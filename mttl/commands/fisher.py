@@ -10,15 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
-from mttl.commands.options import (
-    READ,
-    WORK,
-    CommandParser,
-    add_out,
-    command,
-    natural,
-    positive,
-)
+from mttl.commands.options import CommandParser, command, natural, positive
 from mttl.config.enums import GRADIENTS
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.runtime.command import make_console, say
@@ -32,9 +24,8 @@ if TYPE_CHECKING:
 LABELS = ("reference", "sampled")
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add = parser.group(READ).add_argument
+def _declare(parser: CommandParser) -> None:
+    add = parser.read.add_argument
     add("--model", required=True, metavar="DIR", help="folder of a model")
     add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
     add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
@@ -44,17 +35,17 @@ def declare(parser: CommandParser) -> None:
     add("--max-input-length", type=positive, default=64, help="in tokens (%(default)s)")
     add("--max-output-length", type=positive, default=36, help="in tokens (%(default)s)")
     add("--prefix", action="store_true", help="put [task] before every input")
-    add = parser.group(WORK).add_argument
+    add = parser.work.add_argument
     add("--rows", type=positive, default=512, help="how many, drawn at random (%(default)s)")
     add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
     add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
     add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
     add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
     add("--seed", type=natural, default=13, help="seed of rows and labels (%(default)s)")
-    add_out(parser, "a new file, .safetensors", "FILE")
+    parser.add_out("a new file, .safetensors", "FILE")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Read model and rows, estimate, and write the file."""
     if options.out.suffix != ".safetensors":

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.commands.options import POSITIVE, READ, WORK, CommandParser, add_out, command
+from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import make_console, say
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add = parser.group(READ).add_argument
+def _declare(parser: CommandParser) -> None:
+    add = parser.read.add_argument
     add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
     add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
     add("--tokenizer", metavar="NAME", help="another one than the base model's")
     add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
-    add = parser.group(WORK).add_argument
+    add = parser.work.add_argument
     help = "LoRA: who uses which skills; polytropon can be trained (private)"
     add("--router", choices=("private", "polytropon"), help=help)
     help = "LoRA: how skills combine where a task uses several (outputs)"
@@ -47,10 +46,10 @@ def declare(parser: CommandParser) -> None:
     for name, default in (("input", 512), ("output", 64)):
         help = f"most tokens of an {name} (%(default)s)"
         add(f"--max-{name}-length", **POSITIVE, default=default, help=help)
-    add_out(parser, metavar="RUN")
+    parser.add_out(metavar="RUN")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Import."""
     if options.system is not None and options.template != "chat":

@@ -21,19 +21,7 @@ from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import (
-    LIST,
-    NATURAL,
-    POSITIVE,
-    READ,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_config,
-    add_no_probe,
-    add_out,
-    command,
-)
+from mttl.commands.options import LIST, NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import CheckpointError, ConfigError, MttlError
 from mttl.io.files import new_folder, write_table
 from mttl.library.member_card import check_library
@@ -43,7 +31,7 @@ from mttl.runtime.text_table import TextTable
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from mttl.library.library_folder import Member
+    from mttl.library.library_folder import Library, Member
     from mttl.library.member_card import BaseModel
 
 # Routers that give each task its own member alone.
@@ -129,11 +117,8 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
         return None
 
 
-def show_all(options: argparse.Namespace) -> None:
+def show_all(library: "Library", options: argparse.Namespace) -> None:
     """Print a table of the members."""
-    from mttl.library.library_folder import open_library
-
-    library = open_library(options.library)
     table = TextTable(f"{library.folder}, version {library.version}, over {library.base.name}")
     table.words("member", "task", "data", "licence").numbers(
         "rank", "layers", "parameters", "score"
@@ -147,36 +132,31 @@ def show_all(options: argparse.Namespace) -> None:
     make_console().print(table)
 
 
-def show(options: argparse.Namespace) -> None:
+def show(library: "Library", options: argparse.Namespace) -> None:
     """Print the card of a member."""
-    from mttl.library.library_folder import open_library
-
-    library = open_library(options.library)
     for name in library.chosen([options.member]):
         make_console().print(library.card(name).text().rstrip(), markup=False, soft_wrap=True)
 
 
-def remove(options: argparse.Namespace) -> None:
+def remove(library: "Library", options: argparse.Namespace) -> None:
     """Remove members."""
     from mttl.library.library_folder import remove_members
 
-    names = remove_members(options.library, options.members)
+    names = remove_members(library.folder, options.members)
     say(f"removed: {', '.join(names)}")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(library: "Library", options: argparse.Namespace) -> None:
     """Make a run of members."""
     from mttl.assembly.model import load_run
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
-    from mttl.library.library_folder import open_library
     from mttl.library.library_run import make_run
     from mttl.library.member_gates import prepare_members
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
     from mttl.training.report import attachment_table
 
-    library = open_library(options.library)
     general = library.chosen(options.general) if options.general else []
     names = [name for name in library.chosen(options.members) if name not in general]
     if not names:
@@ -199,17 +179,14 @@ def run(options: argparse.Namespace) -> None:
         config = config.model_copy(update={"backbone": below})
     descriptions = None
     if config.data.descriptions:
-        gym = open_gym(config)
-        descriptions = {
-            task: gym.description(task) for task in (library.card(name).task for name in names)
-        }
+        gym, tasks = open_gym(config), [library.card(name).task for name in names]
+        descriptions = {task: gym.description(task) for task in tasks}
     if options.mix and config.moe is not None:
         raise ConfigError("--mix is for skills of tasks; where tokens choose members, leave it out")
-    mix = options.mix or "outputs"
     with new_folder(options.out) as temporary:
         _, made = make_run(
             *(library, names, config, temporary),
-            mix=mix,
+            mix=options.mix or "outputs",
             descriptions=descriptions,
             general=general,
             prepare=prepare_members,
@@ -237,12 +214,10 @@ def _prefix_of(prefixes: set[str | None]) -> str:
     return str(known.pop())
 
 
-def export(options: argparse.Namespace) -> None:
+def export(library: "Library", options: argparse.Namespace) -> None:
     """Write members as adapters of PEFT."""
-    from mttl.library.library_folder import open_library
     from mttl.merging.check_written import changed_answer, check_written
 
-    library = open_library(options.library)
     names = library.chosen(options.members)
     network = base_network(library.base, options)
     with new_folder(options.out) as temporary:
@@ -256,7 +231,7 @@ def export(options: argparse.Namespace) -> None:
     say(f"{len(names)} adapters are in {options.out}")
 
 
-def cluster(options: argparse.Namespace) -> None:
+def cluster(library: "Library", options: argparse.Namespace) -> None:
     """Write which members belong together, as the matrix that router: expert reads (MBC)."""
     from mttl.library.clusters import (
         best_clusters,
@@ -267,15 +242,9 @@ def cluster(options: argparse.Namespace) -> None:
         silhouette,
         task_shares,
     )
-    from mttl.library.library_folder import open_library
 
     console = make_console()
-    library = open_library(options.library)
     members = [library.member(name) for name in library.chosen(options.members)]
-    if options.clusters and options.most:
-        raise ConfigError(
-            "--clusters is the number, --most bounds the choice of one: leave one out"
-        )
     changes = [member.changes for member in members]
     points = embedded(inner_products(changes, by=options.by), options.components)
     scores = {}
@@ -302,12 +271,11 @@ def cluster(options: argparse.Namespace) -> None:
     )
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options of every word."""
+def _declare(parser: CommandParser) -> None:
     words = parser.add_subparsers(metavar="WORD", required=True)
     examples = (parser.description or "").splitlines()
 
-    def word(name: str, work: Callable[[argparse.Namespace], None]) -> CommandParser:
+    def word(name: str, work: Callable[..., None]) -> CommandParser:
         shown = [line for line in examples if re.search(rf"library {name} ", line)]
         made = words.add_parser(
             name,
@@ -316,56 +284,61 @@ def declare(parser: CommandParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         made.set_defaults(work=work)
-        made.group(READ).add_argument("library", metavar="LIBRARY", help="its folder")
+        made.read.add_argument("library", metavar="LIBRARY", help="its folder")
         return made
 
     members = dict(LIST, metavar="MEMBER", help="names or patterns (all)")
     parser = word("add", add)
-    option = parser.group(READ).add_argument
+    option = parser.read.add_argument
     option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
     option("--backbone", metavar="NAME", help="the base model (as the sources say)")
     option("--rank", **dict(POSITIVE, metavar="R"), help="runs: largest rank of a task (exact)")
     option("--skills", action="store_true", help="runs: each skill instead of each task")
-    option = parser.group(WRITTEN).add_argument
+    option = parser.written.add_argument
     option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
     option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
     option("--data", metavar="TEXT", help="what they were trained on (as their cards say)")
-    add_no_probe(parser)
+    parser.add_no_probe()
     word("list", show_all)
-    option = word("remove", remove).group(READ).add_argument
+    option = word("remove", remove).read.add_argument
     option("members", nargs="+", metavar="MEMBER", help="names, or patterns with * and ?")
-    option = word("show", show).group(READ).add_argument
+    option = word("show", show).read.add_argument
     option("member", metavar="MEMBER", help="a name, or a pattern with * and ?")
     parser = word("run", run)
-    add_config(parser)
-    parser.group(READ).add_argument("--members", **members)
-    option = parser.group(WORK).add_argument
+    parser.add_config()
+    parser.read.add_argument("--members", **members)
+    option = parser.work.add_argument
     help = "members whose mean is taken from the others (general knowledge)"
     option("--general", **dict(members, help=help))
     option("--mix", choices=("outputs", "deltas", "factors"), help="how skills combine (outputs)")
-    add_out(parser, metavar="RUN")
-    add_no_probe(parser)
+    parser.add_out(metavar="RUN")
+    parser.add_no_probe()
     parser = word("export", export)
-    option = parser.group(READ).add_argument
+    option = parser.read.add_argument
     option("members", nargs="*", metavar="MEMBER", help="names, or patterns with * and ? (all)")
-    add_out(parser)
-    add_no_probe(parser)
+    parser.add_out()
+    parser.add_no_probe()
     parser = word("cluster", cluster)
-    parser.group(READ).add_argument("--members", **members)
-    option = parser.group(WORK).add_argument
-    option("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
-    option("--most", **POSITIVE, help="how many at most, where it is chosen")
+    parser.read.add_argument("--members", **members)
+    option = parser.work.add_argument
+    number = parser.work.add_mutually_exclusive_group().add_argument
+    number("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
+    number("--most", **POSITIVE, help="how many at most, where it is chosen")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
     option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
-    add_out(parser, "the CSV file to write, a new one", "FILE")
+    parser.add_out("the CSV file to write, a new one", "FILE")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Do what the first word says."""
-    if options.work is not add:
-        check_library(options.library)
-    options.work(options)
+    if options.work is add:
+        add(options)
+        return
+    check_library(options.library)  # before slow imports
+    from mttl.library.library_folder import open_library
+
+    options.work(open_library(options.library), options)

@@ -10,21 +10,20 @@ starts again.
 
 import argparse
 
-from mttl.commands.options import READ, WRITTEN, CommandParser, add_no_probe, command
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console, say
 from mttl.runtime.progress_bar import counting_bar
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    parser.group(READ).add_argument("recipe", metavar="RECIPE", help="a YAML file")
+def _declare(parser: CommandParser) -> None:
+    parser.read.add_argument("recipe", metavar="RECIPE", help="a YAML file")
     help = "the folder to make; else the recipe's"
-    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help=help)
-    add_no_probe(parser)
+    parser.written.add_argument("--out", metavar="DIR", help=help)
+    parser.add_no_probe()
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Read the recipe, merge, and say where the result is."""
     from mttl.merging.recipe import read_recipe

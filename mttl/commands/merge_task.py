@@ -12,15 +12,9 @@ used; the error of quantisation is reported.
 import argparse
 from typing import TYPE_CHECKING
 
+from mttl.commands.export import mixture
 from mttl.commands.name_checks import check_run_task
-from mttl.commands.options import (
-    CommandParser,
-    add_backbone,
-    add_no_probe,
-    add_out,
-    add_source,
-    command,
-)
+from mttl.commands.options import CommandParser, command
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder
 from mttl.runtime.command import say
@@ -29,18 +23,17 @@ if TYPE_CHECKING:
     from mttl.assembly.model import Built
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run")
-    add_backbone(parser)
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run")
+    parser.add_backbone()
     which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="a task of the run")
     which.add_argument("--average", action="store_true", help="the average of all skills")
-    add_out(parser)
-    add_no_probe(parser)
+    parser.add_out()
+    parser.add_no_probe()
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Merge and save."""
     check_run_task(options.task, options.run)
@@ -49,17 +42,12 @@ def main(options: argparse.Namespace) -> None:
     from mttl.inference.prompt_export import PromptExport
     from mttl.merging.check_written import check_written, mixture_answer
     from mttl.merging.dequantise import dequantise
-    from mttl.merging.fold import average_mixing, fold, task_mixing
+    from mttl.merging.fold import fold
 
     built = load_run(options.run, backbone=options.backbone)
     built.require(**{"averages" if options.average else "merges": "merge-task"})
-    router = built.model.router
-    if options.average:
-        mixing, tasks = average_mixing(router), built.tasks
-        about = f"The average of all skills of `{options.run}`, whatever the router learned."
-    else:
-        mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
-        about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
+    mixing, about = mixture(built, options, options.task)
+    tasks = built.tasks if options.average else [options.task]
     prompt_export = PromptExport.of(built, tasks)
     lost = quantisation_loss(built)
     try:

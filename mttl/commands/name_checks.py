@@ -22,11 +22,7 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 def run_tasks(run: str | Path) -> list[str]:
-    """Return the tasks of a run, or none if the file that names them cannot be read.
-
-    Raises:
-        CheckpointError: If the folder holds no trained inventory.
-    """
+    """Return the tasks of a trained run, or none if the file that names them cannot be read."""
     folder = inventory_folder(run)
     with suppress(MttlError):
         return [str(name) for name in read_json(folder / "tasks.json", CheckpointError, list)]
@@ -49,11 +45,7 @@ def check_different(name: str, folders: Sequence[str]) -> None:
 
 
 def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[int]) -> Gym:
-    """Return a gym that has a file of a split for each task and few-shot sample.
-
-    Raises:
-        TaskError: If the gym is absent or lacks a file.
-    """
+    """Return a gym that has a file of a split for each task and few-shot sample."""
     from mttl.config.load import resolve_folder  # slow to import
 
     gym = Gym(resolve_folder(folder))
@@ -95,11 +87,9 @@ def check_training(config: object, *, resume: bool) -> None:
 def check_tasks(config: "Config") -> None:
     """Check the tasks of a training on text, unless a file of tasks is built first."""
     if config.data.tasks is None:
-        from mttl.data.chosen_tasks import open_gym, partition_of
-        from mttl.tasks.partition import select_tasks
+        from mttl.data.chosen_tasks import training_tasks
 
-        gym = open_gym(config)
-        select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+        training_tasks(config)
 
 
 def check_adaptation(
@@ -124,11 +114,7 @@ def check_adaptation(
 
 
 def check_levels(levels: Sequence[str], where: str) -> None:
-    """Refuse unknown levels.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuse unknown levels."""
     from envs.levels import LevelError, find_level
 
     try:

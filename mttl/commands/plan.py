@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_tasks
-from mttl.commands.options import POSITIVE, WORK, CommandParser, add_config, command
+from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from mttl.config.schema import Config
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_config(parser)
-    add = parser.group(WORK).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_config()
+    add = parser.work.add_argument
     add("--processes", **POSITIVE, help="number of processes (those of the section trainer)")
     sizes = dict(POSITIVE, metavar="GIB")
     add("--gpu-memory", **sizes, nargs="+", default=[], help="does it fit?")
@@ -34,7 +33,7 @@ def declare(parser: CommandParser) -> None:
     add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Plan and print."""
     from mttl.config.load import load_config
@@ -46,7 +45,14 @@ def main(options: argparse.Namespace) -> None:
 
     n_processes = options.processes or _n_processes(config)
     config = with_shared_batches(config, n_processes)
-    tasks, config = _tasks(config, options.tasks)
+    if options.tasks is not None:
+        tasks = [f"task {number}" for number in range(options.tasks)]
+    else:
+        from mttl.assembly.build_router import with_factors
+        from mttl.data.chosen_tasks import training_tasks
+
+        gym, tasks = training_tasks(config)
+        config = with_factors(config, gym, tasks)
     report = _compare if options.backbones else _show
     report(config, tasks, options, n_processes)
 
@@ -56,19 +62,6 @@ def _n_processes(config: "Config") -> int:
     devices = config.trainer.devices
     own = len(devices) if isinstance(devices, list) else devices
     return config.trainer.num_nodes * (own if isinstance(own, int) and own > 0 else 1)
-
-
-def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
-    """Return names of tasks, and the configuration with what is known of them."""
-    if n_tasks is not None:
-        return [f"task {number}" for number in range(n_tasks)], config
-    from mttl.assembly.build_router import with_factors
-    from mttl.data.chosen_tasks import open_gym, partition_of
-    from mttl.tasks.partition import select_tasks
-
-    gym = open_gym(config)
-    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
-    return tasks, with_factors(config, gym, tasks)
 
 
 def _show(

@@ -35,37 +35,27 @@ from pathlib import Path
 
 from mttl.checkpoints.inventory_files import inventory_folder
 from mttl.commands.name_checks import check_different, check_routing
-from mttl.commands.options import (
-    POSITIVE,
-    READ,
-    WORK,
-    WRITTEN,
-    CommandParser,
-    add_adapted,
-    add_source,
-    command,
-)
+from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.io.files import write_table
 from mttl.runtime.command import make_console, say
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, dest="run")
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(dest="run")
     help = "a run of another seed, whose skills are matched"
-    parser.group(READ).add_argument("--compare", metavar="RUN2", help=help)
-    add_adapted(parser)
-    add = parser.group(WORK).add_argument
+    parser.read.add_argument("--compare", metavar="RUN2", help=help)
+    parser.add_adapted()
+    add = parser.work.add_argument
     rows = dict(POSITIVE, metavar="ROWS", nargs="?", const=32)
     help = "compare the gradients of tasks, each of so many training rows (%(const)s)"
     add("--gradients", **rows, help=help)
     help = "count which experts tokens choose, on the rows of this split"
     add("--count", choices=("dev", "test"), help=help)
-    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
+    parser.written.add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Print and draw."""
     if options.adapted and (options.compare or options.gradients):
@@ -88,6 +78,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.commands.routing_report.routing_tables import (
         comparison_table,
         expert_table,
+        gradient_cosines,
+        gradient_table,
         likeness_table,
         load_table,
         statistics_table,
@@ -109,7 +101,6 @@ def main(options: argparse.Namespace) -> None:
     figures = drawings(view, other)
     if options.gradients:
         from mttl.analysis.figures.heat_maps import similarity_matrix
-        from mttl.commands.routing_report.gradients import gradient_cosines, gradient_table
 
         cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
         console.print(gradient_table(cosines, tasks, view.categories))

@@ -13,31 +13,20 @@ import argparse
 
 from mttl.checkpoints.inventory_files import check_named
 from mttl.commands.name_checks import check_run_task
-from mttl.commands.options import (
-    NATURAL,
-    POSITIVE,
-    READ,
-    WORK,
-    CommandParser,
-    add_adapted,
-    add_out,
-    add_source,
-    command,
-)
+from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import require_file
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, required=False)
-    add_adapted(parser)
-    add = parser.group(READ).add_argument
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(required=False)
+    parser.add_adapted()
+    add = parser.read.add_argument
     add("--task", metavar="NAME", help="task of the rows that name none")
     add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
     help = "format of both files (by their names, else by the first character)"
     add("--format", choices=("tsv", "csv", "jsonl"), help=help)
-    add = parser.group(WORK).add_argument
+    add = parser.work.add_argument
     help = "choose by likelihood among these"
     add("--choices", nargs="+", default=[], metavar="ANSWER", help=help)
     add("--per-token", action="store_true", help="compare means over the tokens of a choice")
@@ -49,10 +38,10 @@ def declare(parser: CommandParser) -> None:
     add("--batch-size", **POSITIVE, default=64, help="questions at a time (%(default)s)")
     help = "metric of the scores (that of the run's results, else EM)"
     add("--metric", metavar="NAME", help=help)
-    add_out(parser, "the same with answers (standard output)", "FILE", required=False)
+    parser.add_out("the same with answers (standard output)", "FILE", required=False)
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Answer, write and score."""
     search = {"num_beams": options.beams, "max_new_tokens": options.max_tokens}

@@ -35,7 +35,7 @@ from mttl.inference.input_table import (
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text
-from mttl.io.reading import read_text
+from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
 from mttl.metrics.crossfit import score_answers
 from mttl.metrics.metric_names import TaskMetric, check_metric
@@ -49,12 +49,7 @@ MOST_LABELS = 20  # of a confusion matrix that is printed
 
 
 class Answered(Record):
-    """The answers to consecutive questions: the new columns of each row.
-
-    Attributes:
-        job: Number of the first question, from 0.
-        rows: The columns.
-    """
+    """The new columns of consecutive questions; the job is the number of the first, from 0."""
 
     job: int
     rows: list[dict[str, Any]]
@@ -63,11 +58,8 @@ class Answered(Record):
 def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
-    ``options`` are those of `mttl predict`; ``search`` replaces settings of the run's `generate`.
-    Questions are read from standard input, and answers written to standard output, unless files
-    are named. A file of answers is written at the end; until then, what is answered stands in a
-    hidden folder next to it, and is not answered again. Without a format, the names of the files
-    decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
+    ``search`` replaces settings of the run's `generate`. A file of answers is written at the end;
+    until then, what is answered stands in a hidden folder next to it.
     """
     metric: str | None = options.metric
     if metric is not None:
@@ -75,7 +67,10 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
         if plugins.METRICS.is_plugin(metric):
             plugins.find_class(plugins.METRICS, metric, trusted=True)
     place = options.questions or "standard input"
-    text = _text_of(options.questions)
+    if options.questions is None:
+        text = decoded(sys.stdin.buffer.read(), place, TaskError)
+    else:
+        text = read_text(options.questions, TaskError)
     kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     check_questions(rows, place)
@@ -218,16 +213,6 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
             "name the format of both with --format"
         )
     return kinds[0] if kinds else None
-
-
-def _text_of(questions: str | None) -> str:
-    if questions is not None:
-        return read_text(questions, TaskError)
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"standard input must be UTF-8; byte {error.start + 1} is not") from error
 
 
 def _report(

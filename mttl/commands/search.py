@@ -13,16 +13,15 @@ known so far.
 import argparse
 
 from mttl.commands.adapt import run_jobs
-from mttl.commands.options import CommandParser, add_config, add_run, command
+from mttl.commands.options import CommandParser, command
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_config(parser, required=False)
-    add_run(parser, tasks="dev", out="trials (RUN/search-MODE)", required=False)
+def _declare(parser: CommandParser) -> None:
+    parser.add_config(required=False)
+    parser.add_run(tasks="dev", out="trials (RUN/search-MODE)", required=False)
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Search, write what was found and print a table."""
     run_jobs("search", "search", options)

@@ -13,23 +13,14 @@ import argparse
 import re
 
 from mttl.checkpoints.inventory_files import check_named
-from mttl.commands.options import (
-    NATURAL,
-    POSITIVE,
-    CommandParser,
-    add_adapted,
-    add_address,
-    add_source,
-    command,
-)
+from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
 from mttl.runtime.libraries import check_libraries
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_source(parser, required=False)
-    add_adapted(parser)
-    add_address(parser.group("who may ask"))
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(required=False)
+    parser.add_adapted()
+    parser.add_address("who may ask")
     add = parser.group("who may ask").add_argument
     add("--api-key", metavar="KEY", help="that requests have to name ($MTTL_API_KEY, or none)")
     help = "pages that may ask from a browser, such as http://localhost:3000, or '*' (none)"
@@ -48,7 +39,7 @@ def declare(parser: CommandParser) -> None:
     add("--truncate", action="store_true", help="cut inputs that are too long as in training")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Serve."""
     check_named(options.source, options.adapted)

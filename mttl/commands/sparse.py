@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
-from mttl.commands.options import READ, WORK, WRITTEN, CommandParser, add_model, command, positive
+from mttl.commands.options import CommandParser, command, positive
 from mttl.config.enums import SCOPES, STRUCTURES
 from mttl.io.errors import CheckpointError, ConfigError, nearest
 from mttl.io.reading import read_text, require_file
@@ -57,10 +57,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_model(parser)
-    read = parser.group(READ)
+def _declare(parser: CommandParser) -> None:
+    parser.add_model()
+    read = parser.read
     what = read.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", help="learn a task of a gym")
     what.add_argument("--text", nargs="+", metavar="FILE", help="learn raw text, line by line")
@@ -68,18 +67,18 @@ def declare(parser: CommandParser) -> None:
     add("--lm", choices=("masked", "causal"), help="how a model reads, if not an encoder–decoder")
     add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
-    add = parser.group(WORK).add_argument
+    add = parser.work.add_argument
     for name, settings in SETTINGS.items():
         add(f"--{name.replace('_', '-')}", default=DEFAULTS[name], **settings)
     add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
     add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
-    add = parser.group(WRITTEN).add_argument
+    add = parser.written.add_argument
     add("--out", required=True, help="file of the skill")
     add("--save-every", type=positive, default=500, help="steps between two states (%(default)s)")
     add("--resume", action="store_true", help="continue a run that was stopped")
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Load, train in two phases, and write the skill."""
     out = Path(options.out)

@@ -7,17 +7,16 @@ mttl train -c babyai.yaml
 
 import argparse
 
-from mttl.commands.options import WORK, CommandParser, add_config, command
+from mttl.commands.options import CommandParser, command
 
 
-def declare(parser: CommandParser) -> None:
-    """Add the options."""
-    add_config(parser)
+def _declare(parser: CommandParser) -> None:
+    parser.add_config()
     help = "continue the interrupted run of this name"
-    parser.group(WORK).add_argument("--resume", action="store_true", help=help)
+    parser.work.add_argument("--resume", action="store_true", help=help)
 
 
-@command(declare)
+@command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Train, score and save."""
     from mttl.commands.name_checks import check_training

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from mttl.assembly.build_backbone import (
-    build_tokenizer,
-    check_packable,
-    places_of,
-)
+from mttl.assembly.build_backbone import build_tokenizer, check_packable, places_of
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.trainer import build_trainer, with_shared_batches
@@ -25,7 +21,7 @@ from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.config.skills_schema import kinds_of
-from mttl.data.chosen_tasks import cache_folder, open_gym, partition_of
+from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
 from mttl.inference.task_options import wanted_options
@@ -36,7 +32,6 @@ from mttl.models.backbone import is_decoder_only
 from mttl.moe.parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
-from mttl.tasks.partition import select_tasks
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.loggers import close_loggers, open_loggers, show_answers
 from mttl.training.meta import MetaModule
@@ -76,8 +71,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     console = make_console()
 
     # What to learn: tasks, their rows, and the model over them.
-    gym = open_gym(config)
-    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+    gym, tasks = training_tasks(config)
     metrics = {task: gym.metric(task) for task in tasks}
     for scored in product(tasks, config.data.evaluate, config.data.samples):
         gym.rows(*scored)  # a malformed file is found before training

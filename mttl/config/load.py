@@ -17,8 +17,8 @@ from mttl.config.section import Section
 from mttl.config.worlds import WORLDS, world_of
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
+from mttl.io.files import shipped_folder
 from mttl.io.reading import read_text
-from mttl.io.shipped_files import shipped_folder
 from mttl.plugins.describe import notes_of
 
 COMMAND_LINE = "-k"

@@ -13,7 +13,7 @@ from mttl.io.files import locked, new_folder
 from mttl.io.reading import require_file
 from mttl.io.record import check
 from mttl.tasks.folder import Gym
-from mttl.tasks.partition import SIDES, Partition
+from mttl.tasks.partition import SIDES, Partition, select_tasks
 from mttl.tasks.sample_files import fingerprint, update_task_table, write_samples
 from mttl.tasks.task import Task
 from mttl.tasks.task_file import load_tasks
@@ -52,10 +52,16 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
     """
     data, folder = config.data, gym_folder(config, samples)
     if data.dir is None and not folder.exists():
-        with locked(folder.with_suffix(".lock"), wait=True):
+        with locked(folder.with_suffix(".lock")):
             if not folder.exists():
                 _convert(_custom_tasks(data), folder, samples or data.samples)
     return Gym(folder, data.metrics)
+
+
+def training_tasks(config: Config) -> tuple[Gym, list[str]]:
+    """Return the gym, and the tasks of it that a training learns."""
+    gym = open_gym(config)
+    return gym, select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
 
 
 def _convert(tasks: Mapping[str, Task], folder: Path, samples: Sequence[int]) -> None:

@@ -89,11 +89,7 @@ def require_one_of(choices: Collection[str], **values: str) -> None:
 
 
 def require_at_most(bound: str, most: float, **values: float) -> None:
-    """Refuse numbers above another one, which has a name.
-
-    Raises:
-        ValueError: If one is.
-    """
+    """Raise a `ValueError` for numbers above another one, which has a name."""
     for name, value in values.items():
         if value > most:
             raise ValueError(f"{name} ({value}) must be at most {bound} ({most})")

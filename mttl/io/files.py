@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder of those that ship."""
 
 import csv
 import ctypes
@@ -22,10 +22,9 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path next to ``path`` that takes its name once the block has succeeded.
+    """Give a temporary path that takes the name ``path`` once the block has succeeded.
 
-    The content is flushed to the disk before the rename, so that after a crash the file is the old
-    one or the new one. After an error nothing is left behind. Missing parent folders are made.
+    It is flushed to the disk first, so that after a crash the file is the old or the new one.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -43,9 +42,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give a temporary folder next to ``path`` that takes its name once the block has succeeded.
-
-    Its files are flushed first. After an error nothing is left behind.
+    """Give a temporary folder that takes the name ``path`` once the block has succeeded.
 
     Raises:
         FileExistsError: If ``path`` exists, unless it is an empty folder, or is to be replaced.
@@ -95,25 +92,19 @@ def _flush(path: Path) -> None:
 
 
 @contextmanager
-def locked(
-    path: str | Path, refusal: Exception | None = None, *, wait: bool = False
-) -> Iterator[None]:
-    """Hold a file for this process alone while the block runs.
+def locked(path: str | Path, refusal: Exception | None = None) -> Iterator[None]:
+    """Hold a file for this process alone while the block runs; the file is made, and stays.
 
-    Where the file system has no locks, nothing is held.
-
-    Args:
-        path: The file; it is made where it is missing, and stays. The lock ends with the process.
-        refusal: Raised if another process holds it; a `BlockingIOError` by default.
-        wait: Wait for that process instead.
+    While another process holds it, wait, or raise the ``refusal``. Where the file system has no
+    locks, nothing is held.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(blocking=wait)
+        lock.acquire(blocking=refusal is None)
     except Timeout as error:
-        busy = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
-        raise refusal or busy from error
+        assert refusal is not None
+        raise refusal from error
     except NotImplementedError:
         pass
     except OSError as error:
@@ -156,3 +147,10 @@ def drop_cut_line(path: str | Path) -> None:
     if Path(path).is_file():
         with Path(path).open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def shipped_folder() -> Path:
+    """Return the folder of ``configs/`` and ``data/``: in a wheel the package, else above it."""
+    package = Path(__file__).parents[1]
+    inside = package / "shipped"
+    return inside if inside.is_dir() else package.parent

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,16 @@ def file_sha256(path: Path, error: type[MttlError]) -> str:
 
 def read_text(path: str | Path, error: type[MttlError]) -> str:
     """Return the text of a file in UTF-8, without a byte order mark."""
-    data = read_bytes(path, error)
+    return decoded(read_bytes(path, error), f"'{path}'", error)
+
+
+def decoded(data: bytes, place: str, error: type[MttlError]) -> str:
+    """Return a text in UTF-8, without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
         raise error(
-            f"'{path}' must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
+            f"{place} must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
             "not: save the file as UTF-8"
         ) from cause
 
@@ -99,19 +104,16 @@ def table_rows(
     delimiter: str = ",",
     advice: str = "Copy the file again",
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read the rows of a table one by one; blank lines are skipped, ragged rows are errors.
+    """Yield the number of each row's last line, and its cells by column; blank lines are skipped.
 
     Args:
         lines: The text, or its lines with their ends.
         place: Origin of the text, for messages.
-        error: Class of the errors.
+        error: Class of the errors, also for ragged rows.
         columns: Names of columns that are required.
         names: Names of the columns of a table without a header.
         delimiter: Character between cells; with a tab, nothing is quoted.
         advice: How to fix a malformed table, for messages.
-
-    Yields:
-        The number of a row's last line, and its cells by column.
     """
     if isinstance(lines, str):
         lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
@@ -162,20 +164,13 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
     return value
 
 
-def check_name(name: Any, place: str, error: type[MttlError]) -> str:
-    """Return a name that can be used in tables and file names."""
-    try:
-        return printable(name)
-    except ValueError as cause:
-        raise error(f"{place} is {shown(name)}; it {cause}") from cause
+def exact_fraction(share: float, n: int) -> Fraction:
+    """Return the exact product of a decimal fraction, as the user wrote it, and a whole number."""
+    return Fraction(str(share)) * n
 
 
 def printable(name: Any) -> str:
-    """Return a name that can be used in tables and file names.
-
-    Raises:
-        ValueError: If it is not a text, empty, or not printable.
-    """
+    """Return a name that can be used in tables and file names; others are a `ValueError`."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ValueError("must be a name of characters that are printed")
     return name

@@ -50,22 +50,14 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file of JSON or, by its ending, YAML.
-
-        Raises:
-            MttlError: Of the class ``error``, as for `read_text` and `check`.
-        """
+        """Read a file of JSON or, by its ending, YAML; errors are of the class ``error``."""
         if Path(path).suffix in (".yaml", ".yml"):
             return check(cls, read_yaml(path, cls.error), f"'{path}'", cls.error, cls.advice)
         return cls.parse(read_text(path, cls.error), f"'{path}'")
 
     @classmethod
     def parse(cls, text: str | bytes, place: str) -> Self:
-        """Return the record in JSON text; ``place`` is where the text is from.
-
-        Raises:
-            MttlError: Of the class ``error``, as for `parse_json` and `check`.
-        """
+        """Return the record in JSON text; ``place`` is where the text is from."""
         return check(cls, parse_json(text, place, cls.error), place, cls.error, cls.advice)
 
     def text(self) -> str:
@@ -87,16 +79,8 @@ def check(
 ) -> Kind:
     """Return what JSON or YAML holds as a record, or as a dataclass of pydantic.
 
-    Args:
-        kind: Class of the record.
-        value: Mappings, lists and scalars.
-        place: Where they are from, for messages.
-        error: Class of the errors.
-        advice: How to fix the file; ends the message.
-
-    Raises:
-        MttlError: Of the given class; it names the place and, for every mistake, the field, what
-            was found and what is allowed.
+    An error of the given class names the place and, for every mistake, the field, what was found
+    and what is allowed; the advice ends it.
     """
     try:
         return _adapter(kind).validate_json(json.dumps(value, allow_nan=False))

@@ -13,10 +13,6 @@ from mttl.io.reading import reason, require_file
 def load_torch(path: str | Path, advice: str) -> Any:
     """Read a file of `torch.save` on the CPU; no code of the file runs.
 
-    Args:
-        path: The file.
-        advice: What to do if it cannot be used, for the message.
-
     Raises:
         CheckpointError: If it is missing, damaged, or asks for more than plain data.
     """

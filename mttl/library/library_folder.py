@@ -189,7 +189,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
     """
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
-    with locked(path / LOCK, wait=True):
+    with locked(path / LOCK):
         before = _require_new_members(path, base, members)
         if not is_library(path):
             _write_library(before)
@@ -209,7 +209,7 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
         ConfigError: If a pattern matches no member; nothing is removed then.
     """
     open_library(folder).chosen(patterns)
-    with locked(Path(folder) / LOCK, wait=True):
+    with locked(Path(folder) / LOCK):
         library = open_library(folder)
         names = library.chosen(patterns)
         left = {name: own for name, own in library.hashes.items() if name not in names}

@@ -21,7 +21,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.fixed import PrivateRouter
 from mttl.routing.task.prompt_router import RetrievalRouter
 from mttl.routing.token.members import PhatgooseRouter
-from mttl.runtime.gpus import device_of
+from mttl.runtime.processes import device_of
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import global_mean
 from mttl.training.task_embeddings import embed_tasks

@@ -62,6 +62,13 @@ def check_written(folder: Path, network: Any, answers: Answers, like: Any = None
             compare_answers(dict.fromkeys(answers, logits(read)), answers, read, *tensors)
 
 
+def write_model(folder: Path, network: Any, tokenizer: Any, *, probe: bool) -> None:
+    """Write a model with its tokenizer, and check it; its answers only with ``probe``."""
+    network.save_pretrained(folder)
+    check_written(folder, network, {"model": logits(network)} if probe else {})
+    tokenizer.save_pretrained(folder)
+
+
 def rounding(network: Any) -> float:
     r"""Return the largest relative difference of logits that rounding explains.
 

@@ -42,11 +42,10 @@ def note_launcher() -> None:
 
 
 def follow_launcher(end: Callable[[str], object]) -> None:
-    """End this process of a training on one machine when the process that started it is gone.
+    """Call ``end`` with the reason when the process that started this one is gone.
 
-    A thread checks once a second until `forget_launcher`, and calls ``end`` with the reason:
-    Lightning starts processes without `with_parent`, and collectives wait half an hour for a lost
-    process.
+    A thread checks once a second until `forget_launcher`: Lightning starts processes without
+    `with_parent`, and collectives wait half an hour for a lost process.
     """
     launcher = os.environ.get(LAUNCHER)
     others = [name for name in _OTHER_LAUNCHERS if name in os.environ]

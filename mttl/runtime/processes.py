@@ -1,15 +1,19 @@
-"""Rank of a process, and values gathered from all processes of a run."""
+"""Rank and GPU of a process, and values gathered from all processes of a run."""
 
-from typing import TypeVar
+import os
+from typing import TYPE_CHECKING, TypeVar
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    import torch
 
 Value = TypeVar("Value")
 
 
 def gathered(value: Value) -> list[Value]:
     """Return the values of all processes in the order of their ranks; all must call it together."""
-    if not _several():
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -18,8 +22,33 @@ def gathered(value: Value) -> list[Value]:
 
 def rank() -> int:
     """Return the number of this process, from 0."""
-    return dist.get_rank() if _several() else 0
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _several() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def device_of(number: int = 1) -> "torch.device":
+    """Return the GPU of one of several parts of a job, from 1; the CPU where there is no GPU."""
+    import torch
+
+    count = _gpu_count()
+    return torch.device("cuda", (number - 1) % count) if count else torch.device("cpu")
+
+
+def gpu_environment(number: int) -> dict[str, str]:
+    """Return the environment variable that restricts a process to one GPU; empty without a GPU.
+
+    Processes have numbers from 1; those beyond the number of GPUs share them.
+    """
+    count = _gpu_count()
+    if not count:
+        return {}
+    # The variable of this process may list some of the GPUs, by number or by name.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -30,19 +30,14 @@ def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS)
 
 
 class StopRequest:
-    """A handler that notes the first signal and acts on a second one at once.
-
-    Args:
-        notice: Message that is logged at the first signal.
-        at_once: Handler of the second signal.
+    """A handler that notes the first signal, with a notice, and hands over a second one.
 
     Attributes:
         received: The first signal, if any.
     """
 
     def __init__(self, notice: str, at_once: Handler) -> None:
-        self.notice = notice
-        self.at_once = at_once
+        self.notice, self.at_once = notice, at_once
         self.received: signal.Signals | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

@@ -9,12 +9,7 @@ from rich.table import Table
 
 
 class TextTable(Table):
-    """A table whose words are escaped and whose numbers have a fixed number of places.
-
-    Args:
-        title: Title, or None.
-        digits: Decimal places of floats.
-    """
+    """A table whose words are escaped and whose floats have a fixed number of digits."""
 
     def __init__(self, title: str | None = None, *, digits: int = 3) -> None:
         super().__init__(title=title and escape(title), title_justify="left")

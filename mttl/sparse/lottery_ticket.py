@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from mttl.io.exact_fraction import exact_fraction
+from mttl.io.reading import exact_fraction
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings

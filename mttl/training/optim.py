@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
 from mttl.io.errors import ConfigError
-from mttl.io.exact_fraction import exact_fraction
+from mttl.io.reading import exact_fraction
 from mttl.skills.weight_decay import decays
 
 ROLES = ("skills", "router", "token_router", "backbone")

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.levels import LevelError
-from mttl.commands.options import CommandParser, add_overrides, positive
+from mttl.commands.options import CommandParser, positive
 from mttl.io.errors import ConfigError, MttlError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = CommandParser(description="Where the time of a BabyAI training goes.")
     parser.add_argument("-c", "--config", default="babyai.yaml", help="(%(default)s)")
-    add_overrides(parser, "settings that override the file")
+    parser.add_overrides("settings that override the file")
     parser.add_argument("--rollouts", type=positive, default=8, help="(%(default)s)")
     parser.add_argument("--threads", type=positive, default=1, help="of PyTorch (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")

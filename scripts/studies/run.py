@@ -22,7 +22,6 @@ from mttl.commands.comparison.methods import (
     AdaptationVariant,
     Method,
     Plan,
-    check_modes,
     plan,
 )
 from mttl.commands.comparison.result_tables import write_tables
@@ -152,9 +151,7 @@ def prepare(
     if only_folds and (wrong := sorted(set(only_folds) - set(folds))):
         raise ConfigError(f"--only-folds {wrong[0]} must be one of the study's {study.folds} folds")
     folds = only_folds or folds
-    plans = plan(list(methods), study.modes, study.seeds, folds, methods)
-    check_modes(study.modes, plans, methods)
-    return comparison, plans
+    return comparison, plan(list(methods), study.modes, study.seeds, folds, methods)
 
 
 def main(arguments: list[str] | None = None) -> int:

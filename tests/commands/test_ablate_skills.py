@@ -1,4 +1,4 @@
-"""Skills that are switched off: against models whose rows were written by hand."""
+"""Skills that are switched off, against models whose rows were written by hand; gradients."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.command import train
+from helpers.command import read_csv, train
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.analysis.routing_record import read_ablation, read_record
 from mttl.analysis.skill_matching import matched
 from mttl.assembly.model import load_run
 from mttl.commands import ablate as SCRIPT
+from mttl.commands import plot
 from mttl.commands.ablate_skills import switched_off
+from mttl.commands.routing_report.routing_tables import gradient_cosines
 from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
 from mttl.data.prompt_form import prompt_prefix
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.fixed import FixedRouter, GivenRows
 from mttl.runtime.command import run_command
@@ -168,3 +171,54 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, re
         assert message in refused(*given)
     monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, **__: None)
     assert "has no config.yaml of a training on text" in refused(*given)
+
+
+# Cosines between the gradients of tasks.
+
+
+def test_tasks_are_compared_by_their_gradients(run, tmp_path, capsys) -> None:
+    """Against a plain backward pass of the backbone's own loss."""
+    assert plot.main([str(run), "--gradients", "--out", str(tmp_path)]) == 0
+    found = np.array(
+        [[float(row[task]) for task in TASKS] for row in read_csv(tmp_path / "gradients.csv")]
+    )
+    built = load_run(run)
+    directions = []
+    for number, task in enumerate(TASKS):
+        path = run.parents[1] / "gym" / task / f"{task}_4_100_train.tsv"
+        rows = [line.split("\t") for line in path.read_text().splitlines()]
+        prompts = built.tokenizer(
+            [prompt_prefix(task, "name") + question for question, _ in rows],
+            return_tensors="pt",
+            padding=True,
+        )
+        answers = built.tokenizer([answer for _, answer in rows], return_tensors="pt", padding=True)
+        labels = answers.input_ids.masked_fill(answers.attention_mask == 0, -100)
+        skills = [
+            v
+            for layer in built.model.skilled_layers().values()
+            for v in layer.inventory.parameters()
+        ]
+        ids = torch.full((len(rows),), number)
+        loss = built.model(ids, **prompts, labels=labels).loss
+        flat = torch.cat([own.flatten() for own in torch.autograd.grad(loss, skills)])
+        directions.append(flat / flat.norm())
+    stacked = torch.stack(directions)
+    # Single precision; ours are of padded batches, whose sums have other lengths.
+    np.testing.assert_allclose(found, (stacked @ stacked.T).numpy(), atol=1e-4)
+    assert "Lowest cosines" in capsys.readouterr().out
+    assert "cosines of the gradients" in (tmp_path / "gradients.svg").read_text()
+
+
+def test_gradients_need_rows_and_mixed_skills(run, tmp_path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.yaml .* leave --gradients out"):
+        gradient_cosines(tmp_path, 4)
+    tokens = train(
+        f"{run.parents[1] / 'tiny.yaml'}+router/token_top2.yaml",
+        "tokens",
+        *SHORT,
+    )
+    with pytest.raises(CheckpointError, match="no skills that tasks mix"):
+        gradient_cosines(tokens.path, 4)
+    with pytest.raises(ConfigError, match="leave --compare and --gradients out"):
+        plot.main([str(run), "--gradients", "--adapted", "somewhere"])

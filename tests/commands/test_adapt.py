@@ -97,10 +97,7 @@ def test_other_settings_are_not_mixed_in(folder, tmp_path, refused) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        (
-            "optim.lr=0.5",
-            "'optim.lr' is for training, and adaptation does not read it. Set adapt.lr",
-        ),
+        ("optim.lr=0.5", "'optim.lr' is for training, and adaptation does not read it. Set adapt"),
         ("optim.schedule=cosine", "adaptation does not read it. Leave it out"),
         ("run.seed=14", "Set adapt.seeds"),
         ("data.prefix=code", "'data.prefix' (\"code\") cannot be set in adaptation: the run"),
@@ -183,13 +180,15 @@ def test_a_reference_is_read_and_left_as_it_is(folder, tmp_path, capsys, refused
 
 
 def test_mistakes_are_answered(folder, tmp_path, refused) -> None:
-    given = arguments(folder, tmp_path)
-    assert "--tasks names no task" in refused(adapt.main, *given, "--tasks", "dev")
-    assert "--tasks names no task" in refused(adapt.main, *given, "--tasks", ",")
-    several = "must be numbers joined by commas"
-    assert several in refused(adapt.main, *given, "--samples", "13;7")
-    nowhere = [*given, "--from", str(tmp_path)]
-    assert "holds no trained inventory" in refused(adapt.main, *nowhere)
+    for more, message in (
+        (("--tasks", "dev"), "--tasks names no task"),
+        (("--tasks", ","), "--tasks names no task"),
+        (("--samples", "13;7"), "must be numbers joined by commas"),
+        (("--shard", "3/2"), "argument --shard"),
+        (("--shard", "two"), "argument --shard"),
+        (("--workers", "0"), "argument --workers"),
+    ):
+        assert message in refused(adapt.main, *arguments(folder, tmp_path), *more)
     assert not (tmp_path / "results.jsonl").exists()
 
 
@@ -201,17 +200,10 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
     training.write_text("a\ta\n")
     assert "has 1 rows, fewer than the 16 in its name" in refused(adapt.main, *given)
     shutil.copy(folder / "gym" / "first" / training.name, training)
-    test = gym / "first" / "first_16_100_test.tsv"
-    test.write_text("a\ta\nno tab\n")
-    assert "first_16_100_test.tsv, line 2" in refused(adapt.main, *given)
-    test.write_text("a\ta\n")
-    test.unlink()
+    (gym / "first" / "first_16_100_test.tsv").unlink()
     assert "'first' has no test file for sample 100" in refused(adapt.main, *given)
     training.unlink()
     assert "'first' has no train file for sample 13" in refused(adapt.main, *given)
-    table = gym / "TASKS.csv"
-    table.write_text(table.read_text().replace("first,EM", "first,ME"))
-    assert "the metric of 'first' ('ME') must be one of" in refused(adapt.main, *given)
     assert not (tmp_path / "out").exists()
 
 
@@ -258,8 +250,3 @@ def test_workers_share_their_part_only(folder, tmp_path, monkeypatch) -> None:
     (file,) = tmp_path.glob("results*.jsonl")
     assert file.name == "results-2-of-2.jsonl"
     assert {json.loads(line)["sample"] for line in file.read_text().splitlines()} == {100}
-
-
-@pytest.mark.parametrize("option", [("--shard", "3/2"), ("--shard", "two"), ("--workers", "0")])
-def test_impossible_parts_are_refused(folder, tmp_path, refused, option) -> None:
-    assert f"argument {option[0]}" in refused(adapt.main, *arguments(folder, tmp_path), *option)

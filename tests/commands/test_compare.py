@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -16,16 +17,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.command import read_csv
+from helpers.command import ROOT, read_csv
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.commands import compare as SCRIPT
-from mttl.config.load import load_config
+from mttl.config.load import configs_dir, load_config
+from mttl.config.schema import Adapt
 from mttl.io.files import locked
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import Partition
 
 STAGES = importlib.import_module("mttl.commands.comparison.stages")
 TABLES = importlib.import_module("mttl.commands.comparison.tables")
 METHODS = importlib.import_module("mttl.commands.comparison.methods")
 FOLDER = importlib.import_module("mttl.commands.comparison.comparison_folder")
+LEXICAL = Partition.read(configs_dir() / "partitions" / "lexical.json")
+GYM = Gym(ROOT / "data" / "lexical")
+CATEGORIES = {
+    task: GYM.category(task) for side in ("train", "dev", "test") for task in getattr(LEXICAL, side)
+}
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
 
 
@@ -40,7 +49,7 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path / "tiny.yaml", gym)
 
 
-def compare(config: Path, out: Path, *more: str) -> int:
+def compare(config: Path | str, out: Path, *more: str) -> int:
     return SCRIPT.main(["-c", str(config), "--out", str(out), *BUDGET, *more])
 
 
@@ -74,35 +83,28 @@ def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) 
         assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
 
 
-def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(config, tmp_path, commands) -> None:
-    given = ("--methods", "polytropon", "--modes")
-    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
-    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
-    assert len(commands) == 2
-    assert compare(config, tmp_path / "out", *given, "--seeds", "13", "14") == 0
-    assert len(commands) == 4
-
-
-def test_tasks_of_the_training_need_no_score(config, tmp_path, commands) -> None:
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
+    config, tmp_path, commands, refused
+) -> None:
+    """With other settings it is refused; tasks of the training need no score."""
     out = tmp_path / "out"
-    given = ("--methods", "polytropon", "shared", "--modes", "--seeds", "13", "--unseen-only")
-    assert compare(config, out, *given) == 0
+    given = ("--methods", "polytropon", "--modes", "--unseen-only", "--seeds", "13")
+    for _ in range(2):
+        assert compare(config, out, *given) == 0
+        assert len(commands) == 2
+    assert compare(config, out, *given, "14") == 0
+    assert len(commands) == 4
     assert {row["side"] for row in read_csv(out / "scores.csv")} == {"unseen"}
-    for row in read_csv(out / "table.csv"):
-        assert row["seen"] == "nan"
-        assert float(row["training_minutes"]) > 0
+    (row,) = read_csv(out / "table.csv")
+    assert row["seen"] == "nan"
+    assert float(row["training_minutes"]) > 0
     picture = (out / "comparison.svg").read_text()
     assert "unseen tasks" in picture
     assert ">seen tasks" not in picture
-    assert compare(config, out, *given) == 0
-    assert len(commands) == 4
-
-
-def test_another_budget_or_configuration_is_refused(config, tmp_path, commands, refused) -> None:
-    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
-    assert compare(config, tmp_path / "out", *given) == 0
-    again = (SCRIPT.main, "-c", config, "--out", tmp_path / "out", *BUDGET, *given)
+    again = (SCRIPT.main, "-c", config, "--out", out, *BUDGET, *given)
     assert "adapt_steps (1 before, 2 now)" in refused(*again, "--adapt-steps", "2")
+    with locked(out / ".lock"):
+        assert "another comparison is at work" in refused(*again)
     config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
     assert "skills.rank (2 before, 3 now)" in refused(*again)
 
@@ -114,7 +116,6 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     for given, message in (
         (("-k", "adapt.lrr=1"), r"adapt\.lrr"),
         (("-k", "adapt.max_steps=7"), r"adapt\.max_steps is set by .* \(--adapt-steps\)"),
-        (("--tasks", "copi"), "Did you mean 'copy'"),
         (("--tasks", "reverse"), "was trained on reverse"),
         (("--samples", "7"), "sample"),
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
@@ -131,12 +132,6 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     with pytest.raises(METHODS.MttlError, match="has no category of 'reverse'; add one"):
         compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
     assert not (tmp_path / "out").exists()
-
-
-def test_two_comparisons_do_not_share_a_folder(config, tmp_path, refused) -> None:
-    given = ("-c", config, "--out", tmp_path / "out", *BUDGET, "--methods", "polytropon")
-    with locked(tmp_path / "out" / ".lock"):
-        assert "another comparison is at work" in refused(SCRIPT.main, *given)
 
 
 def test_rows_that_changed_are_refused(config, tmp_path, commands, refused) -> None:
@@ -169,41 +164,27 @@ def test_every_method_is_a_configuration(name: str) -> None:
     assert (config.optim.router_lr is None) == method.one_speed
 
 
-def test_a_method_overrules_the_files_of_all_runs(config, tmp_path, commands) -> None:
-    given = ("-c", f"{config}+adapt/mean_row.yaml", *BUDGET, "--seeds", "13", "--modes")
-    given += ("--out", str(tmp_path / "out"), "--methods", "polytropon", "private")
-    assert SCRIPT.main(list(given)) == 0
-    files = [words[4] for words in commands if words[2] == "train"]
-    assert files == [
-        f"{config}+adapt/mean_row.yaml+router/polytropon.yaml",
-        f"{config}+adapt/mean_row.yaml+router/private.yaml",
-    ]
-    run = tmp_path / "out" / "private" / "seed13"
-    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "private_skill"
-
-
-def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
-    config, tmp_path, commands
-) -> None:
-    given = ("--methods", "polytropon", "--modes", "full", "--seeds", "13")
+def test_a_method_and_its_ways_overrule_what_all_runs_share(config, tmp_path, commands) -> None:
+    files = f"{config}+adapt/mean_row.yaml"
+    given = ("--methods", "polytropon", "private", "--modes", "full", "--seeds", "13")
     given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
-    assert compare(config, tmp_path / "out", *given) == 0
-    run = tmp_path / "out" / "polytropon" / "seed13"
-    kept = {
-        variant: load_config(str(run / f"adapt-{variant}" / "config.yaml")).adapt
-        for variant in ("all", "full")
-    }
-    assert (kept["all"].lr, kept["all"].router_lr) == (0.02, 0.3)
-    assert kept["full"].lr == 1e-3
+    assert compare(files, tmp_path / "out", *given) == 0
+    trained = [words[4] for words in commands if words[2] == "train"]
+    assert trained == [f"{files}+router/{name}.yaml" for name in ("polytropon", "private")]
+
+    def kept(method: str, variant: str) -> Adapt:
+        folder = tmp_path / "out" / method / "seed13" / f"adapt-{variant}"
+        return load_config(str(folder / "config.yaml")).adapt
+
+    assert kept("private", "all").init == "private_skill"
+    assert (kept("polytropon", "all").lr, kept("polytropon", "all").router_lr) == (0.02, 0.3)
+    assert kept("polytropon", "full").lr == 1e-3
 
 
 def test_baselines_treat_new_tasks_as_published(config, tmp_path, commands) -> None:
-    matrix = tmp_path / "matrix.csv"
+    matrix, fragment = tmp_path / "matrix.csv", tmp_path / "expert.yaml"
     matrix.write_text("task,a,b\ncopy,0,1\nreverse,1,0\nnumber,0,1\n")
-    fragment = tmp_path / "expert.yaml"
-    fragment.write_text(
-        f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
-    )
+    fragment.write_text(f"skills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n")
     expert = METHODS.Method(str(fragment), variants=METHODS.METHODS["expert"].variants)
     names = ("polytropon", "private", "expert")
     given = ("--methods", *names, "--modes", "nearest_task", "--seeds", "13")
@@ -250,6 +231,24 @@ def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
     fold.write_text(fold.read_text().replace("copy", "other"))
     with pytest.raises(METHODS.MttlError, match="fold 1 would be of others"):
         compare(config, out, *given)
+
+
+@pytest.mark.parametrize("n_folds", [2, 5, 7, 45])
+def test_every_task_is_unseen_once_and_categories_are_spread(n_folds: int) -> None:
+    folds = FOLDER.split_folds(CATEGORIES, n_folds, seed=13)
+    assert sorted(task for fold in folds for task in fold) == sorted(CATEGORIES)
+    sizes = [len(fold) for fold in folds]
+    assert max(sizes) - min(sizes) <= 1
+    counts = [Counter(CATEGORIES[task] for task in fold) for fold in folds]
+    for category in set(CATEGORIES.values()):
+        own = [count[category] for count in counts]
+        assert max(own) - min(own) <= 1
+
+
+def test_folds_depend_on_the_seed_alone() -> None:
+    backwards = dict(reversed(CATEGORIES.items()))
+    assert FOLDER.split_folds(backwards, 5, seed=13) == FOLDER.split_folds(CATEGORIES, 5, seed=13)
+    assert FOLDER.split_folds(CATEGORIES, 5, seed=14) != FOLDER.split_folds(CATEGORIES, 5, seed=13)
 
 
 def script(path: Path, text: str) -> Path:
@@ -383,16 +382,15 @@ def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(tmp
     assert not (tmp_path / "third").exists()
 
 
-def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
-    def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
-        return TABLES.TaskScore(method, "all", seed, "unseen", task, sample, value)
+def score(task: str, sample: int, value: float, seed: int = 13) -> object:
+    return TABLES.TaskScore("m", "all", seed, "unseen", task, sample, value)
 
-    ours = [score("m", "a", 1, 1, 10.0), score("m", "a", 2, 1, 14.0), score("m", "b", 1, 1, 5.0)]
+
+def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
+    ours = [score("a", 1, 10.0, 1), score("a", 1, 14.0, 2), score("b", 1, 5.0, 1)]
     reference = [
-        score("r", "a", 1, 1, 8.0),
-        score("r", "a", 2, 1, 10.0),
-        score("r", "b", 1, 1, math.nan),
-        score("r", "b", 1, 2, 90.0),  # nothing to pair it with
+        *(score("a", 1, 8.0, 1), score("a", 1, 10.0, 2), score("b", 1, math.nan, 1)),
+        score("b", 2, 90.0, 1),  # nothing to pair it with
     ]
     found = TABLES.paired_difference(ours, reference)
     assert found.mean == pytest.approx(((2 + 4) / 2 + 5) / 2)
@@ -404,17 +402,14 @@ def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
 
 
 def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:
-    def score(task: str, sample: int, value: float) -> object:
-        return TABLES.TaskScore("m", "all", 13, "unseen", task, sample, value)
-
     scores = [score("a", 1, 10.0), score("a", 2, 30.0), score("b", 1, 60.0)]
     scores.append(score("c", 1, math.nan))
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
     # A seed that has one of the tasks so far has no mean over all tasks.
-    begun = TABLES.TaskScore("m", "all", 14, "unseen", "a", 1, 90.0)
+    begun = score("a", 1, 90.0, seed=14)
     assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
     # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.
-    parts = [TABLES.TaskScore("m", "all", 13, "unseen", "b", 1, 30.0), begun]
+    parts = [score("b", 1, 30.0), begun]
     assert TABLES.by_seed(parts) == {}
     assert TABLES.mean_score(parts) == 60.0
 
@@ -422,11 +417,12 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     figures = importlib.import_module("mttl.commands.comparison.figure")
     none, apart = TABLES.Mean(0.0, math.nan, math.nan), TABLES.Mean(-4.0, -5.0, -2.0)
-    dots = [
-        figures.Dots("a", (2.0, 6.0), ([1.0, 3.0], [5.0, 7.0]), (none, none)),
-        figures.Dots("b", (math.nan, 2.0), ([], [2.0]), (none, apart)),
+    lines = [
+        TABLES.TableRow("a", 0, 2, 2.0, 6.0, none, none),
+        TABLES.TableRow("b", 0, 1, math.nan, 2.0, none, apart),
     ]
-    figure = figures.comparison_figure(dots, "a")
+    seeds = {"seen": [[1.0, 3.0], []], "unseen": [[5.0, 7.0], [2.0]]}
+    figure = figures.comparison_figure(lines, seeds, "a")
     seen, unseen = figure.axes
     assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
     titles = [text.get_text() for text in (seen.title, unseen.title)]

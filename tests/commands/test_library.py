@@ -1,6 +1,5 @@
 """Adapters and runs become a library, a library becomes runs and adapters again."""
 
-import csv
 import hashlib
 import json
 import shutil
@@ -15,16 +14,14 @@ from helpers.checksums import note_again
 from helpers.command import train
 from helpers.compare import relative_error
 from helpers.fake_repositories import FakeRepositories
-from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
-from helpers.peft_adapters import peft, save_lora
+from helpers.gyms import TASKS
+from helpers.peft_adapters import peft, save_lora, write_base
 from mttl.analysis.routing_record import read_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
-from mttl.commands import adapt, predict
 from mttl.commands import export as EXPORT
 from mttl.commands import library as LIBRARY
 from mttl.config.load import load_config
-from mttl.io import yaml12
 from mttl.io.errors import ConfigError
 from mttl.library.library_folder import open_library
 from mttl.peft_format.peft_folder import read_peft, write_peft
@@ -77,11 +74,7 @@ def settings_of(base: Path, rank: int, targets: list[str]) -> dict[str, object]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model, twelve adapters of it (two by PEFT itself), and a configuration."""
     folder = tmp_path_factory.mktemp("library")
-    gym = write_gym(folder / "gym")
-    own = write_config(folder / "random.yaml", gym, backbone=TINY_LLAMA)
-    base = build_backbone(load_config([str(own)]).backbone)
-    fill(base)
-    base.save_pretrained(folder / "base")
+    write_base(folder)
     for number in range(10):
         rank, targets = KINDS[number % 3]
         write_peft(
@@ -97,9 +90,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "adapters" / name / "README.md").write_text(told)
         with torch.no_grad():
             torch.save(model(**IDS).logits, folder / f"{name}.pt")
-    below = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
-    tree = yaml12.parse(write_config(folder / "tiny.yaml", gym).read_text())
-    (folder / "tiny.yaml").write_text(yaml12.dump(tree | {"backbone": below}))
     return folder
 
 
@@ -189,40 +179,19 @@ def test_a_run_of_members_goes_out_and_comes_back(private: Path, skills: Path, t
     assert weights(again)["x-past"] == known["past"]
 
 
-@pytest.mark.parametrize("router", ["average", "expert", "arrow"])
-def test_routers_mix_members(place: Path, skills: Path, router: str, tmp_path: Path) -> None:
-    config = f"{place / 'tiny.yaml'}+router/{router}.yaml"
-    given = ["--members", "past", "plural", "task00", "task01", "--out", tmp_path / "run"]
-    if router == "expert":
-        rows = "task,a,b,c,d\npast,1,0,0,0\nplural,1,1,0,0\ntask00,0,0,1,0\ntask01,0,0,0,1\n"
-        (tmp_path / "matrix.csv").write_text(rows)
-        given += ["-k", f"router.matrix={tmp_path / 'matrix.csv'}"]
-    assert library("run", skills, "-c", config, *given) == 0
-    built = load_run(tmp_path / "run")
-    assert built.tasks == ("past", "plural", "task00", "task01")
-    if router == "arrow":
-        layers = built.model.token_layers()
-        assert {layer.experts.n_skills for layer in layers.values()} == {4}
-        assert all(layer.router.prototypes.any() for layer in layers.values())
-    else:
-        matrix = built.model.router.matrix()[0, :, 0]
-        wanted = {
-            "average": torch.full((4, 4), 0.25),
-            "expert": torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
-        }[router]
-        torch.testing.assert_close(matrix, wanted, atol=1e-8, rtol=0)
+def test_a_matrix_says_which_members_a_task_uses(place, skills, tmp_path) -> None:
+    names = ("past", "plural", "task00", "task01")
+    rows = "task,a,b,c,d\npast,1,0,0,0\nplural,1,1,0,0\ntask00,0,0,1,0\ntask01,0,0,0,1\n"
+    (tmp_path / "matrix.csv").write_text(rows)
+    given = ["--members", *names, "-k", f"router.matrix={tmp_path / 'matrix.csv'}"]
+    config, out = f"{place / 'tiny.yaml'}+router/expert.yaml", tmp_path / "run"
+    assert library("run", skills, "-c", config, *given, "--out", out) == 0
+    built = load_run(out)
+    assert built.tasks == names
+    wanted = torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    found = built.model.router.matrix()[0, :, 0]
+    torch.testing.assert_close(found, wanted, atol=1e-8, rtol=0)
     assert len(built.predict("past", QUESTIONS, num_beams=2)) == len(QUESTIONS)
-
-
-def test_a_run_of_members_is_predicted_from_and_adapted(place, private, tmp_path) -> None:
-    with (tmp_path / "in.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["task", "input"], ["past", "abc"], ["plural", "b"]])
-    files = ["--in", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]
-    assert predict.main(["--from", str(private), *files]) == 0
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
-    given = ["-c", str(place / "tiny.yaml"), "--from", str(private), "--tasks", "copy"]
-    steps = ["-k", "adapt.mode=skills_only", "adapt.max_steps=2", "adapt.eval_every=1"]
-    assert adapt.main([*given, *steps, "--out", str(tmp_path / "adapted")]) == 0
 
 
 def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
@@ -356,53 +325,30 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
     assert library("export", twice, "past", "--out", tmp_path / "named") == 0
     assert library("add", twice, tmp_path / "named" / "past", "--name", "second") == 0
     before = sorted(tmp_path.iterdir())
-    out = ["--out", tmp_path / "new"]
-    members, on = ["--members", "past", "plural"], ["-c", f"{tiny}+router/private.yaml"]
+    x, two, own = tmp_path / "x", tmp_path / "two", ["--name", "y"]
+    on, member = ["-c", f"{tiny}+router/private.yaml"], ["--members", "past"]
+    run, arrow = ["run", skills, "--out", tmp_path / "new"], ["-c", f"{tiny}+router/arrow.yaml"]
+    other = ["-k", f"backbone.name={tmp_path / 'other'}"]
     for given, message in (
-        (["add", tmp_path / "x", trained], "trained its backbone too"),
-        (["add", tmp_path / "two", private], "is of another base model"),
-        (
-            ["add", tmp_path / "two", adapter, "--name", "y", "--backbone", place / "base"],
-            "not over",
-        ),
-        (
-            ["add", skills, adapter, "--name", "y", "--rank", "2"],
-            "--rank and --skills are for runs",
-        ),
-        (["add", tmp_path / "x", adapter, "--backbone", "none"], "backbone.name ('none')"),
-        (["list", tmp_path / "x"], "is not a library"),
+        (["add", x, trained], "trained its backbone too"),
+        (["add", two, private], "is of another base model"),
+        (["add", two, adapter, *own, "--backbone", place / "base"], "not over"),
+        (["add", skills, adapter, *own, "--rank", "2"], "--rank and --skills are for runs"),
+        (["add", x, adapter, "--backbone", "none"], "backbone.name ('none')"),
         (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
         (["remove", skills, "pst"], "has no member 'pst'"),
-        (["export", skills, "--out", tmp_path / "two"], "exists already"),
-        (["run", skills, *on, "--out", tmp_path / "two"], "exists already"),
-        (["run", skills, *on, *out, "--members", "x*"], "has no member 'x*'"),
-        (
-            ["run", skills, *on, *out, "-k", "skills.rank=2"],
-            "skills.rank=2: the skills are the lib",
-        ),
-        (["run", twice, *on, *out], "both of the task 'past'"),
-        (
-            ["run", skills, *on, *members, *out, "-k", f"backbone.name={tmp_path / 'other'}"],
-            "Name the",
-        ),
-        (["run", skills, "-c", place / "random.yaml", *out], "set backbone.kind: pretrained"),
-        (["run", skills, *on, *out, "-k", "backbone.train=true"], "train: false"),
-        (
-            ["run", skills, "-c", f"{tiny}+router/task_moe.yaml", *members, *out],
-            "says nothing of mem",
-        ),
-        (
-            ["run", skills, "-c", f"{tiny}+router/arrow.yaml", "--members", "past", *out],
-            "with 1 mem",
-        ),
-        (
-            ["run", skills, "-c", f"{tiny}+router/arrow.yaml", *members, *out, "--mix", "deltas"],
-            "--mix is for skills of tasks",
-        ),
-        (
-            ["run", skills, "-c", f"{tiny}+router/arrow.yaml", *out, "-k", "moe.every=2"],
-            "moe.every and moe.stacks",
-        ),
+        (["export", skills, "--out", two], "exists already"),
+        ([*run, *on, "--out", two], "exists already"),
+        ([*run, *on, "--members", "x*"], "has no member 'x*'"),
+        ([*run, *on, "-k", "skills.rank=2"], "skills.rank=2: the skills are the lib"),
+        (["run", twice, *on, *run[2:]], "both of the task 'past'"),
+        ([*run, *on, *member, "plural", *other], "Name the"),
+        ([*run, "-c", place / "random.yaml"], "set backbone.kind: pretrained"),
+        ([*run, *on, "-k", "backbone.train=true"], "train: false"),
+        ([*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"], "says nothing of mem"),
+        ([*run, *arrow, *member], "with 1 mem"),
+        ([*run, *arrow, *member, "plural", "--mix", "deltas"], "--mix is for skills of tasks"),
+        ([*run, *arrow, "-k", "moe.every=2"], "moe.every and moe.stacks"),
     ):
         assert message in refused(LIBRARY.main, *given)
     assert sorted(tmp_path.iterdir()) == before

@@ -10,19 +10,16 @@ import torch
 
 from helpers.backbones import fill
 from helpers.compare import relative_error
-from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
+from helpers.gyms import TASKS
+from helpers.peft_adapters import peft, write_base
 from mttl.analysis.token_record import read_token_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import adapt, plot, predict
 from mttl.commands import library as LIBRARY
 from mttl.config.load import load_config
-from mttl.io import yaml12
 from mttl.routing import RetrievalRouter
 from mttl.runtime.command import run_command
-
-peft = pytest.importorskip("peft")
-
 
 GENERAL = ("general0", "general1")
 IDS = {"input_ids": torch.arange(21).view(3, 7) + 5}
@@ -40,11 +37,7 @@ def library(*words: object) -> int:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, adapters that PEFT wrote for the tasks of a gym, and a library of them."""
     folder = tmp_path_factory.mktemp("routing")
-    gym = write_gym(folder / "gym")
-    own = write_config(folder / "random.yaml", gym, backbone=TINY_LLAMA)
-    base = build_backbone(load_config([str(own)]).backbone)
-    fill(base)
-    base.save_pretrained(folder / "base")
+    base = write_base(folder)
     for seed, name in enumerate((*TASKS, *GENERAL)):
         targets = ["q_proj", "down_proj"]
         lora = peft.LoraConfig(r=2, lora_alpha=3, target_modules=targets, task_type="CAUSAL_LM")
@@ -56,10 +49,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 # The first singular value is far above the second, also after subtraction.
                 layer.lora_B["default"].weight.data[:, 1] *= 0.05
         model.save_pretrained(folder / "adapters" / name)
-    below = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
-    write_config(folder / "tiny.yaml", gym)
-    text = yaml12.parse((folder / "tiny.yaml").read_text()) | {"backbone": below}
-    (folder / "tiny.yaml").write_text(yaml12.dump(text))
     assert library("add", folder / "skills", folder / "adapters/*") == 0
     return folder
 

@@ -1,14 +1,16 @@
-"""Runs go to PEFT and come back through the two scripts."""
+"""Runs go to PEFT and come back, or become plain models."""
 
 import json
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from helpers.backbones import fill
 from helpers.cards import QUESTIONS, run_card, train_asked
@@ -16,14 +18,14 @@ from helpers.checksums import note_again
 from helpers.command import train
 from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from helpers.peft_adapters import peft, save_lora
+from helpers.peft_adapters import peft, save_lora, write_base
+from mttl.adaptation.modes import apply_mode
 from mttl.analysis.routing_record import read_record
-from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import export as EXPORT
 from mttl.commands import import_peft as IMPORT
 from mttl.commands import merge_task as MERGE
-from mttl.config.load import load_config
+from mttl.inference.model_card import scores_of
 from mttl.io import yaml12
 from mttl.models.backbone import build_random
 
@@ -52,21 +54,20 @@ def auto(folder: Path):
         return peft.AutoPeftModelForSeq2SeqLM.from_pretrained(folder).eval()
 
 
-@pytest.fixture(scope="module", params=["t5", "chat"])
+@pytest.fixture(scope="module", params=["t5", "chat", "joined"])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_asked(tmp_path_factory.mktemp("asked"), request.param)
 
 
+@pytest.mark.parametrize("asked", ["t5", "chat"], indirect=True)
 def test_cards_ask_as_the_run(asked: Path, tmp_path: Path) -> None:
     """The lines of each card, run as they stand, give the answers of `run.predict`."""
-    run = load_run(asked)
-    for chosen, task in ((["--task", "reverse"], "reverse"), (["--inventory"], "copy")):
-        out = tmp_path / task
-        assert EXPORT.main([str(asked), *chosen, "--out", str(out)]) == 0
-        greedy = "The run was evaluated with beams" in (out / "README.md").read_text()
-        assert greedy == (task == "copy" and run.search["num_beams"] > 1)
-        search = {"num_beams": 1} if greedy else {}
-        assert run_card(out, QUESTIONS) == run.predict(task, QUESTIONS, **search)
+    run, out = load_run(asked), tmp_path / "poly"
+    assert EXPORT.main([str(asked), "--inventory", "--out", str(out)]) == 0
+    greedy = "The run was evaluated with beams" in (out / "README.md").read_text()
+    assert greedy == (run.search["num_beams"] > 1)
+    search = {"num_beams": 1} if greedy else {}
+    assert run_card(out, QUESTIONS) == run.predict("copy", QUESTIONS, **search)
 
 
 def test_cards_of_prompts_and_adapters(tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_cards_of_prompts_and_adapters(tmp_path: Path) -> None:
             assert line in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("asked", ["t5", "chat"], indirect=True)
 def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -> None:
     out, back = tmp_path / "adapters", tmp_path / "back"
     assert EXPORT.main([str(asked), "--all", "--out", str(out)]) == 0
@@ -170,10 +172,7 @@ def test_an_inventory_goes_out_as_poly_and_comes_back(run: Path, inputs, tmp_pat
 
 def test_adapters_become_a_run(tmp_path: Path) -> None:
     """Two LoRA adapters that PEFT made, of different ranks and layers."""
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
-    base = build_backbone(load_config([str(config)]).backbone)
-    fill(base)
-    base.save_pretrained(tmp_path / "base")
+    base = write_base(tmp_path)
     ids = {"input_ids": torch.arange(10).view(2, 5) + 5}
     expected = {}
     for name, rank, targets in (("past", 2, ["q_proj"]), ("plural", 3, ["q_proj", "up_proj"])):
@@ -227,14 +226,12 @@ def test_adapters_of_the_head_come_in(tmp_path: Path, refused, tied: bool) -> No
 
 
 def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, refused) -> None:
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
-    settings = load_config([str(config)]).backbone
-    base = build_backbone(settings)
-    base.save_pretrained(tmp_path / "base")
+    base = write_base(tmp_path)
     fill(base, seed=3)
     base.save_pretrained(tmp_path / "other")
-    sizes = {**settings.config, "intermediate_size": settings.config["intermediate_size"] + 8}
-    build_random("llama", sizes).save_pretrained(tmp_path / "wide")
+    build_random("llama", TINY_LLAMA["config"] | {"intermediate_size": 32}).save_pretrained(
+        tmp_path / "wide"
+    )
     targets = ["q_proj", "up_proj"]
     save_lora(tmp_path / "base", tmp_path / "past", 0, r=2, target_modules=targets)
     adapter, out = str(tmp_path / "past"), ["--out", str(tmp_path / "new")]
@@ -257,9 +254,8 @@ def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch) -
     monkeypatch.chdir(tmp_path)
     build_random("t5", TINY_T5["config"]).save_pretrained("base")
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    tree = yaml12.parse(config.read_text())
-    tree["backbone"] = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
-    config.write_text(yaml12.dump(tree))
+    below = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
+    config.write_text(yaml12.dump(yaml12.parse(config.read_text()) | {"backbone": below}))
     source = train(config, "source", "trainer.max_steps=1", "data.evaluate=[]").path
     assert EXPORT.main([str(source), "--task", "copy", "--out", "adapter"]) == 0
     (tmp_path / "other").mkdir()
@@ -280,22 +276,25 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (tmp_path / name / "adapter_model.safetensors").write_bytes(data)
         changed = settings | {"base_model_name_or_path": base}
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(changed))
-    named = tmp_path / "named"  # after the folder of the base
-    shutil.copytree(run / "skills", named)
+    # A task is named after the folder of the base; and there is no backbone.
+    named, policies = (shutil.copytree(run / "skills", tmp_path / x) for x in ("named", "policies"))
     (named / "tasks.json").write_text(json.dumps(["copy", "base_model", "number"]))
-    note_again(named)
+    meta = json.loads((policies / "meta.json").read_text())
+    del meta["settings"]["backbone"]
+    (policies / "meta.json").write_text(json.dumps(meta))
+    for folder in (named, policies):
+        note_again(folder)
     other_base = tmp_path / "llama"
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
-    build_backbone(load_config([str(config)]).backbone).save_pretrained(other_base)
+    build_random("llama", TINY_LLAMA["config"]).save_pretrained(other_base)
     before = sorted(tmp_path.iterdir())
     out = ["--out", str(tmp_path / "new")]
     for script, given, message in (
-        (EXPORT, [str(run), "--task", "cop", *out], "has no task 'cop'. Did you mean 'copy'"),
         (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
         (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
-        (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
+        (MERGE, [str(run), "--average", "--backbone", "t5-small", *out], "holds its own backbone"),
+        (MERGE, [str(policies), "--average", *out], "holds policies, which have no"),
         (IMPORT, [str(there), *out], "is not a folder of PEFT"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
@@ -317,3 +316,46 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     ):
         assert message in refused(script.main, *given)
     assert sorted(tmp_path.iterdir()) == before
+
+
+# Merged into plain weights.
+
+
+@pytest.mark.parametrize("which", ["reverse", "average"])
+def test_transformers_loads_a_merge_and_answers_alike(run, inputs, tmp_path, which) -> None:
+    chosen = ["--average"] if which == "average" else ["--task", which]
+    out = tmp_path / "plain"
+    assert MERGE.main([str(run), *chosen, "--out", str(out)]) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    found = model(**inputs).logits
+    built, texts = load_run(run), ["[reverse] abc", "[copy] b"]
+    assert tokenizer(texts, padding=True).input_ids == inputs["input_ids"].tolist()
+    if which == "average":
+        ids = torch.zeros(2, dtype=torch.long)
+        skilled = apply_mode(built.model, "average", 1).eval()
+    else:
+        skilled, ids = built.model, built.task_ids([which, which])
+    expected = skilled(ids, **inputs).logits
+    assert relative_error(found, expected) < ROUNDING
+
+
+def test_the_card_of_a_merge_asks_as_the_run(asked: Path, tmp_path: Path) -> None:
+    """The lines of the card, run as they stand, give the answers of `run.predict`."""
+    run = load_run(asked)
+    for chosen in (["--task", "reverse"], ["--average"]):
+        out = tmp_path / chosen[0]
+        assert MERGE.main([str(asked), *chosen, "--out", str(out)]) == 0
+        if chosen == ["--average"]:
+            task, predictor = "copy", replace(run, model=apply_mode(run.model, "average", 3))
+        else:
+            task, predictor = "reverse", run
+        answers = run_card(out, QUESTIONS)
+        assert answers == predictor.predict(task, QUESTIONS)
+        assert len({*answers}) > 1
+    card = (tmp_path / "--task" / "README.md").read_text()
+    scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
+    assert scored == {("reverse", "dev"), ("reverse", "test")}
+    assert "| reverse | dev | EM | " in card
+    assert ("chat template" in card) == ("torch.tensor" not in card)
+    assert f"The task `reverse` of `{asked}`" in card

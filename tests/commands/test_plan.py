@@ -9,11 +9,9 @@ import pytest
 from helpers.command import ROOT
 from helpers.gyms import TINY_T5, write_config, write_gym
 from mttl.assembly.planning import memory_plan
-from mttl.commands import plan, train
-from mttl.config.load import load_any_config
+from mttl.commands import plan
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^mttl (\S+) (.+)$", PAGE, re.MULTILINE)
 
 
 def test_parts_are_printed_with_what_fits(tmp_path: Path, capsys) -> None:
@@ -69,12 +67,6 @@ def test_shipped_sizes_have_the_published_numbers_of_parameters() -> None:
             AutoConfig.from_pretrained(path.parent).model_type
             == json.loads(path.read_text(encoding="utf-8"))["model_type"]
         )
-
-
-@pytest.mark.parametrize(("name", "line"), COMMANDS)
-def test_commands_of_the_page_parse(name: str, line: str) -> None:
-    options = {"plan": plan, "train": train}[name].main.parse(line.split())
-    load_any_config(options.config, options.override)
 
 
 def test_the_page_names_what_is_kept_to_spare() -> None:

@@ -129,27 +129,22 @@ def test_known_factors_are_recovered(
     assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
 
 
-# Mistakes.
-
-
-def test_folders_that_are_no_runs_are_answered(folder, write_run, tmp_path, refused) -> None:
-    assert "routing.npz' does not exist" in refused(SCRIPT.main, tmp_path)
-    assert "routing.npz' does not exist" in refused(SCRIPT.main, folder, "--compare", tmp_path)
-    lone = write_run(tmp_path / "lone", tasks=("past",))
-    assert "has one task only" in refused(SCRIPT.main, lone)
-
-
-def test_runs_that_cannot_be_compared_are_answered(folder, write_run, tmp_path, refused) -> None:
-    skills = write_run(tmp_path / "skills", n_skills=5)
-    assert "have 3 and 5 skills" in refused(SCRIPT.main, folder, "--compare", skills)
-    tasks = write_run(tmp_path / "tasks", tasks=("past", "plural", "clock", "other"))
-    assert "differ in tasks: only one has date, other" in refused(
-        SCRIPT.main, folder, "--compare", tasks
-    )
-    groups = write_run(tmp_path / "groups", groups=("model",))
-    message = refused(SCRIPT.main, folder, "--compare", groups)
-    assert "differ in groups" in message
-    assert "Compare runs of different seeds" in message
+def test_mistakes_are_answered(folder, write_run, tmp_path, refused) -> None:
+    tasks = ("past", "plural", "clock", "other")
+    others = {
+        "skills": write_run(tmp_path / "skills", n_skills=5),
+        "tasks": write_run(tmp_path / "tasks", tasks=tasks),
+        "groups": write_run(tmp_path / "groups", groups=("model",)),
+        "lone": write_run(tmp_path / "lone", tasks=("past",)),
+    }
+    for name, message in (
+        ("skills", "have 3 and 5 skills"),
+        ("tasks", "differ in tasks: only one has date, other"),
+        ("groups", "differ in groups"),
+        ("groups", "Compare runs of different seeds"),
+    ):
+        assert message in refused(SCRIPT.main, folder, "--compare", others[name])
+    assert "has one task only" in refused(SCRIPT.main, others["lone"])
 
 
 def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
@@ -161,7 +156,3 @@ def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
         "assert not {'matplotlib', 'sklearn', 'umap'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_the_message_of_usage_names_the_options(refused) -> None:
-    assert re.search(r"\[--compare RUN2\].*\[--out DIR\]", refused(SCRIPT.main))

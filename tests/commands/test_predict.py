@@ -164,21 +164,19 @@ def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
     assert out.read_text().startswith("input,choices,prediction,probabilities\n")
 
 
-def test_models_have_to_be_named(kept, tmp_path, refused) -> None:
-    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
-    assert "name a run with --from RUN" in refused(predict.main, "--in", str(questions))
-    twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
-    assert "another one is of the task 'new' too" in refused(predict.main, *twice)
-
-
-def test_a_damaged_name_of_a_metric_is_told(run, tmp_path, refused) -> None:
-    damaged = tmp_path / "run"
-    shutil.copytree(run, damaged)
-    results = damaged / "results.csv"
+def test_models_have_to_be_named_and_whole(run, kept, tmp_path, refused) -> None:
+    rows = [{"input": "a", "task": "copy", "output": "a"}]
+    asked = (predict.main, "--in", jsonl(tmp_path / "q.jsonl", rows))
+    assert "name a run with --from RUN" in refused(*asked)
+    assert "another one is of the task 'new' too" in refused(*asked, "--adapted", kept, kept)
+    results = Path(shutil.copytree(run, tmp_path / "run")) / "results.csv"
     results.write_text(results.read_text().replace(",EM,", ",eM,"))
-    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
-    told = refused(predict.main, "--from", str(damaged), "--in", str(questions))
+    told = refused(*asked, "--from", tmp_path / "run")
     assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told
+
+
+COPY = ["--task", "copy"]
+LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
 
 
 @pytest.mark.parametrize(
@@ -186,26 +184,14 @@ def test_a_damaged_name_of_a_metric_is_told(run, tmp_path, refused) -> None:
     [
         ({"input": "a"}, [], "nothing says which task it is of"),
         ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
-        ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
-        ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
+        ({"input": "a"}, [*COPY, "--choices", "a", "a"], "none empty and none twice"),
+        ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
         ({}, [], "there is no column 'input'"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
-        (
-            {"input": "a"},
-            ["--task", "copy", "--per-token"],
-            "give --choices, or a column 'choices'",
-        ),
-        (
-            {"input": "a"},
-            ["--task", "copy", "--choices", "a" * 99 + "b", "a" * 99 + "c"],
-            "row 1: choices are identical up to the",
-        ),
-        (
-            {"input": "a"},
-            ["--task", "copy", "--choices", "a", "b", "--beams", "2"],
-            "nothing is generated where answers are chosen",
-        ),
+        ({"input": "a"}, [*COPY, "--per-token"], "give --choices, or a column 'choices'"),
+        ({"input": "a"}, LONG, "row 1: choices are identical up to the"),
+        ({"input": "a"}, [*LONG, "--beams", "2"], "nothing is generated where answers are chosen"),
     ],
 )
 def test_mistakes_are_answered_before_anything_is_written(

@@ -91,14 +91,12 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
 
     monkeypatch.setattr(search_training.subprocess, "run", run)
     section = "optim" if trained else "adapt"
-    given = arguments(folder, tmp_path, f"search.grid={{{section}.lr: [1e30, 1e-3]}}")
-    if trained:
-        given = [word for word in given if word not in (*STEPS, "--from")]
-        given.remove(str(folder / "runs" / "source"))
-        given += ["trainer.max_steps=3", "trainer.val_check_interval=3"]
-    else:
-        given += ["adapt.max_steps=2"]
-    given += [] if trained else ["--samples", "13", "--tasks", min(NEW)]
+    grid = f"search.grid={{{section}.lr: [1e30, 1e-3]}}"
+    given = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path), "-k", grid]
+    given += ["trainer.max_steps=3", "trainer.val_check_interval=3"]
+    if not trained:
+        given = arguments(folder, tmp_path, grid, "adapt.max_steps=2")
+        given += ["--samples", "13", "--tasks", min(NEW)]
     diverged = f"1 diverged, and have no result: {section}.lr=1e30"
     assert diverged in refused(search.main, *given)
     assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
@@ -166,12 +164,6 @@ def test_the_best_is_sought_among_all_grids_of_the_folder(folder, tmp_path, star
     assert len(trials(tmp_path)) == 2
 
 
-def test_trials_of_another_run_are_refused(folder, tmp_path, refused, started) -> None:
-    assert search.main(arguments(folder, tmp_path, GRID)) == 0
-    (tmp_path / "inventory.sha256").write_text("of another run")
-    assert "of another inventory" in refused(search.main, *arguments(folder, tmp_path, GRID))
-
-
 def test_ranges_go_on_where_they_stopped(folder, tmp_path, started) -> None:
     pytest.importorskip("optuna")
     with (
@@ -188,19 +180,21 @@ def test_ranges_go_on_where_they_stopped(folder, tmp_path, started) -> None:
 
 
 def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
-    out = tmp_path / "out"
-    message = refused(search.main, *arguments(folder, out))
-    assert "search.grid, search.points and search.ranges are empty" in message
-    message = refused(search.main, *arguments(folder, out, "search.grid={adapt.lr: [1e-3, -1]}"))
-    assert "trial adapt.lr=-1: adapt.lr: '-1' must be greater than 0" in message
-    low = "search.ranges={adapt.warmup: {low: -1, high: 0.5}}"
-    message = refused(search.main, *arguments(folder, out, low))
-    assert "trial adapt.warmup=-1: adapt.warmup" in message
-    message = refused(search.main, *arguments(folder, out, GRID), "--tasks", "test")
-    assert "--tasks names no task" in message
+    out, low = tmp_path / "out", "search.ranges={adapt.warmup: {low: -1, high: 0.5}}"
+    for more, message in (
+        ((), "search.grid, search.points and search.ranges are empty"),
+        (("search.grid={adapt.lr: [1e-3, -1]}",), "trial adapt.lr=-1: adapt.lr: '-1' must be grea"),
+        ((low,), "trial adapt.warmup=-1: adapt.warmup"),
+        ((GRID, "--tasks", "test"), "--tasks names no task"),
+    ):
+        assert message in refused(search.main, *arguments(folder, out, *more))
     assert not started
     assert not out.exists()
     assert search.main(arguments(folder, out, GRID)) == 0
+    (out / "inventory.sha256").rename(tmp_path / "own")
+    (out / "inventory.sha256").write_text("of another run")
+    assert "of another inventory" in refused(search.main, *arguments(folder, out, GRID))
+    (tmp_path / "own").rename(out / "inventory.sha256")
     message = refused(search.main, *arguments(folder, out, GRID, "adapt.max_steps=2"))
     assert "adapt.max_steps (1 before, 2 now)" in message
 

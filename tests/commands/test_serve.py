@@ -97,18 +97,17 @@ def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> No
 
 
 def test_what_cannot_be_served_is_told(run, monkeypatch, refused) -> None:
-    free = ["--port", "0"]
-    assert "name a run with --from RUN" in refused(serve.main, *free)
-    told = refused(serve.main, "--from", str(run), "--api-key", " ", *free)
-    assert "--api-key and MTTL_API_KEY must not be empty" in told
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        told = refused(serve.main, "--from", str(run), "--port", port)
-        assert f"cannot listen at --host 127.0.0.1 --port {port}" in told
-        assert "in use" in told
-    assert "and at most 65535" in refused(serve.main, "--port", "65536")
-    told = refused(serve.main, "--cors", "page:3000")
-    assert "must read http://HOST[:PORT], or *" in told
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = str(taken.getsockname()[1])
+    with taken:
+        for given, message in (
+            (["--port", "0"], "name a run with --from RUN"),
+            (["--from", run, "--api-key", " "], "--api-key and MTTL_API_KEY must not be empty"),
+            (["--from", run, "--port", port], f"listen at --host 127.0.0.1 --port {port}"),
+            (["--port", "65536"], "and at most 65535"),
+            (["--cors", "page:3000"], "must read http://HOST[:PORT], or *"),
+        ):
+            assert message in refused(serve.main, *given)
     monkeypatch.setattr("mttl.runtime.libraries.missing_libraries", lambda *names: ["fastapi"])
     told = refused(serve.main, "--from", str(run))
     assert "fastapi must be installed: pip install fastapi" in told

@@ -47,9 +47,13 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def learn(model: Path, out: Path, *more: str) -> SparseSkill:
-    given = ["--model", str(model), "--tokenizer", "byte", "--out", str(out), *QUICK, *more]
-    assert LEARN.main(given) == 0
+def words(model: Path, out: Path, *more: object) -> list[str]:
+    given = ("--model", model, "--tokenizer", "byte", "--out", out, *QUICK, *more)
+    return [str(word) for word in given]
+
+
+def learn(model: Path, out: Path, *more: object) -> SparseSkill:
+    assert LEARN.main(words(model, out, *more)) == 0
     return SparseSkill.load(out)
 
 
@@ -114,9 +118,7 @@ def test_a_run_that_was_stopped_continues_to_the_same_file(models, text, tmp_pat
     given = ["--text", str(text), "--mask", "_", "--density", "0.05"]
     whole = learn(models["t5"], tmp_path / "whole.safetensors", *given)
     out = tmp_path / "stopped.safetensors"
-    command = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out)]
-    command += [*QUICK, *given]
-    advance = LotteryTicket.advance
+    command, advance = words(models["t5"], out, *given), LotteryTicket.advance
 
     def stopping(self: LotteryTicket) -> None:
         advance(self)
@@ -139,14 +141,13 @@ def test_a_run_that_was_stopped_continues_to_the_same_file(models, text, tmp_pat
 
 def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, tmp_path):
     out = tmp_path / "a.safetensors"
-    given = ["--text", str(text), "--mask", "_", "--save-every", "2"]
-    command = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out), *QUICK]
+    command = words(models["t5"], out, "--text", text, "--mask", "_", "--save-every", 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-        assert LEARN.main([*command, *given]) == 0
+        assert LEARN.main(command) == 0
     before = out.read_bytes()
     assert out.with_name(f"{out.name}.state").exists()
-    assert LEARN.main([*command, *given, "--resume"]) == 0
+    assert LEARN.main([*command, "--resume"]) == 0
     assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.glob("*a.safetensors*")) == ["a.safetensors"]
 
@@ -155,13 +156,8 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
     ("model", "given", "message"),
     [
         ("t5", ["--density", "2"], r"--density (2.0) must lie in (0, 1]"),
-        ("t5", ["--batch-size", "0"], "--batch-size (0) must be at least 1"),
-        ("t5", ["--block", "0"], "--block (0) must be at least 1"),
         ("t5", ["--lr", "nan"], "--lr (nan) must be positive"),
-        ("t5", ["--sparse-lr", "-1"], "--sparse-lr (-1.0) must be positive"),
-        ("t5", ["--l1", "nan"], "--l1 (nan) must not be negative"),
         ("t5", ["--warmup", "1.5"], "--warmup (1.5) must be at least 0 and below 1"),
-        ("t5", ["--gradient-clip-val", "-1"], "--gradient-clip-val (-1.0) must be positive"),
         ("t5", ["--mask", "ab"], "--mask ('ab') is 2 tokens; it must be one"),
         ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no room"),
@@ -173,34 +169,29 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
     ],
 )
 def test_mistakes_are_named(model, given, message, models, text, tmp_path, refused):
-    base = ["--model", str(models[model]), "--tokenizer", "byte", "--text", str(text)]
-    command = [*base, "--out", str(tmp_path / "x.safetensors"), *QUICK, *given]
-    assert message in refused(LEARN.main, *command)
+    out = tmp_path / "x.safetensors"
+    assert message in refused(LEARN.main, *words(models[model], out, "--text", text, *given))
     assert not list(tmp_path.glob("x.*"))
 
 
 def test_more_mistakes(models, text, tmp_path, refused):
-    out = tmp_path / "x.safetensors"
-    base = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out), *QUICK]
-    empty = tmp_path / "empty.txt"
+    out, empty = tmp_path / "x.safetensors", tmp_path / "empty.txt"
     empty.write_text("\n \n")
-    cases = [
-        (["--text", str(tmp_path / "no.txt")], "no.txt' does not exist"),
-        (["--text", str(empty)], "the text has no line to learn from"),
-        (["--task", "copy", "--gym", str(tmp_path), "--lm", "masked"], "--lm is only for --text"),
-    ]
-    for given, message in cases:
+    base = words(models["t5"], out)
+    for given, message in (
+        (["--text", empty], "the text has no line to learn from"),
+        (["--task", "copy", "--gym", tmp_path, "--lm", "masked"], "--lm is only for --text"),
+        (["--text", text, "--save-every", 0], "at least 1"),
+    ):
         assert message in refused(LEARN.main, *base, *given)
-    state = out.with_name(f"{out.name}.state")
+    state, given = out.with_name(f"{out.name}.state"), [*base, "--text", text, "--resume"]
     state.write_bytes(b"nonsense")
-    given = [*base, "--text", str(text), "--resume"]
     assert "is damaged" in refused(LEARN.main, *given)
     stoppable_loop.save_state(state, {}, {"lr": 3.0})
     assert "belongs to a run with other settings" in refused(LEARN.main, *given)
     state.unlink()
     out.touch()
     assert "exists; choose another --out" in refused(LEARN.main, *given)
-    assert "at least 1" in refused(LEARN.main, *base, "--text", text, "--save-every", 0)
 
 
 def test_a_skill_of_another_network_is_refused_with_a_list(models, text, tmp_path, refused):
@@ -228,21 +219,18 @@ def test_a_skill_of_another_network_is_refused_with_a_list(models, text, tmp_pat
 
 
 def test_composing_refuses_what_does_not_fit(models, text, tmp_path, refused):
-    skill = tmp_path / "a.safetensors"
-    learn(models["t5"], skill, "--text", str(text), "--mask", "_")
-    base = ["--tokenizer", "byte", "--skills", str(skill)]
-    out = ["--out", str(tmp_path / "out")]
-    other = refused(COMPOSE.main, "--model", str(models["llama"]), *base, *out)
-    assert "was made for another network" in other
-    assert "missing" in other
-    t5 = ["--model", str(models["t5"])]
-    assert "nothing to do" in refused(COMPOSE.main, *t5, *base)
-    weight = ["--tokenizer", "byte", "--skills", f"{skill}=much", *out]
-    assert "'much' is not a number" in refused(COMPOSE.main, *t5, *weight)
-    weight = ["--tokenizer", "byte", "--skills", f"{skill}=nan", *out]
-    assert "(nan) must be a finite number" in refused(COMPOSE.main, *t5, *weight)
-    twice = [*base, f"{skill}=0.5", *out]
-    assert "is on the network already; name each once" in refused(COMPOSE.main, *t5, *twice)
+    skill, there = tmp_path / "a.safetensors", tmp_path / "there"
+    learn(models["t5"], skill, "--text", text, "--mask", "_")
+    there.mkdir()
+    for model, given, out, message in (
+        ("llama", [skill], "out", "was made for another network"),
+        ("t5", [skill], None, "nothing to do"),
+        ("t5", [f"{skill}=much"], "out", "'much' is not a number"),
+        ("t5", [f"{skill}=nan"], "out", "(nan) must be a finite number"),
+        ("t5", [skill, f"{skill}=0.5"], "out", "is on the network already; name each once"),
+        ("t5", [skill], "there", "exists already; name a new one"),
+    ):
+        where = ["--out", tmp_path / out] if out else []
+        named = ["--model", models[model], "--tokenizer", "byte", "--skills", *given]
+        assert message in refused(COMPOSE.main, *named, *where)
     assert not (tmp_path / "out").exists()
-    (tmp_path / "out").mkdir()
-    assert "exists already; name a new one" in refused(COMPOSE.main, *t5, *base, *out)

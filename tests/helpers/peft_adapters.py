@@ -7,8 +7,24 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.backbones import fill
+from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from mttl.io import yaml12
+from mttl.models.backbone import build_random
 
 peft = pytest.importorskip("peft")
+
+
+def write_base(folder: Path) -> Any:
+    """Write a gym, a decoder-only model, and configurations with it and of random weights."""
+    gym = write_gym(folder / "gym")
+    write_config(folder / "random.yaml", gym, backbone=TINY_LLAMA)
+    base = build_random("llama", TINY_LLAMA["config"])
+    fill(base)
+    base.save_pretrained(folder / "base")
+    below = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
+    tree = yaml12.parse(write_config(folder / "tiny.yaml", gym).read_text())
+    (folder / "tiny.yaml").write_text(yaml12.dump(tree | {"backbone": below}))
+    return base
 
 
 def save_lora(base: Path, out: Path, seed: int, **settings: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from helpers.command import ROOT
-from mttl.commands import COMMANDS, MORE
+from mttl.commands.command_names import COMMANDS, MORE
 
 DOCS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
 STUDIES = tuple(

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 
 def echo(message: object) -> object:
@@ -31,15 +30,6 @@ def name_modules() -> list[str]:
     import envs.vector  # noqa: F401
 
     return sorted(sys.modules)
-
-
-def is_stopped(pid: int) -> bool:
-    """Say whether a process was stopped, as by SIGSTOP."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"
 
 
 def is_running(pid: int) -> bool:

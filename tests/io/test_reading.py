@@ -7,8 +7,9 @@ import pytest
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import (
     MOST_LINE,
-    check_name,
+    exact_fraction,
     parse_json,
+    printable,
     read_json,
     read_table,
     read_text,
@@ -40,13 +41,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, make, message: 
         require_file(tmp_path / "it", TaskError)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"ab\xff", r"must be UTF-8 text; byte 3 \(0xff\) is not: save the file as UTF-8")],
-)
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_text(write(tmp_path, content), ConfigError)
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must be UTF-8 text; byte 3 \(0xff\) is not: save the"):
+        read_text(write(tmp_path, b"ab\xff"), ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -81,16 +78,15 @@ def test_tables_are_checked(tmp_path: Path, text: str, message: str) -> None:
     assert read_table(write(tmp_path, "step,a\n1,\n"), TaskError) == [{"step": "1", "a": ""}]
 
 
+@pytest.mark.parametrize("name", [3, " ", "a\x1b[2J", "\ud800"])
+def test_names_can_be_shown_anywhere(name: object) -> None:
+    with pytest.raises(ValueError, match="must be a name of characters that are printed"):
+        printable(name)
+    assert printable("名前 <b>") == "名前 <b>"
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (3, "is 3; it must be a name"),
-        (" ", "it must be a name"),
-        ("a\x1b[2J", "characters that are printed"),
-        ("\ud800", "characters that are printed"),
-    ],
+    ("share", "n", "expected"), [(0.29, 100, 29), (1.1, 50, 55), (1e-05, 10**5, 1), (2, 3, 6)]
 )
-def test_names_can_be_shown_anywhere(name: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_name(name, "train[0]", ConfigError)
-    assert check_name("名前 <b>", "train[0]", ConfigError) == "名前 <b>"
+def test_products_that_floats_miss(share: float, n: int, expected: int) -> None:
+    assert exact_fraction(share, n) == expected

@@ -1,14 +1,12 @@
-"""Children end with their parent, and stopped ones are recognised."""
+"""Children end with their parent."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from helpers.processes import is_stopped, wait_until_gone
+from helpers.processes import wait_until_gone
 from mttl.runtime import child_process
 from mttl.runtime.child_process import with_parent
 
@@ -28,19 +26,6 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         child = int(parent.stdout.readline())
         parent.kill()
     assert wait_until_gone([child])
-
-
-@linux
-def test_a_stopped_process_is_noticed() -> None:
-    with subprocess.Popen(["sleep", "600"], preexec_fn=with_parent()) as process:
-        assert not is_stopped(process.pid)
-        process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 100
-        while not is_stopped(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert is_stopped(process.pid)
-        process.kill()
-    assert not is_stopped(process.pid)
 
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from mttl.assembly.build_backbone import architecture
 from mttl.assembly.model import assemble
 from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.schema import Config
-from mttl.io.shipped_files import shipped_folder
+from mttl.io.files import shipped_folder
 from mttl.models.backbone import choose_trained
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import SparseInventory

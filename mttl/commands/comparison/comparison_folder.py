@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
@@ -12,7 +13,6 @@ from typing import TypeVar
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.adaptation.results import Results, check_rows
 from mttl.adaptation.resumable_jobs import keep_settings
-from mttl.commands.comparison.folds import partitions, split_folds
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
 from mttl.config.load import dump_config, load_config
@@ -46,10 +46,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """The folder of a comparison, and what all its runs share.
-
-    The arguments are the options of `mttl compare`, and the methods by name.
-    """
+    """The folder of a comparison, and what all its runs share: the options of `mttl compare`."""
 
     out: Path
     config: str
@@ -64,17 +61,14 @@ class MethodComparison:
     methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
     reference: str = REFERENCE
 
-    def group(self, item: Plan) -> Path:
-        """Return the folder of a method's trainings."""
-        return self.out / (f"fold{item.fold}" if item.fold else "") / item.name
-
     def run_folder(self, item: Plan) -> Path:
         """Return where one training goes."""
-        return self.group(item) / f"seed{item.seed}"
+        fold = f"fold{item.fold}" if item.fold else ""
+        return self.out / fold / item.name / f"seed{item.seed}"
 
     def cost_file(self, item: Plan, stage: str) -> Path:
         """Return the file that records the cost of a stage, next to the run."""
-        return self.group(item) / f"seed{item.seed}-{stage}.json"
+        return self.run_folder(item).with_name(f"seed{item.seed}-{stage}.json")
 
     def cost(self, item: Plan, stage: str) -> Cost:
         """Return the cost of a stage so far."""
@@ -96,7 +90,7 @@ class MethodComparison:
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
         return [
-            *(path_setting("run.dir", self.group(item)), f"run.name=seed{item.seed}"),
+            *(path_setting("run.dir", self.run_folder(item).parent), f"run.name=seed{item.seed}"),
             *(f"run.seed={item.seed}", f"trainer.max_steps={self.steps}"),
             f"trainer.val_check_interval={self.steps}",
             f"data.evaluate={'[]' if self.unseen_only else '[test]'}",
@@ -133,10 +127,13 @@ class MethodComparison:
             return [whole]
         tasks = [task for side in SIDES for task in getattr(whole, side)]
         held = select_tasks(tasks, self.gym, data.skip_missing)
-        folds = split_folds(
-            {task: self.gym.category(task) for task in held}, self.n_folds, FOLD_SEED
-        )
-        return partitions(folds)
+        categories = {task: self.gym.category(task) for task in held}
+        folds = split_folds(categories, self.n_folds, FOLD_SEED)
+        others = [[task for own in folds if own is not unseen for task in own] for unseen in folds]
+        return [
+            Partition(train=tuple(train), test=tuple(unseen))
+            for train, unseen in zip(others, folds, strict=True)
+        ]
 
     @property
     def common(self) -> Config:
@@ -145,11 +142,11 @@ class MethodComparison:
 
     def check(self, plans: list[Plan]) -> None:
         """Check that everything can run before the first training begins."""
-        for name in (text.partition("=")[0].strip() for text in self.overrides):
-            if name in OWN_SETTINGS:
-                raise ConfigError(
-                    f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
-                )
+        given = {text.partition("=")[0].strip() for text in self.overrides}
+        for name in given & OWN_SETTINGS.keys():
+            raise ConfigError(
+                f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
+            )
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
                 f"--tasks {self.tasks} has no meaning with --folds, where every task is unseen "
@@ -181,12 +178,11 @@ class MethodComparison:
 
     def shared_settings(self) -> dict[str, object]:
         """Return what all runs share."""
-        names = {one.name for one in fields(self)} - {"out", "methods", "reference"}
-        shared: dict[str, object] = {name: getattr(self, name) for name in sorted(names)}
-        return {**shared, "overrides": list(self.overrides)}
+        names = sorted({one.name for one in fields(self)} - {"out", "methods", "reference"})
+        return {name: getattr(self, name) for name in names} | {"overrides": [*self.overrides]}
 
     def keep_settings(self) -> None:
-        """Write what all runs share, or refuse to mix runs of different budgets."""
+        """Write what all runs share, or refuse to mix runs of different settings."""
         overrides, began = list(self.overrides), f"since the comparison in '{self.out}' began"
         keep_settings(
             self.out / "comparison.yaml",
@@ -229,7 +225,7 @@ class MethodComparison:
         for variant in (None, *item.variants):
             for stage in ("train",) if variant is None else self.stages(variant):
                 if not self.cost(item, stage).ended:
-                    log = self.group(item) / f"seed{item.seed}.log"
+                    log = self.run_folder(item).with_name(f"seed{item.seed}.log")
                     command = self.command(item, variant, stage)
                     processes.run(command, log, self.cost_file(item, stage))
 
@@ -247,6 +243,23 @@ class MethodComparison:
     def note(self, plans: list[Plan]) -> str:
         """Return further sentences for the caption of the tables."""
         return ""
+
+
+def split_folds(categories: Mapping[str, str], n_folds: int, seed: int) -> list[list[str]]:
+    """Split tasks into folds, category after category, each in an order drawn from a seed.
+
+    The sizes of folds differ by one task at most, in all and within every category.
+    """
+    if not 2 <= n_folds <= len(categories):
+        raise ConfigError(
+            f"--folds {n_folds} must lie between 2 and {len(categories)}, the number of tasks"
+        )
+    groups: dict[str, list[str]] = {}
+    for task in sorted(categories):
+        groups.setdefault(categories[task], []).append(task)
+    rng = random.Random(seed)
+    cards = [task for _, group in sorted(groups.items()) for task in rng.sample(group, len(group))]
+    return [cards[number::n_folds] for number in range(n_folds)]
 
 
 def carry_out(

@@ -35,11 +35,7 @@ class ExistingRuns:
         return seeds_of(self.folders)
 
     def check(self) -> None:
-        """Check that all are finished runs of one method.
-
-        Raises:
-            MttlError: If they are not.
-        """
+        """Refuse what are not finished runs of one method."""
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
                 raise MttlError(
@@ -179,12 +175,11 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
     """Refuse methods that share no seed with the reference, so that nothing could be paired."""
-    seeds: dict[str, set[int]] = {}
-    for name, seed in trainings:
-        seeds.setdefault(name, set()).add(seed)
-    for name, own in seeds.items():
-        if not own & seeds[reference]:
-            shown = [", ".join(map(str, sorted(x))) for x in (own, seeds[reference])]
+    common = {seed for name, seed in trainings if name == reference}
+    for name in dict.fromkeys(name for name, _ in trainings):
+        own = {seed for other, seed in trainings if other == name}
+        if not own & common:
+            shown = [", ".join(map(str, sorted(seeds))) for seeds in (own, common)]
             raise MttlError(
                 f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}: differences "
                 "are paired by seed, and they share none"

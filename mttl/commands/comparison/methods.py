@@ -12,12 +12,7 @@ MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scra
 
 
 class AdaptationVariant(NamedTuple):
-    """A variant of adaptation.
-
-    Attributes:
-        name: Its name in tables and folders; every method has the way ``"all"``.
-        settings: Overrides of adaptation.
-    """
+    """A variant of adaptation: its name in tables and folders, and its overrides."""
 
     name: str
     settings: tuple[str, ...] = ()
@@ -25,7 +20,7 @@ class AdaptationVariant(NamedTuple):
 
 # Full fine-tuning diverges at the learning rate of the skills.
 MODE_VARIANTS = tuple(
-    AdaptationVariant(mode, (f"adapt.mode={mode}", *(("adapt.lr=1e-3",) if mode == "full" else ())))
+    AdaptationVariant(mode, (f"adapt.mode={mode}", *["adapt.lr=1e-3"] * (mode == "full")))
     for mode in MODES
 )
 # The routing weights of the trained task with the lowest loss on the new rows.
@@ -128,14 +123,7 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
 
 
 class Plan(NamedTuple):
-    """What one method has to go through, for one seed.
-
-    Attributes:
-        name: Name of the method.
-        seed: Seed of training and of adaptation.
-        variants: How it is adapted.
-        fold: Which tasks are unseen, from 1; 0 takes those of the partition.
-    """
+    """What one method goes through for one seed; fold 0 is the partition as it is."""
 
     name: str
     seed: int
@@ -150,35 +138,32 @@ class Plan(NamedTuple):
 
 def plan(
     names: Sequence[str],
-    modes: Sequence[str],
+    modes: Sequence[str] | None,
     seeds: Sequence[int],
     folds: Sequence[int] = (0,),
     methods: Mapping[str, Method] = METHODS,
 ) -> list[Plan]:
-    """Return what to run: every seed and fold of every method, with the variants that it has.
+    """Return what to run: every seed and fold of every method, with its variants of the modes.
 
     The first seed of all methods comes first, so that a comparison that was stopped early compares.
+    Without modes, all variants are taken; a mode that no planned method has is an `MttlError`.
     """
     variants = {
-        name: (own.variants[0], *(variant for variant in own.variants[1:] if variant.name in modes))
-        for name, own in methods.items()
+        name: (first, *(one for one in others if modes is None or one.name in modes))
+        for name, (first, *others) in ((name, own.variants) for name, own in methods.items())
     }
+    had = {one.name for name in names for one in variants[name]}
+    for mode in modes or ():
+        if mode not in had:
+            known = {name: {one.name for one in own.variants} for name, own in methods.items()}
+            others = [name for name, own in known.items() if mode in own]
+            raise MttlError(
+                f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
+                f"{', '.join(others)} with --methods"
+            )
     return [
         Plan(name, seed, variants[name], fold)
         for seed in dict.fromkeys(seeds)
         for fold in folds
         for name in dict.fromkeys(names)
     ]
-
-
-def check_modes(
-    modes: Sequence[str], plans: Sequence[Plan], methods: Mapping[str, Method] = METHODS
-) -> None:
-    """Refuse further adaptation variants that none of the planned methods has."""
-    had = {variant.name for item in plans for variant in item.variants}
-    for mode in (mode for mode in modes if mode not in had):
-        names = [x for x, own in methods.items() if mode in {w.name for w in own.variants}]
-        raise MttlError(
-            f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
-            f"{', '.join(names)} with --methods"
-        )

@@ -81,17 +81,13 @@ def write_tables(
             unseen = [score for score in scores if (score.method, score.mode) in kept]
             text += f"\n{heading}\n\n{task_table(unseen, kept)}"
     from mttl.analysis.figures.canvas import save_figure
-    from mttl.commands.comparison.figure import Dots, comparison_figure  # they need matplotlib
+    from mttl.commands.comparison.figure import comparison_figure  # they need matplotlib
 
-    dots = [
-        Dots.of(
-            label(*column),
-            (_seen(scores, *column), _scores(scores, *column)),
-            (line.seen_difference, line.unseen_difference),
-        )
-        for column, line in zip(columns, lines, strict=True)
-    ]
-    save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
+    seeds = {
+        side: [[*by_seed(chosen(scores, *column)).values()] for column in columns]
+        for side, chosen in (("seen", _seen), ("unseen", _scores))
+    }
+    save_figure(comparison_figure(lines, seeds, reference), comparison.out / "comparison")
     write_text(comparison.out / "table.md", text)
     for name, table in (("table", lines), ("scores", scores)):
         rows = [flat_row(row) for row in table]

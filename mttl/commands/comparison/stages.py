@@ -14,19 +14,13 @@ from pathlib import Path
 from mttl.io.errors import MttlError
 from mttl.io.record import Record
 from mttl.runtime.child_process import with_parent
-from mttl.runtime.gpus import gpu_environment
+from mttl.runtime.processes import gpu_environment
 
 POLL = 0.2  # seconds between two looks at a command
 
 
 class Cost(Record):
-    """The cost of a command, summed over its attempts.
-
-    Attributes:
-        cpu_minutes: Processor time of all threads.
-        peak_mib: Largest resident memory of the process.
-        ended: Whether it has ended well.
-    """
+    """The cost of a command, summed over its attempts, and whether it has ended well."""
 
     cpu_minutes: float = 0.0
     peak_mib: float = 0.0

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 
 class TaskScore(NamedTuple):
-    """One score on test rows.
+    """One score on test rows in %; NaN where the metric is undefined.
 
     Attributes:
         mode: How the method was adapted; empty for training tasks.
         side: ``"seen"`` or ``"unseen"``.
-        score: Score in %; NaN where the metric is undefined.
-        fold: Which tasks were unseen in training; 0 without folds.
         rows: Digest of rows and metric, `mttl.tasks.folder.Gym.digest`; empty where unknown.
     """
 
@@ -44,15 +42,9 @@ class Mean(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """One row of the main table; scores in %, costs as means over seeds.
+    """One row of the main table: scores in %, paired differences, and costs as means over seeds.
 
-    Differences to the reference are paired by task, fold, seed and sample; minutes are processor
-    time.
-
-    Attributes:
-        method: Name; an adaptation mode other than ``all`` follows a colon.
-        trained: Number of parameters of skills and router, or of what the mode trains.
-        peak_mib: Largest resident memory of training and adaptation.
+    ``trained`` counts parameters of skills and router, or of what a mode trains.
     """
 
     method: str

@@ -30,7 +30,7 @@ from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
 from mttl.library.library_run import MEMBERS, MemberList
 from mttl.models.backbone import is_decoder_only
-from mttl.runtime.gpus import device_of
+from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
 from mttl.tasks.task_file import crossfit
 from mttl.training.monitors import as_rows, routing_weights
@@ -115,10 +115,9 @@ def with_adapted(
 
 
 def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
-    """Return the category of every task.
+    """Return the category of every task: of the gym's TASKS.csv, else of CrossFit's table.
 
-    It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; that of a
-    level of BabyAI is what it asks for. A task in neither is of the category "unknown".
+    That of a level of BabyAI is what it asks for.
     """
     settings = read_settings(folder)
     if settings is not None and not isinstance(settings, Config):
@@ -181,14 +180,9 @@ class OpenRun(NamedTuple):
 def open_run(
     run: Path, advice: str, backbone: str | None = None, seed: int = 0, **settings: Any
 ) -> OpenRun:
-    """Return a run and its rows.
+    """Return a run and its rows; settings replace those of the section ``data``.
 
-    Args:
-        run: Folder of the run.
-        advice: What to do without a configuration of a training on text.
-        backbone: Where a pretrained backbone is now.
-        seed: Seed of the rows that are drawn.
-        **settings: Settings of the section ``data`` that replace the run's.
+    Without a configuration of a training on text, a `CheckpointError` ends with the advice.
     """
     config = read_settings(run)
     if not isinstance(config, Config):

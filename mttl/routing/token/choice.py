@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.io.exact_fraction import exact_fraction
+from mttl.io.reading import exact_fraction
 
 
 @dataclass(frozen=True)

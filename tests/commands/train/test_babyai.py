@@ -14,11 +14,13 @@ from mttl.io import yaml12
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai.train as world
+from envs.demonstrations import load_demonstrations
 from envs.local import LocalVectorEnv
 from helpers.interruption import assert_same_run, interrupted
 from mttl.analysis.routing_record import read_record
 from mttl.babyai.build_policy import load_policies
 from mttl.checkpoints.run_folder import RunFolder
+from mttl.commands import babyai_record
 from mttl.config.load import load_any_config, load_config
 from mttl.io.errors import ConfigError, TrainingError
 
@@ -168,7 +170,6 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
         (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
         (
             ["rl.demonstrations=x.npz", "rl.stop_when_solved=true"],
@@ -178,7 +179,6 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
         (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
         (
             ["router.kind=score_function"],
@@ -191,14 +191,49 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
         (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
-        (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
         (["moe.n_experts=4"], "moe: the configuration has no 'moe'"),
-        (["data.dir=x"], "data: the configuration has no 'data'"),
     ],
 )
 def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train(config, "mistake", *overrides)
     assert not (config.parent / "runs" / "mistake").exists()
+
+
+# Demonstrations.
+
+
+def test_levels_are_recorded_to_one_file(tmp_path, capsys, refused) -> None:
+    out = tmp_path / "record.npz"
+    given = ["--levels", "GoToObj", "PickupLoc", "--episodes", "3", "--out", str(out)]
+    assert babyai_record.main(given) == 0
+    record = load_demonstrations(out)
+    assert [one.level for one in record] == ["GoToObj"] * 3 + ["PickupLoc"] * 3
+    printed = capsys.readouterr().out
+    assert f"6 demonstrations of {sum(len(one.actions) for one in record)} steps" in printed
+    before = out.read_bytes()
+    assert "record.npz' exists already" in refused(babyai_record.main, *given)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--out": "record.zip"}, "record.zip' must end in .npz"),
+        ({"--levels": "GoToMars"}, "unknown level 'GoToMars'"),
+        ({"--levels": "KeyInBox"}, "bot cannot play level 'KeyInBox'"),
+        ({"--episodes": "0"}, "'0' must be a whole number of at least 1"),
+        ({"--workers": "-1"}, "'-1' must be a whole number of at least 0"),
+    ],
+)
+def test_mistakes_of_recording_leave_no_file(
+    tmp_path, refused, monkeypatch, change, message
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"--levels": "GoToObj", "--episodes": "2", "--out": "record.npz", **change}
+    assert message in refused(
+        babyai_record.main, *(part for each in options.items() for part in each)
+    )
+    assert not list(tmp_path.iterdir())

@@ -78,13 +78,6 @@ def test_sharded_training_packs_as_copies_do(config: Path) -> None:
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)
 
 
-def test_an_encoder_decoder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    tiny = write_config(tmp_path / "t5.yaml", write_gym(tmp_path / "gym"))
-    with pytest.raises(ConfigError, match=r"data.packed_length \(96\) is for decoder-only"):
-        train(tiny, "refused", PACKED)
-    assert not (tmp_path / "runs").exists()
-
-
 def test_experts_are_refused(config: Path) -> None:
     with pytest.raises(ConfigError, match="does not work with section moe"):
         load_config(f"{config}+router/token_top2.yaml", [PACKED])
