@@ -31,8 +31,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
-from mttl.routing.task.coefficients import CoefficientRouter
-from mttl.routing.task.fixed import FixedRouter
+from mttl.routing.task.fixed import CoefficientRouter, FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.training.precision import precision_plugin
 from mttl.training.predictions import Result, write_predictions, write_results

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mttl.adaptation.fine_tune import score_batches
 from mttl.checkpoints.run_callbacks import not_finite
-from mttl.routing.task.coefficients import CoefficientRouter
+from mttl.routing.task.fixed import CoefficientRouter
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # As in LoraHub's code: of the mean absolute coefficient, and of each.

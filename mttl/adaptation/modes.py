@@ -12,8 +12,7 @@ from mttl.config.schema import Adapt
 from mttl.config.section import AS_TRAINED, FREE, AdaptMode, RowInit
 from mttl.io.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
-from mttl.routing.task.coefficients import CoefficientRouter
-from mttl.routing.task.fixed import AverageRouter, FixedRouter, expert_router
+from mttl.routing.task.fixed import AverageRouter, CoefficientRouter, FixedRouter, expert_router
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter

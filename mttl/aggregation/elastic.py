@@ -43,7 +43,7 @@ def elastic_removal(
 
     Two settings are published as EWR: the paper's algorithm, with λ0 = 1, one vector per expert and
     anti-expert, λ = 0.15 for an anti-expert and no ceiling; and, in the released code, CaPE with
-    Fisher information, see `elastic_contrast`.
+    Fisher information: one vector :math:`\theta_E - \theta_A`, λ0 = 1 − λ, and a ceiling of 1e6.
 
     Args:
         base: A parameter of the base, θ0.
@@ -71,38 +71,6 @@ def elastic_removal(
         merged.addcmul_(bounded, vector, value=weight)
         normaliser.add_(bounded, alpha=abs(weight))
     return merged.div_(normaliser)
-
-
-def elastic_contrast(
-    base: Float[Tensor, "*shape"],
-    base_fisher: Float[Tensor, "*shape"],
-    expert: Float[Tensor, "*shape"],
-    anti_expert: Float[Tensor, "*shape"],
-    fisher: Float[Tensor, "*shape"],
-    weight: float,
-    *,
-    floor: float = FLOOR,
-    ceiling: float = 1e6,
-) -> Float[Tensor, "*shape"]:
-    r"""CaPE with Fisher information: `elastic_removal` of one vector, of one Fisher information f.
-
-    .. math::
-
-        \theta' = \frac{(1 - \lambda) f_0 \theta_0 + \lambda f (\theta_E - \theta_A)}
-                       {(1 - \lambda) f_0 + \lambda f}
-
-    Experts and anti-experts are given by what they changed of the base; λ lies between 0 and 1.
-    """
-    return elastic_removal(
-        base,
-        base_fisher,
-        [expert - anti_expert],
-        [fisher],
-        [weight],
-        base_weight=1 - weight,
-        floor=floor,
-        ceiling=ceiling,
-    )
 
 
 def fisher_average(

@@ -71,3 +71,11 @@ def mix_outputs(
     blocks = up.reshape(n_skills, n_heads, -1, rank).permute(1, 0, 3, 2)  # (H, K, r, O / H)
     blocks = blocks.reshape(n_heads, n_skills * rank, -1)
     return torch.einsum("blhq,hqo->blho", gated, blocks).flatten(2)
+
+
+def active_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype a product with ``tensor`` runs in: autocast's, or the tensor's own."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype

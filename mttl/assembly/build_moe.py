@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from mttl.config.moe_schema import MoE, UpcycledExperts
 from mttl.io.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, attach_experts
-from mttl.moe.expert_parallel import check_shardable
+from mttl.moe.parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
 from mttl.plugins.classes import arguments
 from mttl.routing.context import RoutingSlot

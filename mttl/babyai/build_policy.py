@@ -12,8 +12,7 @@ from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.section import Section
 from mttl.config.skills_schema import Router
 from mttl.io.errors import CheckpointError
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
 class PolicySettings(Section):

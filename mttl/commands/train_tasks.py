@@ -28,7 +28,7 @@ from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
 from mttl.models.backbone import is_decoder_only
-from mttl.moe.expert_parallel import make_whole
+from mttl.moe.parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
 from mttl.training.attention_report import attention_by_task, has_attention

@@ -19,8 +19,8 @@ from mttl.data.chosen_tasks import open_gym
 from mttl.data.data_module import TextToTextDataModule
 from mttl.models.backbone import is_decoder_only
 from mttl.routing.task.fixed import PrivateRouter
-from mttl.routing.task.retrieval import RetrievalRouter
-from mttl.routing.token.phatgoose import PhatgooseRouter
+from mttl.routing.task.prompt_router import RetrievalRouter
+from mttl.routing.token.members import PhatgooseRouter
 from mttl.runtime.processes import device_of
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import global_mean

@@ -18,8 +18,7 @@ from mttl.aggregation.packed_weights import (
 )
 from mttl.io.errors import CheckpointError
 from mttl.routing.task.task_router import TaskRouter
-from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 
 

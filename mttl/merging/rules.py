@@ -8,11 +8,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.aggregation.dare import drop_and_rescale, mask_generator
-from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
-from mttl.aggregation.magnitude import Trimmer, kept_count
-from mttl.aggregation.ties import merge_agreeing, trim
+from mttl.aggregation.elastic import elastic_removal, fisher_average
+from mttl.aggregation.task_vectors import (
+    Trimmer,
+    add_task_vectors,
+    drop_and_rescale,
+    kept_count,
+    mask_generator,
+    merge_agreeing,
+    trim,
+)
 from mttl.merging.mixture import Change
 from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights
@@ -86,8 +91,12 @@ def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) 
         return base
     # Turned around already: their sum is expert − anti-expert.
     first, second = parts.vectors(tensor, base)
-    bounds = {"floor": method.floor, "ceiling": method.ceiling}
-    return elastic_contrast(base, fishers[0], first, -second, fishers[1], method.weight, **bounds)
+    return elastic_removal(
+        *(base, fishers[0], [first + second], [fishers[1]], [method.weight]),
+        base_weight=1 - method.weight,
+        floor=method.floor,
+        ceiling=method.ceiling,
+    )
 
 
 def _fisher_average(method: FisherAverage, parts: Parts, tensor: str, base: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
+# ruff: noqa: F401 - for users of the package
 """Token-level mixture of experts: tokens choose the modules that process them."""
 
 from mttl.moe.layer import MoELayer
 from mttl.moe.parallel import ParallelExperts, expert_slice
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
-
-__all__ = ["FeedForwardExperts", "MoELayer", "ParallelExperts", "expert_slice"]

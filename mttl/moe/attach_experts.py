@@ -18,13 +18,14 @@ from mttl.skills.blocks.feed_forward import (
     separate,
 )
 from mttl.skills.inventory import Inventory
-from mttl.skills.roles import is_cross, members
 from mttl.skills.targets import (
     block_paths,
     choose_layers,
     group_name,
     inside_block,
+    is_cross,
     linear_places,
+    members,
     stack_name,
 )
 

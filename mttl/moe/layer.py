@@ -1,14 +1,14 @@
 """A layer whose tokens choose experts."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot
-from mttl.routing.token.choice import Assignment, Tokens
-from mttl.routing.token.dispatch import capacity_of, keep_pairs, within_capacity
+from mttl.routing.token.choice import Assignment, capacity_of, keep_pairs, within_capacity
 from mttl.routing.token.masks import TokenRecord
 from mttl.routing.token.members import MemberRouter
 from mttl.routing.token.token_router import TokenRouter
@@ -132,10 +132,13 @@ class MoELayer(nn.Module):
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         """Return the layer's output, with the routing in use."""
         routing = self.slot.current
-        n_rows, n_positions = routing.rows_and_positions(x)
-        assignment = self._assign(x.flatten(0, -2), routing, n_rows, n_positions)
-        kept = self._with_room(assignment)
-        processed = assignment if kept is None else keep_pairs(assignment, kept)
+        assignment = self._assign(x, routing)
+        factor = self.capacity_factor if self.training else self.eval_capacity_factor
+        processed, kept = assignment, None
+        if factor is not None:
+            room = capacity_of(len(assignment.tokens), self.router.n_experts, factor)
+            kept = within_capacity(assignment, room)
+            processed = keep_pairs(assignment, kept)
         if self.base is None:
             y = self.experts.dispatch(x.flatten(0, -2), processed)
         else:
@@ -145,41 +148,19 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             y = y + self.shared(x.flatten(0, -2))
         routing.add_losses(assignment.losses)
-        sizes = n_rows, n_positions, self.router.n_experts
+        sizes = *routing.rows_and_positions(x), self.router.n_experts
         pairs = assignment.tokens, assignment.experts, kept
-        routing.record(TokenRecord(self.name, self.stack, *sizes, *pairs))
+        routing.records.append(TokenRecord(self.name, self.stack, *sizes, *pairs))
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def _assign(
-        self, x: Float[Tensor, "N I"], routing: Routing, n_rows: int, n_positions: int
-    ) -> Assignment:
-        prior = None
-        if self.group is not None:
-            prior = routing.token_weights(self.group, n_rows, n_positions)
-            prior = _log(prior if self.prior == "logits" else (prior > 0).to(prior))
+    def _assign(self, x: Float[Tensor, "R *positions I"], routing: Routing) -> Assignment:
         ids = self.router.needs_token_ids
-        tokens = Tokens(
-            x,
-            mask=routing.token_mask(self.stack, n_rows, n_positions),
-            prior=prior,
-            examples=routing.token_examples(n_rows, n_positions),
-            ids=routing.token_ids(self.stack, n_rows, n_positions) if ids else None,
-        )
+        tokens = routing.layer_tokens(x, self.stack, self.group, ids=ids)
+        if tokens.prior is not None:
+            weights = tokens.prior
+            weights = weights if self.prior == "logits" else (weights > 0).to(weights)
+            tokens = replace(tokens, prior=_log(weights))
         return self.router(tokens)
-
-    def _with_room(self, assignment: Assignment) -> Bool[Tensor, "P"] | None:
-        factor = self.capacity_factor if self.training else self.eval_capacity_factor
-        if factor is None:
-            return None
-        n_pairs, n_experts = len(assignment.tokens), self.router.n_experts
-        return within_capacity(assignment, capacity_of(n_pairs, n_experts, factor))
-
-    def extra_repr(self) -> str:
-        """Name the place and the capacities in the module's printed form."""
-        return (
-            f"name={self.name}, stack={self.stack}, capacity_factor={self.capacity_factor}, "
-            f"eval_capacity_factor={self.eval_capacity_factor}, prior={self.prior}"
-        )
 
 
 def _log(weights: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:

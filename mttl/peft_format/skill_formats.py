@@ -24,7 +24,7 @@ from mttl.peft_format.peft_lora import (
     lora_adapter,
     mixture_factors,
 )
-from mttl.skills.blocks.bottleneck import BottleneckInventory
+from mttl.skills.blocks.adapter import BottleneckInventory
 from mttl.skills.blocks.feed_forward_experts import ACTIVATIONS
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS

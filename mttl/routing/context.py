@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.io.errors import ConfigError
+from mttl.routing.token.choice import Tokens
 from mttl.routing.token.masks import TokenMasks, TokenRecord, check_fit
 
 Kept = TypeVar("Kept")
@@ -44,6 +45,7 @@ class Routing:
         losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
             layers.
         records: Which experts layers chose for which tokens.
+        ids: The vocabulary entries, shape (R, L), that each stack reads now, where they are noted.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Routing:
         self.masks = masks or TokenMasks({})
         self.losses: dict[str, Tensor] = {}
         self.records: list[TokenRecord] = []
-        self._ids: dict[str, Tensor] = {}
+        self.ids: dict[str, Tensor] = {}
         # One slice per group, made once: layers of a group share its autograd node.
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
@@ -83,48 +85,44 @@ class Routing:
         for name, loss in losses.items():
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
-    def record(self, record: TokenRecord) -> None:
-        """Keep the choices of a layer until the end of the pass."""
-        self.records.append(record)
-
     def replayed(self) -> "Routing":
         """Return a copy for computing a part of the pass again; it drops losses and records."""
         replay = copy.copy(self)
         replay.losses, replay.records = {}, []
         return replay
 
-    def token_mask(self, stack: str, n_rows: int, n_positions: int) -> Bool[Tensor, "N"] | None:
-        """Return which tokens of a layer of a stack are real, rows in turn; None for all."""
+    def layer_tokens(
+        self, x: Float[Tensor, "R *positions I"], stack: str, group: int | None, *, ids: bool
+    ) -> Tokens:
+        """Return the tokens that a layer of a stack reads, rows in turn.
+
+        Args:
+            x: Its input.
+            stack: Whose tokens these are.
+            group: The routed group whose mixing weights, of the one head, are the tokens' prior.
+            ids: Whether vocabulary entries are wanted; there are none where nothing noted them.
+        """
+        n_rows, n_positions = self.rows_and_positions(x)
         self._check_rows(n_rows)
         mask = self.masks.of(stack, n_rows, n_positions)
-        return None if mask is None else mask.reshape(-1)
-
-    def read_ids(self, stack: str, ids: Int[Tensor, "R L"]) -> None:
-        """Note which vocabulary entries a stack reads now."""
-        self._ids[stack] = ids
-
-    def token_ids(self, stack: str, n_rows: int, n_positions: int) -> Int[Tensor, "N"] | None:
-        """Return the vocabulary entries of a layer's tokens, or None where nothing noted them."""
-        ids = self._ids.get(stack)
-        if ids is None:
-            return None
-        check_fit(stack, ids, n_rows, n_positions)
-        return ids.repeat_interleave(n_rows // ids.shape[0], dim=0).reshape(-1)
-
-    def token_examples(self, n_rows: int, n_positions: int) -> Int[Tensor, "N"]:
-        """Return which example each token of a layer's input is of."""
-        self._check_rows(n_rows)
+        known = self.ids.get(stack) if ids else None
+        if known is not None:
+            check_fit(stack, known, n_rows, n_positions)
+            known = known.repeat_interleave(n_rows // known.shape[0], dim=0).reshape(-1)
         n_examples = self.mixing.shape[1]
         examples = torch.arange(n_examples, device=self.mixing.device)
-        return examples.repeat_interleave(n_rows // max(n_examples, 1) * n_positions)
-
-    def token_weights(self, group: int, n_rows: int, n_positions: int) -> Float[Tensor, "N K"]:
-        """Return the mixing weights that the task of each token has in a group, of the one head."""
-        return self.weights[group][:, 0].index_select(0, self.token_examples(n_rows, n_positions))
+        examples = examples.repeat_interleave(n_rows // max(n_examples, 1) * n_positions)
+        return Tokens(
+            x.flatten(0, -2),
+            None if mask is None else mask.reshape(-1),
+            None if group is None else self.weights[group][:, 0].index_select(0, examples),
+            examples,
+            known,
+        )
 
     def rows_and_positions(self, x: Tensor) -> tuple[int, int]:
         """Return rows R and positions L of a layer's input, also of all rows in one list (OPT)."""
-        for ids in self._ids.values():
+        for ids in self.ids.values():
             if x.ndim == 2 and len(x) == ids.numel():
                 return ids.shape[0], ids.shape[1]
         return x.shape[0], math.prod(x.shape[1:-1])

@@ -1,18 +1,26 @@
+# ruff: noqa: F401 - for users of the package
 """COMPUTATION: what one skill does, and how skills sit on a backbone."""
 
-from mttl.skills import kinds
 from mttl.skills.attach import Attached, Attachment, attach_skills
+from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.blocks.krona_block import KronABlockInventory
+from mttl.skills.blocks.ladder import LadderInventory
+from mttl.skills.blocks.sparse_adapter import SparseAdapterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
+from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
-from mttl.skills.kinds import *  # noqa: F403 - every kind that is entered there is public here
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.kinds import KINDS, kind_for
+from mttl.skills.skilled_layer import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
-
-__all__ = [
-    "Attached",
-    "Attachment",
-    "Inventory",
-    "SkilledLinear",
-    "SkilledModel",
-    "attach_skills",
-]
-__all__ += kinds.__all__
+from mttl.skills.weights.bitfit import BitFitInventory
+from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.diff_pruning import DiffPruningInventory
+from mttl.skills.weights.head_mask import HeadMaskInventory
+from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
+from mttl.skills.weights.krona import KronAInventory
+from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.norm import NormInventory
+from mttl.skills.weights.sparse import SparseInventory
+from mttl.skills.weights.supermask import SupermaskInventory

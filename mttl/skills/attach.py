@@ -12,8 +12,7 @@ from mttl.io.errors import require_one_of
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attachment_points import ATTACHMENT_POINTS
 from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear
 from mttl.skills.targets import (
     GRANULARITIES,
     block_paths,
@@ -83,7 +82,7 @@ def attach_skills(
         make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
             and what else the attachment point gives.
         targets: Which layers: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
-            ``"mlp"`` (by position; see `mttl.skills.roles.roles`), ``"all"`` (every one inside a
+            ``"mlp"`` (by position; see `mttl.skills.targets.roles`), ``"all"`` (every one inside a
             block of the stack), or patterns with ``*`` and ``?`` that match the end of a layer's
             dotted path (``"q_proj"``, ``"decoder.*.wo"``).
         slot: Where the layers find the routing of a forward pass.

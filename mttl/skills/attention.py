@@ -1,19 +1,97 @@
 """Frozen skills under attention: an inventory that chooses by token rather than by task."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from mttl.aggregation.fusion import FusionAttention
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype
 from mttl.plugins.part_settings import NonNegative, OneOf, PositiveInt
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
+class FusionAttention(nn.Module):
+    r"""Weighs the outputs of K low-rank skills by attention, in one layer.
+
+    With h the query's features at a token and :math:`z_k = s B_k A_k^\top x` the output of skill k,
+
+    .. math:: a_k = \mathrm{softmax}_k\big((Q h + b)^\top K z_k\big), \qquad
+              y' = y + V \sum_k a_k z_k .
+
+    V starts as the identity, and what is stored is its difference from it. As skills are low-rank,
+    :math:`K z_k = (s K B_k) (A_k^\top x)`: the outputs :math:`z_k` themselves are never built. Of
+    adapters :math:`A_k^\top x` are the hidden units. A bias of the keys would add the same to all
+    scores and cancel.
+
+    Args:
+        query_features: Features F of h.
+        out_features: Features O of the skills' outputs.
+        key_size: Size D of queries and keys; O by default, as published.
+        value: Transform the mixture by V; otherwise V stays the identity.
+
+    References:
+        Pfeiffer, Kamath, Rücklé, Cho and Gurevych, *AdapterFusion: Non-Destructive Task Composition
+        for Transfer Learning*, EACL 2021, arXiv:2005.00247.
+    """
+
+    role = "token_router"  # layers like others, at the skills' rate; no table of logits
+
+    def __init__(
+        self,
+        query_features: int,
+        out_features: int,
+        *,
+        key_size: int | None = None,
+        value: bool = True,
+    ) -> None:
+        super().__init__()
+        key_size = out_features if key_size is None else key_size
+        self.query = nn.Parameter(torch.empty(key_size, query_features))
+        self.query_bias = nn.Parameter(torch.empty(key_size))
+        self.key = nn.Parameter(torch.empty(key_size, out_features))
+        shape = (out_features, out_features)
+        self.value_change = nn.Parameter(torch.empty(shape)) if value else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw queries and keys as `nn.Linear` does, and set V to the identity."""
+        for weight in (self.query, self.key):
+            bound = 1 / math.sqrt(weight.shape[1])
+            nn.init.uniform_(weight, -bound, bound)
+        nn.init.zeros_(self.query_bias)
+        if self.value_change is not None:
+            nn.init.zeros_(self.value_change)
+
+    def directions(self, up: Float[Tensor, "K O r"]) -> Float[Tensor, "K r D"]:
+        """Return the keys of every skill's ranks: what a forward pass needs of B and the keys."""
+        return up.mT @ self.key.t().to(up.dtype)
+
+    def forward(
+        self,
+        features: Float[Tensor, "B L F"],
+        hidden: Float[Tensor, "B L K r"],
+        directions: Float[Tensor, "K r D"],
+    ) -> Float[Tensor, "B L K"]:
+        """Return the weight of every skill at every token."""
+        dtype = hidden.dtype
+        query = nn.functional.linear(
+            features.to(dtype), self.query.to(dtype), self.query_bias.to(dtype)
+        )
+        reads = query @ directions.to(dtype).flatten(0, 1).t()  # (B, L, K r)
+        return (reads.view_as(hidden) * hidden).sum(-1).softmax(-1)
+
+    def values(self, mixture: Float[Tensor, "B L O"]) -> Float[Tensor, "B L O"]:
+        """Return V times a mixture of outputs."""
+        if self.value_change is None:
+            return mixture
+        return mixture + nn.functional.linear(mixture, self.value_change.to(mixture.dtype))
+
+
 class AttendedInventory(Inventory):
-    """Skills whose outputs attention weighs at every token (AdapterFusion).
+    """Skills whose outputs attention weighs at every token: AdapterFusion, `FusionAttention`.
 
     The skills stay as they are; only the attention is trained. It takes the router's place, so the
     mixing weights do not enter, and has the role of a router of tokens: it learns at the skills'
@@ -25,9 +103,6 @@ class AttendedInventory(Inventory):
         key_size: Size of queries and keys; the output features by default.
         value: Transform the mixture by a matrix that starts as the identity.
         value_penalty: Weight in the loss of that matrix's squared distance from the identity.
-
-    References:
-        Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
     """
 
     cut_by_heads = ()
@@ -81,6 +156,7 @@ class AttendedInventory(Inventory):
         return self.combine(x[None], y[None], merged)[0]
 
     def penalties(self) -> dict[str, Tensor]:
-        if self.attention.value_change is None or not self.value_penalty:
+        change = self.attention.value_change
+        if change is None or not self.value_penalty:
             return {}
-        return {"fusion": self.value_penalty * self.attention.value_distance()}
+        return {"fusion": self.value_penalty * change.square().sum()}

@@ -9,13 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.io.errors import require_at_least, require_one_of
-from mttl.plugins.describe import arguments
 from mttl.plugins.part_settings import Bounded
-from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import combine, sort_by_expert
+from mttl.routing.task.task_router import printed
+from mttl.routing.token.choice import Assignment, combine, sort_by_expert
 
 Inputs: TypeAlias = Float[Tensor, "B L I"]
 Outputs: TypeAlias = Float[Tensor, "B L O"]
@@ -99,9 +97,7 @@ class Inventory(Bounded, nn.Module, ABC):
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1
     ) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
-        self.n_skills = n_skills
+        self.in_features, self.out_features, self.n_skills = in_features, out_features, n_skills
         self.n_heads = n_heads
         self.gate_features = in_features
         require_at_least(1, **{name: getattr(self, name) for name in SIZES})
@@ -307,11 +303,7 @@ class Inventory(Bounded, nn.Module, ABC):
         return {}
 
     def extra_repr(self) -> str:
-        """Name sizes and settings in the module's printed form."""
-        names = dict.fromkeys([*SIZES, *(item.name for _, item in arguments(type(self)))])
-        values = {name: getattr(self, name, None) for name in names}
-        plain = bool | int | float | str
-        return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
+        return printed(self, SIZES)
 
 
 class ProductInventory(Inventory):

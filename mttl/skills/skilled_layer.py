@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype
+from mttl.aggregation.packed_weights import is_plain_linear
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.skills.inventory import Inventory, Merged
 
@@ -34,10 +35,7 @@ class SkilledLayer(nn.Module):
     ) -> None:
         super().__init__()
         inventory.require_use("task")
-        self.base = base
-        self.inventory = inventory
-        self.slot = slot
-        self.group = group
+        self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
     def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it.
@@ -88,3 +86,106 @@ def open_gates(
     dtype = active_dtype(x)
     weight, bias = weight.to(dtype).unsqueeze(2), bias.to(dtype).unsqueeze(1)
     return torch.baddbmm(bias, x.to(dtype), weight).sigmoid()
+
+
+class SkilledLinear(SkilledLayer):
+    """The base layer, any module that maps I features to O, its inventory and its routing.
+
+    Raises:
+        ValueError: As for `SkilledLayer`, and if skills read the weight of a layer that has none.
+    """
+
+    def __init__(
+        self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
+    ) -> None:
+        super().__init__(base, inventory, slot, group)
+        if inventory.reads_weight and not isinstance(base, nn.Linear):
+            raise ValueError(
+                f"{type(inventory).__name__} reads the weight of an nn.Linear, and cannot be on a "
+                f"{type(base).__name__}; choose targets that are, or a kind that reads none, as "
+                "lora, dense, sparse or head_mask"
+            )
+
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's weight: backbones look at its dtype."""
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return getattr(self.base, "bias", None)
+
+    def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
+        """Return the layer's output with the skills of the current routing.
+
+        The rows of one example are neighbours.
+        """
+        routing, merged = self.merge()
+        if routing.segments:
+            tokens = routing.tokens(x)
+            y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
+            return y.view(*x.shape[:-1], y.shape[-1])
+        examples = routing.examples(x)
+        fused = self.inventory.reads_weight or self.inventory.changes_input
+        if fused or is_plain_linear(self.base):
+            y = self.inventory.combine_linear(examples, self.base, merged)  # type: ignore[arg-type]
+        else:
+            y = self.inventory.combine(examples, self.base(examples), merged)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+class SkilledNorm(SkilledLinear):
+    """A norm, whose gain and bias are a linear layer feature by feature, and its inventory."""
+
+    def forward(self, x: Float[Tensor, "R *positions D"]) -> Float[Tensor, "R *positions D"]:
+        return self.changed(normalised(self.base, x), self.base(x), *self.merge())
+
+
+def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return features in and out, and whether there is a bias, of norms with gains, by path.
+
+    Norms are layer norms of PyTorch, and root-mean-square norms of PyTorch and transformers.
+    """
+    return {
+        path: (len(gain), len(gain), int(getattr(module, "bias", None) is not None))
+        for path, module in backbone.named_modules()
+        if (isinstance(module, nn.LayerNorm) or _is_rms(module))
+        and isinstance(gain := getattr(module, "weight", None), nn.Parameter)
+        and gain.ndim == 1
+    }
+
+
+def normalised(norm: nn.Module, x: Float[Tensor, "*rest D"]) -> Float[Tensor, "*rest D"]:
+    """Return what a norm multiplies by its gain, in single precision at least."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if isinstance(norm, nn.LayerNorm):
+        return nn.functional.layer_norm(x, x.shape[-1:], eps=norm.eps)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def _is_rms(module: nn.Module) -> bool:
+    return type(module).__name__.endswith(("T5LayerNorm", "TransformersLayerNorm", "RMSNorm"))
+
+
+class SkilledBlock(SkilledLayer):
+    """The base block, its inventory, and its place in the routing.
+
+    Skills read the hidden states that the block reads, its first argument, or what it makes of
+    them, its first output. Whatever else goes in or comes out (masks, caches, attention) passes,
+    and the block's attributes are found here too.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        merged = self.merge()
+        outputs = self.base(*args, **kwargs)
+        y = outputs[0] if isinstance(outputs, tuple) else outputs
+        changed = self.changed(hidden_states(args, kwargs), y, *merged)
+        return (changed, *outputs[1:]) if isinstance(outputs, tuple) else changed
+
+    def __getattr__(self, name: str) -> Any:
+        """Find what the layer itself does not have in its block: backbones look at it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)

@@ -4,20 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
-from mttl.routing.token.masks import token_masks
-from mttl.routing.token_layers import (
-    FinishedRows,
-    NotedIds,
-    check_token_layer,
-    find_token_layers,
-)
+from mttl.routing.token.masks import IGNORED, TokenMasks, token_masks
+from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.inputs.skilled_embedding import has_encoder
-from mttl.skills.pooled_text import pooled_prompts
 from mttl.skills.skilled_layer import SkilledLayer
 
 
@@ -31,8 +25,8 @@ class SkilledModel(nn.Module):
         slot: The slot its layers read.
 
     Raises:
-        ValueError: If the backbone has no such layer, a layer reads another slot or a group the
-            router lacks, or a layer's skills or heads differ from the router's.
+        ValueError: If the backbone has no such layer, a layer reads another slot, or its skills or
+            heads differ from the router's.
     """
 
     def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
@@ -43,10 +37,8 @@ class SkilledModel(nn.Module):
             raise ValueError(
                 "the backbone has no skilled layer; call attach_skills or attach_experts first"
             )
-        for name, layer in layers.items():
+        for name, layer in (layers | token_layers).items():
             _check_layer(name, layer, router, slot)
-        for name, layer in token_layers.items():
-            check_token_layer(name, layer, router, slot)
         self.routes_tokens = bool(token_layers)
         # OPT's feed-forward layers get the tokens of all rows in one list.
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
@@ -71,7 +63,11 @@ class SkilledModel(nn.Module):
 
     def token_layers(self) -> dict[str, Any]:
         """Return the layers that route tokens by their path in the backbone."""
-        return find_token_layers(self.backbone)
+        return {
+            name: module
+            for name, module in self.backbone.named_modules()
+            if isinstance(module._modules.get("router"), TokenRouter)  # not one that a block lends
+        }
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
         """Run the backbone with the skills of each example's task; return what it returns.
@@ -186,16 +182,89 @@ def _same(ids: Int[Tensor, "B"]) -> bool:
     return len(ids) > 1 and bool((ids == ids[0]).all())
 
 
-def _check_layer(name: str, layer: SkilledLayer, router: TaskRouter, slot: RoutingSlot) -> None:
-    inventory = layer.inventory
+def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
+    """Refuse a layer that reads another slot, or weights that the router cannot give."""
     if layer.slot is not slot:
         raise ValueError(f"'{name}' reads another routing slot than the model's")
-    if layer.group >= router.n_groups:
+    found = router.n_skills, router.n_heads
+    if isinstance(layer, SkilledLayer):
+        wanted = layer.inventory.n_skills, layer.inventory.n_heads
+    else:
+        wanted = found if layer.group is None else (layer.router.n_experts, 1)
+    if found != wanted:
         raise ValueError(
-            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
+            f"'{name}' has {wanted[0]} skills or experts and {wanted[1]} heads, "
+            f"the router {found[0]} and {found[1]}; they must be equal"
         )
-    if (inventory.n_skills, inventory.n_heads) != (router.n_skills, router.n_heads):
-        raise ValueError(
-            f"'{name}' has {inventory.n_skills} skills and {inventory.n_heads} heads, "
-            f"the router {router.n_skills} and {router.n_heads}; they must be equal"
-        )
+
+
+class NotedIds:
+    """A hook that notes which ids a stack reads, also while text is generated.
+
+    It is an object and no function, so that copies of a model keep one slot.
+    """
+
+    def __init__(self, slot: RoutingSlot, stacks: tuple[str, ...]) -> None:
+        self.slot = slot
+        self.stacks = stacks
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        """Tell the routing what the stack is called with."""
+        ids = inputs.get("input_ids", args[0] if args else None)
+        if ids is not None and self.slot.in_use:
+            self.slot.current.ids |= dict.fromkeys(self.stacks, ids)
+
+
+class FinishedRows:
+    """A stopping criterion that notes which rows have ended while text is generated; stops nothing.
+
+    A row that has ended goes on as padding until the last one has, beside the tokens of the others.
+    (Beams never do: only those that have not ended are continued.)
+    """
+
+    def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
+        self.masks = masks
+        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        self.start = start
+
+    def __call__(
+        self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
+    ) -> Bool[Tensor, "R"]:
+        """Return that no row stops."""
+        generated = input_ids[:, self.start :]
+        ended = torch.isin(generated, generated.new_tensor(self.ends)).any(dim=1)
+        self.masks.finished = ended
+        return torch.zeros_like(ended)
+
+
+@torch.no_grad()
+def pooled_text(
+    backbone: nn.Module, ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None
+) -> Float[Tensor, "B D"]:
+    """Return the mean of the input embeddings of each row."""
+    embedded = backbone.get_input_embeddings()(ids)  # type: ignore[operator]
+    if mask is None:
+        return embedded.mean(1)
+    counted = mask.unsqueeze(-1).to(embedded.dtype)
+    return (embedded * counted).sum(1) / counted.sum(1).clamp_min(1)
+
+
+def pooled_prompts(
+    backbone: nn.Module, inputs: Mapping[str, Any] | None, *, encoder_decoder: bool
+) -> Float[Tensor, "B D"]:
+    """Return a vector of each prompt of a batch, the mean of its input embeddings.
+
+    Where a decoder-only model reads prompt and answer in one sequence, ``labels`` tell them apart:
+    they are -100 on the prompt.
+
+    Raises:
+        ValueError: If there are no input ids.
+    """
+    ids = inputs.get("input_ids") if inputs is not None else None
+    if inputs is None or ids is None:
+        raise ValueError("the router sees prompts, and there are none: give input_ids")
+    attention, labels = inputs.get("attention_mask"), inputs.get("labels")
+    mask = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
+    if labels is not None and not encoder_decoder:
+        mask = mask & (labels == IGNORED)
+    return pooled_text(backbone, ids, mask)

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mttl.skills.blocks.skilled_block import SkilledBlock
 from mttl.skills.inputs.skilled_embedding import last_stack
-from mttl.skills.skilled_layer import hidden_states
+from mttl.skills.skilled_layer import SkilledBlock, hidden_states
 from mttl.skills.targets import block_paths, linear_features
 
 

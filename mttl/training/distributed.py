@@ -29,7 +29,7 @@ from mttl.checkpoints.whole_tensors import (
     of_first,
     spread_like,
 )
-from mttl.moe.expert_parallel import (
+from mttl.moe.parallel import (
     clip_gradients,
     gather_checkpoint,
     shard_checkpoint,

@@ -7,8 +7,7 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import special_ids
 from mttl.data.user_text import UserText
 from mttl.io.errors import TaskError
-from mttl.skills.pooled_text import pooled_text
-from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.skilled_model import SkilledModel, pooled_text
 
 # Training rows of each task, the first of its file.
 N_EXAMPLES = 16

@@ -25,7 +25,7 @@ from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
-from mttl.moe.expert_parallel import shared_parameters
+from mttl.moe.parallel import shared_parameters
 from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel

@@ -6,9 +6,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.compare import assert_same, relative_error
-from mttl.aggregation import products
-from mttl.aggregation.grouped import _has_kernel, grouped_linear
-from mttl.aggregation.products import times_transpose, write_outer
+from mttl.aggregation import grouped
+from mttl.aggregation.grouped import _has_kernel, grouped_linear, times_transpose, write_outer
 
 # Rows of each expert: none, one, few, and more than any special case; and all in one place.
 SIZES = [[0, 1, 2, 3, 5, 40], [0, 0, 64, 0], [1, 1, 1], [7], [0, 0]]
@@ -34,7 +33,7 @@ def arguments(sizes: list[int], *, bias: bool = True) -> list[Tensor | None]:
 def test_equals_a_loop_with_gradients(
     sizes: list[int], method: str, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "MANY_PRODUCTS", 1 if onednn else 2**40)
+    monkeypatch.setattr(grouped, "MANY_PRODUCTS", 1 if onednn else 2**40)
     given = arguments(sizes)
     found = grouped_linear(*given, torch.tensor(sizes), method=method)
     assert_same(found, loop(*given, sizes), given, atol=ROUNDING, rtol=1e-4)
@@ -97,11 +96,6 @@ def test_bfloat16_kernel_equals_segments() -> None:
     assert relative_error(one.float(), other.float()) < 1e-2  # one rounding to 8 bits
 
 
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"method \('magic'\) must be one of auto, segments"):
-        grouped_linear(*arguments([1]), torch.tensor([1]), method="magic")
-
-
 def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     generation = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
@@ -120,7 +114,7 @@ def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes(monkeypatch: pytest.M
 def test_products(
     n_rows: int, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "MANY_PRODUCTS", many)
+    monkeypatch.setattr(grouped, "MANY_PRODUCTS", many)
     x, weight = torch.randn(n_rows, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
     torch.testing.assert_close(times_transpose(x, weight), x @ weight.t(), atol=1e-5, rtol=1e-5)
     flipped = weight.t().contiguous().t()

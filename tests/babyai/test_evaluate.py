@@ -14,8 +14,7 @@ from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.policy import Policy
 from mttl.routing.task.fixed import SharedRouter
 from mttl.runtime import progress_bar
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
 def policies() -> ComposedModel:

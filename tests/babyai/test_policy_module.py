@@ -19,8 +19,7 @@ from mttl.babyai.policy_monitors import ImitationMonitor
 from mttl.babyai.rollouts import PolicyData
 from mttl.config.optim_schema import Adam
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 NAMES = ("one", "two")
 OPTIMIZATION = Adam(kind="adam", lr=1e-3, schedule="constant", warmup=0)

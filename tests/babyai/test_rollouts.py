@@ -23,8 +23,7 @@ from mttl.config.babyai_schema import Ppo
 from mttl.config.load import load_any_config
 from mttl.io import yaml12
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 LEVELS = ("GoToObjS4", "GoToRedBallNoDists")
 SETTINGS = Ppo(

@@ -11,10 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BartForConditionalGeneration
 
-from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.aggregation.dare import drop_and_rescale, mask_generator
-from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
-from mttl.aggregation.ties import merge_agreeing, trim
+from mttl.aggregation.elastic import elastic_removal, fisher_average
+from mttl.aggregation.task_vectors import (
+    add_task_vectors,
+    drop_and_rescale,
+    mask_generator,
+    merge_agreeing,
+    trim,
+)
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.merging.recipe import Ingredient, Recipe
 from mttl.merging.run import merge_models
@@ -35,7 +39,9 @@ IN_MEMORY = {
     "elastic": lambda n, b, g, a, f: elastic_removal(
         b, f[0], [g, a], [f[1], f[2]], [1.0, -1.0], base_weight=0.9, ceiling=1e-3
     ),
-    "elastic_cape": lambda n, b, g, a, f: elastic_contrast(b, f[0], g, a, f[2], 0.2),
+    "elastic_cape": lambda n, b, g, a, f: elastic_removal(
+        b, f[0], [g - a], [f[2]], [0.2], base_weight=0.8, ceiling=1e6
+    ),
     "fisher_average": lambda n, b, g, a, f: fisher_average(b, [g, a], [f[1], f[2]], [1.0, 1.0]),
     "ties": lambda n, b, g, a, f: merge_agreeing(
         b, [trim(g, 0.3), trim(-a, 0.3)], [1.0, 1.0], scale=0.7

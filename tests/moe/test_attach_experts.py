@@ -60,7 +60,7 @@ def test_a_model_checks_its_token_layers():
     model = token_model(tiny_t5())
     with pytest.raises(ValueError, match="reads another routing slot than the model's"):
         SkilledModel(model.backbone, SharedRouter(0, 3), RoutingSlot())
-    with pytest.raises(ValueError, match="has 4 experts; a task router that is their prior must"):
+    with pytest.raises(ValueError, match="has 4 skills or experts and 1 heads, the router 5 and"):
         token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 5), 8))
     with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):
         SkilledModel(tiny_t5(), SharedRouter(0, 3), RoutingSlot())

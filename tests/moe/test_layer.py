@@ -15,7 +15,7 @@ from mttl.routing import (
     Tokens,
     TopKRouter,
 )
-from mttl.routing.token.dispatch import gate_matrix
+from mttl.routing.token.choice import gate_matrix
 from mttl.routing.token.masks import TokenMasks
 from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory
 
@@ -124,7 +124,7 @@ def test_a_tasks_mixing_weights_are_a_prior() -> None:
     nn.init.zeros_(layer.router.weight)
     given = routing(mixing=mixing)
     with layer.slot.use(given):
-        assignment = layer._assign(x.flatten(0, 1), given, 2, 5)
+        assignment = layer._assign(x, given)
     expected = mixing[0, :, 0].repeat_interleave(5, dim=0)
     torch.testing.assert_close(gate_matrix(assignment), expected)
     # A weight of 0 has a finite gradient.

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from helpers import parallel_experts as shared
 from helpers.run_processes import run_processes
 from mttl.moe import ParallelExperts, expert_slice
+from mttl.moe.parallel import check_shardable, make_whole, shared_names, shared_parameters
 from mttl.routing import Tokens
-from mttl.skills import AdapterInventory, LoRAInventory
+from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -84,3 +85,19 @@ def test_a_slice_is_a_copy_of_some_experts() -> None:
     with torch.no_grad():
         part.blocks.up.zero_()
     assert whole.blocks.up[1:3].all()
+
+
+def test_experts_that_cannot_be_taken_apart_are_refused() -> None:
+    experts = LoRAInventory(6, 6, 4)
+    for kind in (experts, IA3Inventory(6, 6, 4), AdapterInventory(6, 6, 4, hidden_features=3)):
+        check_shardable(kind)
+    experts.register_buffer("common", torch.zeros(6, 4))
+    with pytest.raises(ValueError, match=r"'common' of LoRAInventory has the shape \(6, 4\), and"):
+        check_shardable(experts)
+
+
+def test_a_model_that_shares_nothing_is_left_alone() -> None:
+    model = nn.Linear(2, 2)
+    make_whole(model)
+    assert not shared_names(model)
+    assert not shared_parameters(model)

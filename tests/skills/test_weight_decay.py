@@ -8,7 +8,7 @@ from transformers import Trainer
 from helpers.backbones import BACKBONES
 from mttl.skills import KINDS
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ModuleInventory
 from mttl.skills.weight_decay import decays
 
 

@@ -14,8 +14,7 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 from mttl.training.module import ResumableModule
 from mttl.training.text_to_text import TextToTextModule
 

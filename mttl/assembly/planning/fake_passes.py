@@ -23,7 +23,7 @@ from mttl.models.generation import cache_argument
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.routing.token import base
-from mttl.routing.token.balanced_assignment import square_scores
+from mttl.routing.token.base import square_scores
 from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, global_mean

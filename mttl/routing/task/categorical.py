@@ -1,4 +1,4 @@
-"""Hard choice: each task draws one skill, by the Gumbel-softmax."""
+"""Hard choice: each task draws one skill, by the Gumbel-softmax, or by trial and error."""
 
 from typing import ClassVar
 
@@ -52,8 +52,7 @@ class CategoricalRouter(TaskRouter):
         init_scale: NonNegative = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        self.straight_through = straight_through
-        self.final_temperature = final_temperature
+        self.straight_through, self.final_temperature = straight_through, final_temperature
         self.init_scale = init_scale
         self.logits = nn.Parameter(
             torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)
@@ -61,7 +60,6 @@ class CategoricalRouter(TaskRouter):
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the weights of each example; training draws them in every pass."""
         logits = self.logits.index_select(1, task_ids)
         if self.training:
             noise = -torch.empty_like(logits).exponential_().log()
@@ -78,3 +76,103 @@ class CategoricalRouter(TaskRouter):
         chosen = functional.one_hot(soft.argmax(-1), self.n_skills).to(soft.dtype)
         # The brackets make the sum exact: 1 and 0 stay 1 and 0.
         return chosen + (soft - soft.detach())
+
+
+# A running mean over about the last hundred examples of a task.
+WINDOW = 100
+
+
+class ScoreFunctionRouter(CategoricalRouter):
+    r"""Draws one skill per example and learns from how the example fared.
+
+    The draw :math:`k \sim \mathrm{softmax}(z_t)` has no gradient. The score-function estimator
+    (REINFORCE) gives one of the expected loss,
+    :math:`\nabla_z E[\ell_i] = E[(\ell_i - b_i) \nabla_z \log p(k_i \mid t)]`; the log-probability
+    is that of the draws in all groups and heads together. The baseline :math:`b_i` leaves example i
+    out, so that the estimate is unbiased from the first batch: it is the mean loss of the task's
+    other examples in the batch and of its last hundred in earlier batches. A task without any takes
+    the mean of the other examples of the batch. In evaluation a task uses its likeliest skill.
+
+    Args:
+        entropy: Weight of minus the entropy of the choices in the loss, averaged over groups and
+            heads: keeps all skills tried.
+        init_scale: Logits start in U(-init_scale, init_scale).
+
+    References:
+        Kool, van Hoof and Welling, *Buy 4 REINFORCE Samples, Get a Baseline for Free!*, ICLR 2019
+        workshop on Deep Reinforcement Learning Meets Structured Prediction (the leave-one-out
+        baseline, there over several draws for one input). Williams, *Simple Statistical
+        Gradient-Following Algorithms for Connectionist Reinforcement Learning*, Machine Learning 8,
+        1992. Rosenbaum, Klinger and Riemer, *Routing Networks: Adaptive Selection of Non-linear
+        Functions for Multi-Task Learning*, ICLR 2018, arXiv:1711.01239.
+    """
+
+    lacks: ClassVar = {
+        "policies": "it learns from the losses of examples, which only text has; use categorical",
+        "packs": "it learns from the loss of each example; leave data.packed_length out",
+        "shards": "it learns from the loss of each example; use trainer.strategy ddp",
+        "weighs_experts": "it chooses one expert for a task; use a router that mixes",
+    }
+    task_rows: ClassVar = {
+        **CategoricalRouter.task_rows,
+        "mean_losses": TaskRows(axis=0),
+        "n_seen": TaskRows(axis=0),
+    }
+    mean_losses: Tensor
+    n_seen: Tensor
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        entropy: NonNegative = 0.0,
+        init_scale: NonNegative = 1e-3,
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills, init_scale=init_scale)
+        self.entropy = entropy
+        self.register_buffer("mean_losses", torch.zeros(n_tasks))
+        self.register_buffer("n_seen", torch.zeros(n_tasks))
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        logits = self.logits.detach().index_select(1, task_ids)
+        if not self.training:
+            return self._rounded(logits.softmax(-1))
+        chances = logits.softmax(-1)
+        drawn = torch.multinomial(chances.flatten(0, -2), 1).view(chances.shape[:-1])
+        return functional.one_hot(drawn, self.n_skills).to(logits.dtype)
+
+    def choice_loss(
+        self,
+        task_ids: Int[Tensor, "B"],
+        weights: Float[Tensor, "G B H K"],
+        losses: Float[Tensor, "B"],
+    ) -> Float[Tensor, "B"]:
+        """Return losses whose mean has the gradient of the expected loss of the examples."""
+        losses = losses.detach().to(self.mean_losses.dtype)
+        advantages = losses - self._baselines(task_ids, losses)
+        log_chances = self.logits.index_select(1, task_ids).log_softmax(-1)
+        chosen = (log_chances * weights).sum((0, 2, 3))
+        loss = advantages.to(chosen.dtype) * chosen
+        if self.entropy:
+            loss = loss + self.entropy * (log_chances.exp() * log_chances).sum(-1).mean((0, 2))
+        return loss
+
+    @torch.no_grad()
+    def _baselines(
+        self, task_ids: Int[Tensor, "B"], losses: Float[Tensor, "B"]
+    ) -> Float[Tensor, "B"]:
+        """Return the leave-one-out baseline of each example, and note the losses."""
+        counts = torch.zeros_like(self.n_seen).index_add_(0, task_ids, torch.ones_like(losses))
+        sums = torch.zeros_like(self.n_seen).index_add_(0, task_ids, losses)
+        past = self.n_seen.clamp_max(WINDOW)
+        others = (past + counts).index_select(0, task_ids) - 1
+        total = (past * self.mean_losses + sums).index_select(0, task_ids) - losses
+        elsewhere = (losses.sum() - losses) / max(len(losses) - 1, 1)
+        expected = torch.where(others > 0, total / others.clamp_min(1), elsewhere)
+        self.n_seen += counts
+        rate = (counts / self.n_seen.clamp_min(1)).maximum(counts / WINDOW).clamp_max(1)
+        self.mean_losses += rate * (sums / counts.clamp_min(1) - self.mean_losses)
+        return expected

@@ -4,11 +4,12 @@ from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from mttl.io.errors import require_one_of
-from mttl.plugins.part_settings import ReadFrom
-from mttl.routing.task.task_router import STARTS, TaskRouter, TaskRows
+from mttl.plugins.part_settings import NonNegative, ReadFrom
+from mttl.routing.task.task_router import STARTS, SignedRouter, TaskRouter, TaskRows
 
 BLIND = {
     "tells_tasks_apart": "all tasks have the same weights",
@@ -32,7 +33,6 @@ class FixedRouter(TaskRouter):
         self.register_buffer("weights", weights.clone())
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the rows of the examples' tasks."""
         return self._in_all_groups(self.weights.index_select(0, task_ids))
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
@@ -135,7 +135,6 @@ class GivenRows(TaskRouter):
         self.register_buffer("rows", rows.detach().clone())
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the rows of the examples' tasks."""
         return self.rows.index_select(1, task_ids)
 
 
@@ -147,3 +146,82 @@ def _shares(assignment: Float[Tensor, "T K"]) -> Float[Tensor, "T K"]:
     if empty:
         raise ValueError(f"the expert matrix gives no skill to the tasks with ids {empty}")
     return assignment / sums
+
+
+class CoefficientRouter(SignedRouter):
+    """Mixes by learned rows without bounds or normalisation; they start at 1 / K.
+
+    Over skills that stay as they are these are the coefficients of LoRA soups (CAT): one per skill
+    and group of layers, with the mixing ``"outputs"`` or ``"deltas"``, which add whole changes.
+
+    References:
+        Prabhakar, Li, Narasimhan, Kakade, Malach and Jelassi, *LoRA Soups: Merging LoRAs for
+        Practical Skill Composition Tasks*, COLING 2025, arXiv:2410.13025.
+    """
+
+    draws = False
+    task_rows: ClassVar = {"rows": TaskRows(axis=1, unused=0.0)}
+
+    def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        self.rows = nn.Parameter(torch.full((n_groups, n_tasks, n_heads, n_skills), 1 / n_skills))
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        return self.rows.index_select(1, task_ids)
+
+
+class RandomRouter(FixedRouter):
+    r"""Draws one skill per training step for all tasks, and averages them afterwards (AdaMix).
+
+    Each routed group has a draw for the whole batch. In evaluation the K skills have equal weights:
+    with a mixing of parameters (``"factors"``) this is the averaged member that AdaMix keeps.
+    Members learn to agree by the loss of `consistency`, half of :math:`\mathrm{KL}(p \| q) +
+    \mathrm{KL}(q \| p)` of the answers p and q of two passes with draws of their own; the first one
+    alone learns from the labels.
+
+    AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
+    begin as copies of one, without which their average is no member: set ``skills.identical_init``.
+
+    Args:
+        consistency: Weight in the loss of how far two passes with other draws differ; 0 computes
+            one pass.
+
+    References:
+        Wang, Agarwal, Mukherjee, Liu, Gao, Awadallah and Gao, *AdaMix: Mixture-of-Adaptations for
+        Parameter-efficient Model Tuning*, EMNLP 2022, arXiv:2205.12410.
+    """
+
+    lacks: ClassVar = {
+        "policies": ("consistency", "it compares two answers, which only text has; set it to 0"),
+        "shards": ("consistency", "two passes go before the backward one; set it to 0, or use ddp"),
+        **BLIND,
+    }
+    draws: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        consistency: NonNegative = 1.0,
+    ) -> None:
+        super().__init__(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
+        self.consistency = consistency
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        if not self.training:
+            return super().forward(task_ids)
+        rows = self.weights.index_select(0, task_ids).cumsum(-1)
+        # One draw for all rows, which may leave some skills out.
+        drawn = torch.rand(self.n_groups, 1, 1, device=rows.device) * rows[None, :, -1:]
+        chosen = functional.one_hot((drawn >= rows).sum(-1), self.n_skills).to(rows.dtype)
+        return chosen.unsqueeze(2).expand(-1, -1, self.n_heads, -1)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RandomRouter":
+        """Return a router whose new tasks draw as the known ones do."""
+        router = self.rebuilt(n_tasks=n_tasks)
+        assert isinstance(router, RandomRouter)
+        router.weights = super().for_new_tasks(n_tasks, init=init).weights
+        return router

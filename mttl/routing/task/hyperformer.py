@@ -49,7 +49,6 @@ class HyperFormerRouter(SignedRouter):
         self.output = _GroupedLinear(n_groups, n_skills, n_skills)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the generated weights of each example's task."""
         embeddings = self.embeddings.index_select(1, task_ids)
         return self.output(self.hidden(embeddings).relu()).unsqueeze(2)
 

@@ -84,14 +84,10 @@ class PolytroponRouter(TaskRouter):
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         if shared_skill and n_skills < 2:
             raise ValueError(f"shared_skill needs n_skills ({n_skills}) to be at least 2")
-        self.relaxed = relaxed
-        self.straight_through = straight_through
-        self.final_temperature = final_temperature
-        self.init_scale = init_scale
-        self.normalise = normalise
-        self.shared_skill = shared_skill
-        self.logit_dropout = logit_dropout
-        self.prior = prior
+        self.relaxed, self.straight_through = relaxed, straight_through
+        self.final_temperature, self.init_scale = final_temperature, init_scale
+        self.normalise, self.shared_skill = normalise, shared_skill
+        self.logit_dropout, self.prior = logit_dropout, prior
         # A skill that is always on has no logit: a parameter without a gradient would break DDP.
         n_routed = n_skills - 1 if shared_skill else n_skills
         self.logits = nn.Parameter(
@@ -104,8 +100,12 @@ class PolytroponRouter(TaskRouter):
         return self.logits if task_ids is None else self.logits.index_select(1, task_ids)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example; training draws them in every pass."""
-        return self._normalise(self.draw(task_ids))
+        active = self.draw(task_ids)
+        if self.normalise == "average_correction":
+            return active * math.sqrt(self.n_heads / self.n_skills)
+        total = active.sum(dim=-1, keepdim=True)
+        # A row that draws no skill stays zero, and its gradient small.
+        return active / torch.where(total > SMALLEST_SUM, total, 1.0)
 
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return how much each example uses each skill, before any normalisation."""
@@ -146,13 +146,6 @@ class PolytroponRouter(TaskRouter):
         if not self.shared_skill:
             return active
         return torch.cat([active, torch.ones_like(active[..., :1])], dim=-1)
-
-    def _normalise(self, active: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
-        if self.normalise == "average_correction":
-            return active * math.sqrt(self.n_heads / self.n_skills)
-        total = active.sum(dim=-1, keepdim=True)
-        # A row that draws no skill stays zero, and its gradient small.
-        return active / torch.where(total > SMALLEST_SUM, total, 1.0)
 
 
 def relaxed_bernoulli(

@@ -54,7 +54,6 @@ class TaskMoERouter(TaskRouter):
         )
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example's task."""
         logits = self.logits.index_select(1, task_ids)
         if self.training and self.noise:
             logits = logits + torch.randn_like(logits) / self.n_skills

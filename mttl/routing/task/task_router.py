@@ -3,7 +3,7 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -65,9 +65,7 @@ class TaskRouter(Bounded, nn.Module, ABC):
         super().__init__()
         require_at_least(0, n_groups=n_groups)
         require_at_least(1, n_tasks=n_tasks, n_heads=n_heads, n_skills=n_skills)
-        self.n_groups = n_groups
-        self.n_tasks = n_tasks
-        self.n_heads = n_heads
+        self.n_groups, self.n_tasks, self.n_heads = n_groups, n_tasks, n_heads
         self.n_skills = n_skills
         self.seen = seen_by(type(self))
 
@@ -198,11 +196,7 @@ class TaskRouter(Bounded, nn.Module, ABC):
         return router
 
     def extra_repr(self) -> str:
-        """Name sizes and settings in the module's printed form."""
-        names = dict.fromkeys([*SIZES, *(item.name for _, item in arguments(type(self)))])
-        values = {name: getattr(self, name, None) for name in names}
-        plain = bool | int | float | str
-        return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
+        return printed(self, SIZES)
 
 
 class SignedRouter(TaskRouter):
@@ -213,6 +207,14 @@ class SignedRouter(TaskRouter):
         "exports_inventory": "its weights may be negative, and those of Poly sum to 1; export "
         "tasks one by one (--task)"
     }
+
+
+def printed(module: nn.Module, sizes: Sequence[str]) -> str:
+    """Return sizes and settings that are kept under their names, for a module's printed form."""
+    names = dict.fromkeys([*sizes, *(item.name for _, item in arguments(type(module)))])
+    values = {name: getattr(module, name, None) for name in names}
+    plain = bool | int | float | str
+    return ", ".join(f"{k}={v}" for k, v in values.items() if isinstance(v, plain))
 
 
 def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:

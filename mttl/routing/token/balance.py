@@ -4,6 +4,7 @@ Every loss here is a function of sums over tokens (`LoadSums`), so that a sum ov
 the statistics of one process into those of the whole batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,16 @@ def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
     ).sum()
 
 
+LOSSES: dict[str, Callable[[LoadSums], Tensor]] = {
+    "switch": switch_loss,
+    "gshard": gshard_loss,
+    "importance": lambda sums: squared_variation(sums.gates),
+    "load": lambda sums: squared_variation(sums.load),
+    "z": z_loss,
+    "entropy": entropy_loss,
+}
+
+
 class Balance(nn.Module):
     """A weighted set of balancing losses; a coefficient of 0 leaves a loss out.
 
@@ -178,31 +189,19 @@ class Balance(nn.Module):
         global_statistics: bool = False,
     ) -> None:
         super().__init__()
-        names = ("switch", "gshard", "importance", "load", "z", "entropy")
         values = (switch, gshard, importance, load, z, entropy)
-        self.coefficients = dict(zip(names, values, strict=True))
+        self.coefficients = dict(zip(LOSSES, values, strict=True))
         self.global_statistics = global_statistics
 
     def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
-        if not any(self.coefficients.values()):
+        used = {name: factor for name, factor in self.coefficients.items() if factor}
+        if not used:
             return {}
         sums = load_sums(choice)
         if self.global_statistics:
             sums = sums.over_processes()
-        losses = {
-            "switch": lambda: switch_loss(sums),
-            "gshard": lambda: gshard_loss(sums),
-            "importance": lambda: squared_variation(sums.gates),
-            "load": lambda: squared_variation(sums.load),
-            "z": lambda: z_loss(sums),
-            "entropy": lambda: entropy_loss(sums),
-        }
-        return {
-            name: coefficient * losses[name]()
-            for name, coefficient in self.coefficients.items()
-            if coefficient
-        }
+        return {name: factor * LOSSES[name](sums) for name, factor in used.items()}
 
 
 class BiasBalance(nn.Module):

@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from mttl.routing.token.balanced_assignment import balanced_assignment
 from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import EVEN, TokenRouter
 
@@ -34,20 +34,130 @@ class BaseRouter(TokenRouter):
         nn.init.orthogonal_(self.weight, gain=0.1)
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose one expert of each token.
-
-        Raises:
-            ValueError: If a prior forbids an expert while training: equal loads may need it.
-        """
         scores = tokens.logits(self.weight)
-        if self.training:
-            if tokens.prior is not None and bool((tokens.prior == -torch.inf).any()):
-                raise ValueError(
-                    "a prior that forbids experts does not go with BASE routing, which gives every "
-                    "expert the same load; use prior 'logits' with positive weights, or top-k"
-                )
-            experts = balanced_assignment(scores)
-        else:
-            experts = scores.argmax(-1)
+        experts = balanced_assignment(scores) if self.training else scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
         return Assignment(tokens.numbers(), experts, gates, torch.softmax(scores, dim=-1), scores)
+
+
+# Bids rise by at least this share of the range of scores, from auction to auction.
+STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+
+
+def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -> Int[Tensor, "N"]:
+    r"""Return the column of each row that maximises :math:`\sum_n s_{n, a(n)}`.
+
+    Each column gets :math:`\lfloor N / E \rfloor` rows, and :math:`N \bmod E` of them one more.
+
+    Args:
+        scores: Finite values.
+        method: ``"scipy"`` solves exactly on the CPU; ``"auction"`` on the device of the scores, to
+            within N × 1e-6 of their range. ``"auto"`` takes scipy for scores on the CPU.
+
+    Raises:
+        ValueError: If a score is not finite.
+    """
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError(
+            "scores must be finite: with equal loads every token may get every expert. Use a prior "
+            "'logits' of positive weights, or a top-k router"
+        )
+    n_rows, n_columns = scores.shape
+    if n_rows == 0:
+        return torch.zeros(0, dtype=torch.long, device=scores.device)
+    scores = scores.detach().double()
+    squared = square_scores(scores)
+    # All places are taken in the end, so what they cost changes the total only. Solvers are many
+    # times faster where no column is everybody's favourite.
+    squared -= even_prices(scores).repeat(squared.shape[1] // n_columns)
+    if method == "auto":
+        method = "scipy" if scores.device.type == "cpu" else "auction"
+    if method == "scipy":
+        from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
+
+        _, found = linear_sum_assignment(squared.cpu().numpy(), maximize=True)
+        slots = torch.as_tensor(found, device=scores.device)
+    else:
+        slots = auction(squared, float(scores.max() - scores.min()))
+    return slots[:n_rows] % n_columns
+
+
+def square_scores(scores: Float[Tensor, "N E"]) -> Float[Tensor, "M M"]:
+    """Give each column its places and fill up with rows that may take the last place only.
+
+    Returns:
+        Place m is one of column m % E. Rows beyond N are worth nothing in the last place of a
+        column, and cannot take another.
+    """
+    n_rows, n_columns = scores.shape
+    n_places = -(-n_rows // n_columns)
+    places = scores.repeat(1, n_places)
+    n_missing = places.shape[1] - n_rows
+    # Low enough that no exchange of rows pays for it.
+    never = -(scores.max() - scores.min() + 1) * (places.shape[1] + 1)
+    filler = scores.new_full((n_missing, places.shape[1]), float(never))
+    filler[:, -n_columns:] = 0
+    return torch.cat([places, filler])
+
+
+def even_prices(scores: Float[Tensor, "N E"], n_rounds: int = 30) -> Float[Tensor, "E"]:
+    """Return prices at which about as many rows want each column: Sinkhorn's, slightly blurred.
+
+    References:
+        Cuturi, *Sinkhorn Distances: Lightspeed Computation of Optimal Transport*, NIPS 2013,
+        arXiv:1306.0895.
+    """
+    prices = scores.new_zeros(scores.shape[1])
+    blur = 0.05 * (scores - scores.mean(0)).abs().mean() + 1e-9
+    for _ in range(n_rounds):
+        wanted = torch.log_softmax((scores - prices) / blur, dim=1).logsumexp(0)
+        prices = prices + blur * (wanted - wanted.mean())
+    return prices
+
+
+def auction(scores: Float[Tensor, "M M"], spread: float) -> Int[Tensor, "M"]:
+    """Assign rows to columns one to one by bidding, all free rows at a time.
+
+    Each free row bids for its best column: its price rises by how much better it is than the
+    second best, plus a step. The step shrinks from one auction to the next, prices stay.
+
+    Returns:
+        The column of each row; its total is within M times the last step of the best.
+
+    References:
+        Bertsekas, *Auction Algorithms for Network Flow Problems*, Computational Optimization and
+        Applications 1, 1992.
+    """
+    n = len(scores)
+    if n == 1:
+        return torch.zeros(1, dtype=torch.long, device=scores.device)
+    prices = scores.new_zeros(n)
+    owner = torch.arange(n, device=scores.device)
+    for step in STEPS:
+        owner = _bid(scores, prices, step * max(spread, 1e-9))
+    column_of = torch.empty_like(owner)
+    column_of[owner] = torch.arange(n, device=scores.device)
+    return column_of
+
+
+def _bid(scores: Tensor, prices: Tensor, step: float) -> Tensor:
+    """Auction all columns, raising ``prices`` in place; return the row that owns each."""
+    n = len(scores)
+    owner = torch.full((n,), -1, device=scores.device)
+    free = torch.arange(n, device=scores.device)
+    while len(free):
+        best, columns = (scores[free] - prices).topk(2, dim=-1)
+        bids = prices[columns[:, 0]] + best[:, 0] - best[:, 1] + step
+        highest = torch.full_like(prices, -torch.inf)
+        highest.scatter_reduce_(0, columns[:, 0], bids, "amax")
+        # Of equal bids one row wins: whichever is written last.
+        winning = bids == highest[columns[:, 0]]
+        winner = torch.full_like(owner, -1)
+        winner[columns[winning, 0]] = free[winning]
+        sold = winner >= 0
+        owner = torch.where(sold, winner, owner)
+        prices.copy_(torch.where(sold, highest, prices))
+        is_free = torch.ones(n, dtype=torch.bool, device=scores.device)
+        is_free[owner[owner >= 0]] = False
+        free = is_free.nonzero().squeeze(1)
+    return owner

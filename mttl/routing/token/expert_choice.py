@@ -7,8 +7,7 @@ import torch
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, Tokens
-from mttl.routing.token.dispatch import capacity_of, keep_pairs
+from mttl.routing.token.choice import Assignment, Tokens, capacity_of, keep_pairs
 from mttl.routing.token.token_router import EVEN, LinearRouter
 
 
@@ -50,7 +49,6 @@ class ExpertChoiceRouter(LinearRouter):
         self.capacity = capacity
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most fitting tokens of each expert."""
         logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
         n_taken = capacity_of(len(tokens), self.n_experts, self.capacity)

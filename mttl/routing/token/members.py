@@ -1,11 +1,12 @@
-"""Routing among members of a library, by their own weights: Arrow and SpectR."""
+"""Routing among members of a library: by their own weights (Arrow, SpectR), or by trained gates."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive, PositiveInt
@@ -65,7 +66,6 @@ class MemberRouter(TokenRouter):
         """Do nothing: there are no parameters."""
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the members of the highest scores."""
         logits = self.scores(tokens.states) / self.temperature
         logits = logits.masked_fill(~self.present, -torch.inf)
         if tokens.prior is not None:
@@ -103,14 +103,12 @@ class ArrowRouter(MemberRouter):
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Keep the first right singular vector of every member, of length 1."""
         first = right_factors(down, up)[:, :, 0]
         sizes = first.norm(dim=1)
         self.note_present(sizes)
         self.prototypes.copy_(first / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)[:, None])
 
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
-        """Return the length of a token's part along each prototype."""
         return (states @ self.prototypes.float().t()).abs()
 
 
@@ -140,13 +138,11 @@ class SpectralRouter(MemberRouter):
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Keep the right singular vectors of every member times their values."""
         found = right_factors(down, up)
         self.note_present(found[:, :, 0].norm(dim=1))
         self.spectra.copy_(found)
 
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
-        """Return the length of what each member makes of a token."""
         columns = self.spectra.float().transpose(0, 1).flatten(1)  # (I, E r)
         return (states @ columns).unflatten(1, (self.n_experts, -1)).norm(dim=-1)
 
@@ -164,3 +160,66 @@ def right_factors(
     _, values, right = torch.linalg.svd(core, full_matrices=False)
     found = basis @ right.mT * values[:, None]
     return torch.nn.functional.pad(found, (0, down.shape[2] - found.shape[2]))
+
+
+class PhatgooseRouter(MemberRouter):
+    r"""Chooses members of a library by gates that are trained when the run is made of it.
+
+    A token is scored by :math:`\bar v_e^\top \bar x / \sqrt I`, gate and token standardised.
+    Each member has a gate :math:`v_e` in the layer. It is learned after the member, which is
+    frozen, on the member's own task: there the member's change is multiplied by
+    :math:`\sigma(v_e^\top x)`, starting at 1/2. Standardising takes from each vector the mean of
+    its entries and divides by their deviation.
+
+    Args:
+        top_k: Members per token.
+        temperature: Temperature of the softmax over the kept ones.
+        gate_steps: Steps in which the gates are trained, on batches of all members' tasks.
+        gate_lr: Learning rate of the gates.
+
+    Attributes:
+        learning: Whether gates are being trained: each token goes to the members that its prior
+            allows, and their gates are sigmoids.
+
+    References:
+        Muqeeth, Liu, Liu and Raffel, *Learning to Route Among Specialized Experts for Zero-Shot
+        Generalization*, ICML 2024, arXiv:2402.05859.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: PositiveInt = 2,
+        temperature: Positive = 1.0,
+        gate_steps: PositiveInt = 100,
+        gate_lr: Positive = 5e-3,
+    ) -> None:
+        super().__init__(in_features, n_experts, top_k=top_k, temperature=temperature)
+        self.gates = nn.Parameter(torch.zeros(n_experts, in_features))
+        self.gate_steps, self.gate_lr = gate_steps, gate_lr
+        self.learning = False
+
+    def reset_parameters(self) -> None:
+        """Open all gates half."""
+        nn.init.zeros_(self.gates)
+
+    @torch.no_grad()
+    def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
+        self.note_present(down.norm(dim=(1, 2)) * up.norm(dim=(1, 2)))
+
+    def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
+        size = (self.in_features,)
+        found = layer_norm(states, size) @ layer_norm(self.gates.float(), size).t()
+        return found / self.in_features**0.5
+
+    def choose(self, tokens: Tokens) -> Assignment:
+        if not self.learning:
+            return super().choose(tokens)
+        assert tokens.prior is not None
+        logits = tokens.states @ self.gates.float().t()
+        rows, experts = (tokens.prior > -torch.inf).nonzero(as_tuple=True)
+        opened = logits.sigmoid()
+        own = torch.softmax(tokens.prior, dim=-1)
+        return Assignment(rows, experts, opened[rows, experts], own, logits)

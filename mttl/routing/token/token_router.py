@@ -48,9 +48,7 @@ class TokenRouter(Bounded, nn.Module, ABC):
     def __init__(self, in_features: int, n_experts: int, balance: Balance | None = None) -> None:
         super().__init__()
         require_at_least(1, in_features=in_features, n_experts=n_experts)
-        self.in_features = in_features
-        self.n_experts = n_experts
-        self.balance = balance
+        self.in_features, self.n_experts, self.balance = in_features, n_experts, balance
         self.bias: BiasBalance | None = None
 
     @abstractmethod

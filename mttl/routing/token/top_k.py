@@ -1,18 +1,17 @@
-"""Top-k routing: each token goes to its k most probable experts."""
+"""Top-k routing: each token goes to its most probable experts, also by noise or chance."""
 
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from mttl.io.errors import require_at_most
-from mttl.plugins.part_settings import Fraction, PositiveInt
+from mttl.io.errors import require_at_least, require_at_most
+from mttl.plugins.part_settings import Fraction, Positive, PositiveInt
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.choice import Assignment, Tokens
-from mttl.routing.token.dispatch import keep_pairs
-from mttl.routing.token.token_router import LinearRouter
+from mttl.routing.token.choice import Assignment, Tokens, keep_pairs
+from mttl.routing.token.token_router import LinearRouter, TokenRouter
 
 
 class TopKRouter(LinearRouter):
@@ -64,10 +63,7 @@ class TopKRouter(LinearRouter):
                 "top_k (1) with normalise makes every gate 1 and the router learns nothing; set "
                 "normalise to False, as the Switch Transformer does"
             )
-        self.top_k = top_k
-        self.normalise = normalise
-        self.jitter = jitter
-        self.bias = bias
+        self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
 
     def reset_parameters(self) -> None:
         """Re-initialise the weight and set the bias to 0."""
@@ -76,7 +72,6 @@ class TopKRouter(LinearRouter):
             self.bias.reset_parameters()
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most probable experts of each token."""
         if self.training and self.jitter:
             factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
             tokens = replace(tokens, states=tokens.states * factors)
@@ -135,7 +130,6 @@ class ExampleRouter(TopKRouter):
     lacks: ClassVar = {"takes_bias": "it chooses by example; use top_k or switch"}
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose the most probable experts of each example."""
         assert tokens.examples is not None
         x, prior = tokens.states, tokens.prior
         names, example_of = tokens.examples.unique(return_inverse=True)
@@ -184,3 +178,122 @@ def top_choice(
     if not forbids:
         return choice
     return keep_pairs(choice, (logits.gather(-1, chosen) > -torch.inf).t().flatten())
+
+
+class GShardRouter(LinearRouter):
+    r"""Sends each token to its best expert, and to its second best by chance.
+
+    The gates are :math:`g_1, g_2`, the two largest probabilities divided by their sum. While
+    training the second expert is kept with probability :math:`\min(1, g_2 / \tau)`; in evaluation
+    where :math:`g_2 > \tau`. A token that loses it keeps :math:`g_1` as it was.
+
+    Args:
+        threshold: A second gate of at least this is always taken.
+        balance: As in `TokenRouter`.
+
+    Raises:
+        ValueError: If there are fewer than 2 experts.
+
+    References:
+        Lepikhin et al., *GShard: Scaling Giant Models with Conditional Computation and Automatic
+        Sharding*, ICLR 2021, arXiv:2006.16668.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        threshold: Positive = 0.2,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        require_at_least(2, n_experts=n_experts)
+        self.threshold = threshold
+
+    def choose(self, tokens: Tokens) -> Assignment:
+        logits = tokens.logits(self.weight)
+        chosen = logits.topk(2, dim=-1).indices
+        choice = top_choice(logits, chosen, normalise=True, forbids=tokens.prior is not None)
+        weights = choice.weights.detach()
+        level = torch.rand_like(weights) if self.training else torch.ones_like(weights)
+        kept = weights > level * self.threshold
+        kept[: len(tokens)] = True  # first choices come first
+        return keep_pairs(choice, kept)
+
+
+SMALLEST_NOISE = 1e-2
+
+
+class NoisyTopKRouter(TokenRouter):
+    r"""Sends each token to its best experts by logits with learned noise (Shazeer et al.).
+
+    While training, :math:`h = W_g x + \epsilon \odot \sigma` with
+    :math:`\sigma = \mathrm{softplus}(W_n x) + 10^{-2}` and standard normal :math:`\epsilon`; in
+    evaluation :math:`h = W_g x`. Gates are the softmax over the ``top_k`` largest entries of h. The
+    load of expert e is estimated by the probability that it is chosen if only its noise is drawn
+    again, :math:`\sum_x \Phi((W_g x - t_e(x)) / \sigma)_e`, where :math:`t_e` is the
+    ``top_k``-th largest entry of h without e.
+
+    Args:
+        top_k: Experts per token.
+        balance: As in `TokenRouter`; may have a load loss.
+
+    Raises:
+        ValueError: If ``top_k`` is above E - 1.
+
+    References:
+        Shazeer et al., *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
+        Layer*, ICLR 2017, arXiv:1701.06538.
+    """
+
+    lacks: ClassVar = {"estimates_load": ""}
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: PositiveInt = 2,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        # The estimate of the load compares with the first expert that is not chosen.
+        require_at_most("n_experts - 1", n_experts - 1, top_k=top_k)
+        self.top_k = top_k
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.noise_weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set both weights to 0: at first, noise alone decides."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.noise_weight)
+
+    def choose(self, tokens: Tokens) -> Assignment:
+        clean = tokens.logits(self.weight)
+        noisy, load = clean, None
+        if self.training:
+            spread = nn.functional.softplus(tokens.states @ self.noise_weight.float().t())
+            deviation = spread + SMALLEST_NOISE
+            noisy = clean + torch.randn_like(clean) * deviation
+            load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
+        chosen = noisy.topk(self.top_k, dim=-1).indices
+        choice = top_choice(noisy, chosen, normalise=True, forbids=tokens.prior is not None)
+        return choice if load is None else replace(choice, load=load)
+
+
+def expected_load(
+    clean: Float[Tensor, "N E"],
+    noisy: Float[Tensor, "N E"],
+    deviation: Float[Tensor, "N E"],
+    top_k: int,
+) -> Float[Tensor, "N E"]:
+    """Return the probability that each expert is chosen if only its noise is drawn again."""
+    best = noisy.topk(top_k + 1, dim=-1).values
+    last, next_best = best[:, -2:-1], best[:, -1:]
+    # Without a chosen expert, the one after the last chosen becomes the last.
+    threshold = torch.where(noisy >= last, next_best, last)
+    # Fewer rivals than places: an allowed expert is always chosen, a forbidden one never.
+    margin = torch.where(clean > -torch.inf, clean - threshold, clean).clamp(-1e9, 1e9)
+    return torch.special.ndtr(margin / deviation)

@@ -1,12 +1,188 @@
 """Bottleneck adapters: small feed-forward networks beside or behind a block."""
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
+import torch
+from annotated_types import MinLen
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections, averaged
-from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
+from mttl.aggregation.grouped import grouped_linear
+from mttl.aggregation.mix import active_dtype, mix_blocks
+from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
+from mttl.routing.token.choice import Assignment, combine, sort_by_expert
+from mttl.skills.blocks.feed_forward_experts import (
+    ActivationSetting,
+    FeedForwardExperts,
+    activation_of,
+)
+from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
+
+# The way down and the way up, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); of examples
+# B for K.
+Projections = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class BottleneckInventory(Inventory):
+    r"""K networks with a narrow hidden layer, :math:`f_k(h) = s\,(U_k\,a(D_k h + b_k) + c_k)`.
+
+    What is added to the block's output y is, with mixing weights w, the one network of averaged
+    parameters for the mixing ``"factors"``, as the code of Polytropon does with LoRA, and
+    :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
+    :math:`\sum_e g_e f_e(h)`.
+
+    Where skills are ``stages``, the first ones change y, the next ones read what these made of it
+    and change that: of MAD-X those of a language under those of a task. Each stage is mixed by its
+    share of a row, :math:`w_k / \sum_{j} w_j` over its own skills; one without weight adds nothing.
+
+    Args:
+        hidden_features: Width of the bottleneck.
+        activation: Between the two projections.
+        parallel: Read the input of the block, in parallel; otherwise its output, in sequence.
+        scale: Factor on the change.
+        layer_norm: Normalise what the adapter reads.
+        mix: Average the parameters, or the outputs.
+        stages: Skills of each stage, which sum to n_skills: the first change the block's output,
+            the next read that and change it, as a task's adapter on top of a language's (MAD-X).
+
+    References:
+        Stages: Pfeiffer, Vulić, Gurevych and Ruder, *MAD-X: An Adapter-Based Framework for
+        Multi-Task Cross-Lingual Transfer*, EMNLP 2020, arXiv:2005.00052.
+    """
+
+    lacks: ClassVar = {
+        **NO_WEIGHTS,
+        "takes_signed_weights": (
+            "stages",
+            "skills of a stage take its share of a row, and rows of that router may be negative; "
+            "use another router",
+        ),
+    }
+    section_defaults: ClassVar = {"parallel": False}
+    uses = ("task", "token")
+    attachment_point = "block"
+    cut_by_heads = ()
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        hidden_features: PositiveInt = 64,
+        activation: ActivationSetting = "relu",
+        parallel: bool = True,
+        scale: Positive = 1.0,
+        layer_norm: bool = False,
+        mix: Annotated[str, OneOf("factors", "outputs")] = "factors",
+        stages: Annotated[Sequence[PositiveInt], MinLen(2)] | None = None,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        stages = (n_skills,) if stages is None else tuple(stages)
+        if min(stages, default=0) < 1 or sum(stages) != n_skills:
+            raise ValueError(
+                f"stages ({list(stages)}) must be numbers of skills, one for each stage, that "
+                f"sum to n_skills ({n_skills})"
+            )
+        if len(stages) > 1 and parallel:
+            raise ValueError(
+                "an upper stage reads what the lower one made of a block's output: set parallel: "
+                f"false for stages ({list(stages)})"
+            )
+        self.stages = stages
+        if len(stages) > 1:
+            self.uses = ("task",)
+        self.reads = "input" if parallel else "output"
+        self.read_features = in_features if parallel else out_features
+        self.hidden_features = hidden_features
+        self.activation = activation_of(activation)
+        self.scale, self.layer_norm, self.mix = scale, layer_norm, mix
+
+    @abstractmethod
+    def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
+        """Return the ways down and up, each with its bias: of every skill, or `averaged`."""
+
+    def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
+        parts = []
+        for own in self._shares(weights):
+            parts += (own[:, 0],) if self.mix == "outputs" else self.projections(own)
+        return tuple(parts)
+
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
+        n_parts = len(merged) // len(self.stages)
+        for first in range(0, len(merged), n_parts):
+            y = self._add(x, y, merged[first : first + n_parts])
+        return y
+
+    def _shares(self, weights: Float[Tensor, "B 1 K"]) -> list[Float[Tensor, "B 1 K"]]:
+        """Return the mixing weights of each stage, which are 0 for the skills of others."""
+        if len(self.stages) == 1:
+            return [weights]
+        shares, before = [], 0
+        for part in weights.split(self.stages, dim=-1):
+            total = part.sum(-1, keepdim=True)
+            share = part / total.where(total != 0, 1)
+            behind = self.n_skills - before - part.shape[-1]
+            shares.append(nn.functional.pad(share, (before, behind)))
+            before += part.shape[-1]
+        return shares
+
+    def _add(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
+        dtype = active_dtype(x)
+        h, y = self._read(x if self.reads == "input" else y, dtype), y.to(dtype)
+        if self.mix == "factors":
+            down, down_bias, up, up_bias = (part.to(dtype) for part in merged)
+            hidden = self.activation(torch.baddbmm(down_bias.unsqueeze(1), h, down.mT))
+            change = torch.baddbmm(up_bias.unsqueeze(1), hidden, up.mT)
+            return torch.add(y, change, alpha=self.scale)
+        (weights,) = (part.to(dtype) for part in merged)
+        down, down_bias, up, up_bias = (part.to(dtype) for part in self.projections())
+        hidden = self._hidden(h, down, down_bias)
+        hidden = (hidden * weights[:, None, :, None]).flatten(2)
+        # (B, L, K F) · (K F, O): the sum over skills is part of the product.
+        change = hidden @ up.mT.flatten(0, 1) + (weights @ up_bias).unsqueeze(1)
+        return torch.add(y, change, alpha=self.scale)
+
+    def dispatch(
+        self, x: Float[Tensor, "N features"], assignment: Assignment
+    ) -> Float[Tensor, "N O"]:
+        work = sort_by_expert(assignment)
+        down, down_bias, up, up_bias = self.projections()
+        rows = self._read(x, x.dtype)[work.tokens]
+        hidden = self.activation(grouped_linear(rows, down, down_bias, work.counts))
+        change = grouped_linear(hidden, up, up_bias, work.counts)
+        return self.scale * combine(change, work, len(x))
+
+    def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
+        """Return the hidden units of every adapter, and a 1 that its last bias is multiplied by."""
+        if len(self.stages) > 1:
+            raise NotImplementedError("stacked adapters change what others of them read")
+        dtype = active_dtype(x)
+        h = self._read(x if self.reads == "input" else y, dtype)
+        down, down_bias, _, _ = (part.to(dtype) for part in self.projections())
+        return nn.functional.pad(self._hidden(h, down, down_bias), (0, 1), value=1.0)
+
+    def last_product(self) -> Float[Tensor, "K O r"]:
+        """Return the ways up, each with its bias behind."""
+        _, _, up, up_bias = self.projections()
+        return self.scale * torch.cat([up, up_bias.unsqueeze(-1)], dim=-1)
+
+    def _hidden(self, h: Tensor, down: Tensor, down_bias: Tensor) -> Float[Tensor, "B L K F"]:
+        hidden = nn.functional.linear(h, down.flatten(0, 1), down_bias.flatten())
+        return self.activation(hidden).unflatten(-1, (self.n_skills, -1))
+
+    def _read(self, h: Tensor, dtype: torch.dtype) -> Tensor:
+        return (
+            nn.functional.layer_norm(h, h.shape[-1:]).to(dtype) if self.layer_norm else h.to(dtype)
+        )
+
+
+def averaged(parts: Projections, weights: Float[Tensor, "B 1 K"] | None) -> Projections:
+    """Return the projections of each example's mixture, or without weights those of every skill."""
+    return tuple(part if weights is None else mix_blocks(part, weights) for part in parts)  # type: ignore[return-value]
 
 
 class AdapterInventory(BottleneckInventory):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.plugins.part_settings import PositiveInt
-from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
+from mttl.skills.blocks.adapter import BottleneckInventory, Projections
 from mttl.skills.blocks.feed_forward_experts import ActivationSetting
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from mttl.aggregation.grouped import grouped_linear
 from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.part_settings import Fraction, ReadFrom
-from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import combine, sort_by_expert
+from mttl.routing.token.choice import Assignment, combine, sort_by_expert
 from mttl.skills.inventory import Inventory
 
 Activation = Callable[[Tensor], Tensor]

@@ -8,7 +8,7 @@ from annotated_types import Len
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype
 from mttl.plugins.part_settings import Positive, PositiveInt
 from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
 from mttl.skills.weights.krona import KronAInventory

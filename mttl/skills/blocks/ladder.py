@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import PositiveInt
 from mttl.skills.blocks.feed_forward_experts import ActivationSetting, activation_of
 from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs, draw

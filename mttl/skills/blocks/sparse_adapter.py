@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.plugins.part_settings import Fraction, PositiveInt
-from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections, averaged
+from mttl.skills.blocks.adapter import BottleneckInventory, Projections, averaged
 from mttl.skills.weights.supports import random_support, spread
 
 

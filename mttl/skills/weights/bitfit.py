@@ -4,10 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
-from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import gate_matrix
+from mttl.aggregation.mix import active_dtype, mix_blocks
+from mttl.routing.token.choice import Assignment, gate_matrix
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 

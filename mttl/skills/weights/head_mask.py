@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import Positive
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
@@ -53,10 +52,6 @@ class HeadMaskInventory(Inventory):
     ) -> None:
         self.attention_heads = attention_heads
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if in_features % attention_heads:
-            raise ValueError(
-                f"attention_heads ({attention_heads}) must divide in_features ({in_features})"
-            )
         self.hard, self.start = hard, start
         self.logits = nn.Parameter(torch.zeros(n_skills, attention_heads))
 

@@ -1,16 +1,87 @@
-"""Intrinsic skills: a short vector each, projected to the change of a whole weight."""
+r"""Intrinsic skills: a short vector each, projected to the change of a whole weight.
+
+| projection | P | stored |
+|---|---|---|
+| `DenseProjection` | a Gaussian matrix | D · d numbers: for small layers, as reference |
+| `Fastfood` | :math:`H G \Pi H B`, cut to D rows and d columns | signs, places, 1 scale per entry |
+
+H is the Walsh–Hadamard matrix of the next power of two, B random signs, Π a permutation and G
+Gaussian scales. Columns of P have length 1 (of Fastfood in the mean over the cut), as in the
+papers. Draws are those of NumPy's ``RandomState``, whose stream is frozen: the same seed gives the
+same projection with every version and on every machine.
+"""
 
 import hashlib
+import math
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.io.errors import require_one_of
 from mttl.plugins.part_settings import OneOf, PositiveInt, Seed
 from mttl.skills.inventory import Inventory, Merged, Weights
-from mttl.skills.weights.projections import DenseProjection, Fastfood, require_storable
+
+# Axes up to here are multiplied by the matrix itself; on a CPU, it is the fastest size.
+SMALL = 64
+MOST_STORED = 2**26
+
+
+class DenseProjection:
+    """A Gaussian matrix with columns of length 1, from vectors of d numbers to D."""
+
+    def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
+        matrix = np.random.RandomState(seed).standard_normal((n_out, n_in))
+        matrix /= np.linalg.norm(matrix, axis=0)
+        self.device = device
+        self._matrix = torch.from_numpy(matrix).to(device, torch.float32)
+
+    def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N D"]:
+        return x @ self._matrix.to(x.dtype).t()
+
+
+class Fastfood:
+    """The structured projection, in O(D log D) operations (Le, Sarlós and Smola, ICML 2013)."""
+
+    def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
+        size, block = power_of_two(max(n_in, n_out)), power_of_two(n_in)
+        draws = np.random.RandomState(seed)
+        signs = 2.0 * draws.randint(0, 2, n_in) - 1
+        # The first transform sees zeros behind the vector, and so repeats itself after a block.
+        places = draws.permutation(size) % block
+        scales = draws.standard_normal(size)
+        scales /= math.sqrt(n_out * np.square(scales).sum())
+        self.device = device
+        self._n_out, self._padding = n_out, block - n_in
+        self._signs = torch.from_numpy(signs).to(device, torch.int8)
+        self._places = torch.from_numpy(places).to(device, torch.int32)
+        self._scales = torch.from_numpy(scales).to(device, torch.float32)
+
+    def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N D"]:
+        block = torch.nn.functional.pad(x * self._signs.to(x.dtype), (0, self._padding))
+        spread = walsh_hadamard(block)[:, self._places]
+        return walsh_hadamard(spread * self._scales.to(x.dtype))[:, : self._n_out]
+
+
+def walsh_hadamard(x: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"]:
+    """Multiply rows, whose length is a power of two, by the Walsh–Hadamard matrix of 1 and -1."""
+    n = x.shape[-1]
+    matrix = x.new_ones(1, 1)
+    while len(matrix) < min(n, SMALL):
+        above = torch.cat([matrix, matrix], 1)
+        matrix = torch.cat([above, torch.cat([matrix, -matrix], 1)])
+    if n <= SMALL:
+        return x @ matrix
+    # The matrix is the Kronecker product of one for the blocks and one within a block.
+    blocks = x.unflatten(-1, (-1, SMALL)) @ matrix
+    return walsh_hadamard(blocks.mT).mT.flatten(-2)
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is not below ``n``."""
+    return 1 << (n - 1).bit_length()
+
 
 PROJECTIONS = {"fastfood": Fastfood, "dense": DenseProjection}
 
@@ -21,7 +92,7 @@ class IntrinsicInventory(Inventory):
     K vectors of d numbers: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, Δ a projection of each.
 
     :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
-    d to O · I numbers (`mttl.skills.weights.projections`), drawn from the path of the layer. It is
+    d to O · I numbers, drawn from the path of the layer. It is
     linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
     two, examples or skills. With a vector of the whole model (see `tie_to`) all skills of all
     layers together have d numbers each.
@@ -64,12 +135,16 @@ class IntrinsicInventory(Inventory):
         projection: Annotated[str, OneOf("fastfood", "dense")] = "fastfood",
         seed: Seed = 0,
         n_heads: int = 1,
-        init: str = "zero",
+        init: Annotated[str, OneOf("zero", "kaiming")] = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        require_one_of(("zero", "kaiming"), init=init)
-        if projection == "dense":
-            require_storable(dimension, in_features * out_features)
+        n_changed = in_features * out_features
+        if projection == "dense" and dimension * n_changed > MOST_STORED:
+            raise ValueError(
+                f"a dense projection of {dimension} to {n_changed} numbers would hold "
+                f"{dimension * n_changed:,}, above {MOST_STORED:,}; use fastfood, or a smaller "
+                "dimension"
+            )
         self.dimension, self.of, self.projection = dimension, vector, projection
         self.seed, self.init, self.path = seed, init, ""
         self.vector = nn.Parameter(torch.empty(n_skills, dimension))
@@ -106,14 +181,10 @@ class IntrinsicInventory(Inventory):
     def _project(self, vectors: Float[Tensor, "N d"]) -> Float[Tensor, "N O I"]:
         wide = torch.promote_types(vectors.dtype, torch.float32)
         with torch.autocast(vectors.device.type, enabled=False):
-            flat = self._current(vectors.device)(vectors.to(wide))
+            if self._drawn is None or self._drawn.device != vectors.device:
+                self._draw(vectors.device)  # type: ignore
+            flat = self._drawn(vectors.to(wide))  # type: ignore[misc]
         return flat.to(vectors.dtype).view(-1, self.out_features, self.in_features)
-
-    def _current(self, device: torch.device) -> DenseProjection | Fastfood:
-        """Return the projection, which is drawn once on each device."""
-        if self._drawn is None or self._drawn.device != device:
-            self._draw(device)  # type: ignore
-        return self._drawn  # type: ignore[return-value]
 
     @torch.compiler.disable
     def _draw(self, device: torch.device) -> None:

@@ -9,8 +9,7 @@ from annotated_types import Len
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
 
@@ -53,14 +52,11 @@ class KronAInventory(ProductInventory):
         n_heads: int = 1,
         init: str = "zero",
     ) -> None:
+        if mix == "factors":
+            self.cut_by_heads = ()
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if mix == "factors" and n_heads > 1:
-            raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for Kronecker factors, whose features have no "
-                "blocks of their own; mix 'deltas' takes heads"
-            )
         shape = shape or (_near_root(out_features), _near_root(in_features))
-        if len(shape) != 2 or min(shape) < 1 or out_features % shape[0] or in_features % shape[1]:
+        if out_features % shape[0] or in_features % shape[1]:
             raise ValueError(
                 f"shape ({list(shape)}) must be two sizes that divide out_features "
                 f"({out_features}) and in_features ({in_features})"

@@ -8,12 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
-from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
+from mttl.aggregation.mix import active_dtype, mix_blocks, mix_deltas, mix_factors, mix_outputs
 from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
-from mttl.aggregation.products import active_dtype
 from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt, ReadFrom
-from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
+from mttl.routing.token.choice import Assignment, combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
 from mttl.skills.weights.low_rank import low_rank_linear
 

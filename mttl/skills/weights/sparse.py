@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import Fraction, OneOf, PositiveInt
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw
 from mttl.skills.skilled_layer import SkilledLayer
@@ -95,13 +94,9 @@ class SparseInventory(Inventory):
             indices: Places in the flattened weight (O, I), of every skill or for all of them.
 
         Raises:
-            ValueError: If there are more or fewer skills, or places do not exist or ascend.
+            ValueError: If places do not exist or ascend.
         """
-        indices = indices.to(torch.int64)
-        if indices.ndim == 1:
-            indices = indices.expand(self.n_skills, -1)
-        if len(indices) != self.n_skills:
-            raise ValueError(f"{len(indices)} supports were given for {self.n_skills} skills")
+        indices = indices.to(torch.int64).expand(self.n_skills, -1)
         size = self.out_features * self.in_features
         if indices.numel() and (indices.min() < 0 or indices.max() >= size):
             raise ValueError(

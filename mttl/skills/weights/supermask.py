@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.aggregation.packed_weights import dense_weight
-from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, of_each
 
 START = 1e-2

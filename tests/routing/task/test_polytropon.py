@@ -1,20 +1,18 @@
 import pytest
 import torch
+from scipy.stats import kstest
+from torch.distributions import RelaxedBernoulli
 
 from helpers.skills import spread
 from mttl.routing import IBP, PolytroponRouter, RoutingPrior, negative_log_ibp
+from mttl.routing.task.polytropon import relaxed_bernoulli
+from mttl.routing.task.priors import straight_through
 
 TASK_IDS = torch.tensor([2, 0, 1, 1])
 
 
 def make(**settings):
     return spread(PolytroponRouter(2, 3, 2, 4, **settings))
-
-
-def test_average_correction_does_not_normalise():
-    router = make(normalise="average_correction").eval()
-    # The square root of heads over skills: 2 / 4.
-    torch.testing.assert_close(router(TASK_IDS), router.logits[:, TASK_IDS].sigmoid() * 0.5**0.5)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -49,15 +47,6 @@ def test_logit_dropout_sets_probabilities_to_one_half_while_training_only():
     torch.testing.assert_close(router.eval()(ids), router.matrix()[:, ids])
 
 
-def test_hard_choices_are_binary_and_learn():
-    router = make(straight_through=True, normalise="average_correction").train()
-    weights = router(TASK_IDS) / 0.5**0.5
-    torch.testing.assert_close(weights, weights.round())
-    assert set(weights.round().unique().tolist()) == {0.0, 1.0}
-    weights.square().sum().backward()
-    assert router.logits.grad.abs().sum() > 0
-
-
 def published(logits, *, round_as_published):
     """Multi-head routing's own evaluation: probabilities, rounded if straight-through is on."""
     active = torch.sigmoid(logits)
@@ -80,15 +69,6 @@ def test_choices_are_rounded_in_training_and_evaluation_alike(hard, training):
         assert (router.matrix() - router.logits.sigmoid()).abs().max() > 0.2
 
 
-def test_a_row_without_any_skill_is_zero_and_finite():
-    router = PolytroponRouter(1, 1, 1, 3, straight_through=True, relaxed=False).train()
-    torch.nn.init.constant_(router.logits, -5.0)
-    weights = router(torch.tensor([0]))
-    assert not weights.any()
-    weights.sum().backward()
-    assert router.logits.grad.isfinite().all()
-
-
 def test_the_temperature_is_saved_and_can_be_annealed():
     router = make(temperature=2.0)
     assert router.state_dict()["temperature"] == 2.0
@@ -96,11 +76,6 @@ def test_the_temperature_is_saved_and_can_be_annealed():
     grown = router.for_new_tasks(2)
     assert grown.temperature == 0.5
     torch.testing.assert_close(grown.logits[:, 1], router.logits.mean(1))
-
-
-def test_a_shared_skill_needs_another():
-    with pytest.raises(ValueError, match=r"shared_skill needs n_skills \(1\) to be at least 2"):
-        PolytroponRouter(1, 2, 1, 1, shared_skill=True)
 
 
 def test_a_hard_row_without_any_skill_keeps_its_gradient_small():
@@ -112,3 +87,45 @@ def test_a_hard_row_without_any_skill_keeps_its_gradient_small():
     (mixing * torch.randn_like(mixing)).sum().backward()
     # Each entry is a product of a few numbers of the order of 1.
     assert router.logits.grad.abs().max() < 10
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_its_distribution_function_is_that_of_the_binary_concrete(temperature):
+    # P(z <= x) = sigmoid(temperature · logit(x) - logit): invert z as a function of u.
+    logit = 0.7
+    drawn = relaxed_bernoulli(torch.full((5000,), logit, dtype=torch.float64), temperature)
+
+    def distribution_function(x):
+        return torch.sigmoid(temperature * torch.tensor(x).logit() - logit).numpy()
+
+    assert kstest(drawn.numpy(), distribution_function).pvalue > 0.01
+
+
+def test_equals_torch_distributions_under_the_same_noise(monkeypatch):
+    uniform = 0.01 + 0.98 * torch.rand(200)
+    logits = torch.randn(200)
+    monkeypatch.setattr(torch, "rand", lambda *size, **kwargs: uniform)
+    monkeypatch.setattr(torch, "rand_like", lambda tensor, **kwargs: uniform)
+    expected = RelaxedBernoulli(torch.tensor(0.6), logits=logits).rsample()
+    torch.testing.assert_close(relaxed_bernoulli(logits, 0.6), expected)
+
+
+@pytest.mark.parametrize("extreme", [0.0, 1.0])
+def test_the_ends_of_the_noise_stay_finite(monkeypatch, extreme):
+    # torch.rand can return 0, and 1 after rounding to a smaller type.
+    monkeypatch.setattr(
+        torch, "rand_like", lambda tensor, **kwargs: torch.full_like(tensor, extreme)
+    )
+    logits = torch.zeros(3, requires_grad=True)
+    drawn = relaxed_bernoulli(logits, 0.1)
+    drawn.sum().backward()
+    assert drawn.isfinite().all()
+    assert logits.grad.isfinite().all()
+
+
+def test_straight_through_rounds_and_keeps_the_gradient():
+    soft = torch.tensor([0.2, 0.5, 0.51, 0.9], requires_grad=True)
+    hard = straight_through(soft)
+    assert hard.tolist() == [0, 0, 1, 1]
+    (hard * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
+    assert soft.grad.tolist() == [1, 2, 3, 4]

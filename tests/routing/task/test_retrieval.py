@@ -51,8 +51,3 @@ def test_new_tasks_find_the_same_members() -> None:
     assert torch.equal(new.mix(IDS * 0, prompts), expected)
     assert torch.equal(new.matrix(), expected[:, :2])
     assert not list(router.parameters())
-
-
-def test_there_are_as_many_members() -> None:
-    with pytest.raises(ValueError, match=r"top_k \(6\) must be at most n_skills \(5\)"):
-        make(top_k=6)

@@ -38,8 +38,3 @@ def test_the_noise_has_one_over_the_skills_as_its_deviation():
     # The softmax removes the mean of the four draws: 3/4 of their variance is left.
     centred = logits - logits.mean(1, keepdim=True)
     assert centred.square().mean().item() == pytest.approx(3 / 4 / 16, rel=0.03)
-
-
-def test_no_more_are_kept_than_there_are():
-    with pytest.raises(ValueError, match=r"top_k \(5\) must be at most n_skills \(4\)"):
-        TaskMoERouter(1, 2, 1, 4, top_k=5)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from helpers.skills import LEARNED, ROUTERS, spread
+from mttl.routing import RetrievalRouter, TaskMoERouter
 from mttl.routing.task.fixed import FixedRouter, SharedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import initial_rows
@@ -100,12 +101,6 @@ def test_new_tasks_that_start_at_the_mean_are_alike(name):
     assert torch.equal(matrix[:, 0], matrix[:, 2])
 
 
-@pytest.mark.parametrize("name", ["polytropon", "task_moe", "expert", "c_poly"])
-def test_new_tasks_start_as_asked_or_not_at_all(name):
-    with pytest.raises(ValueError, match=r"init \('zero'\) must be one of mean, fresh"):
-        make(name).for_new_tasks(2, init="zero")
-
-
 def test_initial_rows():
     rows = torch.arange(12.0).view(2, 3, 2).requires_grad_()
     mean = initial_rows(rows, 4, "mean", 0.1)
@@ -118,13 +113,30 @@ def test_initial_rows():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "least"), [("n_groups", 0), ("n_tasks", 1), ("n_heads", 1), ("n_skills", 1)]
+    ("call", "message"),
+    [
+        (lambda: PolytroponRouter(-1, 2, 1, 2), r"n_groups \(-1\) must not be negative"),
+        (lambda: PolytroponRouter(2, 0, 1, 2), r"n_tasks \(0\) must be at least 1"),
+        (lambda: PolytroponRouter(2, 2, 0, 2), r"n_heads \(0\) must be at least 1"),
+        (lambda: PolytroponRouter(2, 2, 1, 0), r"n_skills \(0\) must be at least 1"),
+        (
+            lambda: PolytroponRouter(1, 2, 1, 1, shared_skill=True),
+            r"\(1\) to be at least 2",
+        ),
+        (lambda: TaskMoERouter(1, 2, 1, 4, top_k=5), r"top_k \(5\) must be at most n_skills \(4\)"),
+        (lambda: RetrievalRouter(1, 5, 1, 5, 8, top_k=6), r"top_k \(6\) must be at most n_skills"),
+        *(
+            (
+                lambda n=name: make(n).for_new_tasks(2, init="zero"),
+                "init .'zero'. must be one of",
+            )
+            for name in ("polytropon", "task_moe", "expert", "c_poly")
+        ),
+    ],
 )
-def test_sizes_have_a_least_value(wrong, least):
-    sizes = {"n_groups": 2, "n_tasks": 2, "n_heads": 1, "n_skills": 2, wrong: least - 1}
-    told = f"be at least {least}" if least else "not be negative"
-    with pytest.raises(ValueError, match=rf"{wrong} \({least - 1}\) must {told}"):
-        PolytroponRouter(*sizes.values())
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_router_may_route_nothing():

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from mttl.routing.token import balanced_assignment as assignment
-from mttl.routing.token.balanced_assignment import balanced_assignment
+from mttl.routing.token.base import balanced_assignment
 
 
 def total(scores: torch.Tensor, columns: torch.Tensor) -> float:
@@ -49,19 +48,6 @@ def test_nothing_to_assign() -> None:
     assert balanced_assignment(torch.zeros(0, 4)).tolist() == []
 
 
-def test_the_auction_serves_where_scipy_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = torch.randn(12, 4)
-    expected = balanced_assignment(scores)
-    called = []
-    auction = assignment.auction
-    monkeypatch.setattr(assignment, "auction", lambda *args: called.append(1) or auction(*args))
-    monkeypatch.setattr(assignment, "find_spec", lambda name: None)
-    assert torch.equal(balanced_assignment(scores), expected)
-    assert called
-
-
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"method \('best'\) must be one of auto, scipy"):
-        balanced_assignment(torch.zeros(2, 2), method="best")
     with pytest.raises(ValueError, match="scores must be finite"):
         balanced_assignment(torch.tensor([[0.0, -torch.inf]]))

@@ -6,8 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.routing.token.choice import Assignment
-from mttl.routing.token.dispatch import capacity_of, gate_matrix, keep_pairs, within_capacity
+from mttl.routing.token.choice import (
+    Assignment,
+    capacity_of,
+    gate_matrix,
+    keep_pairs,
+    within_capacity,
+)
 
 
 def assignment() -> Assignment:

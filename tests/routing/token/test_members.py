@@ -14,7 +14,7 @@ from mttl.routing import (
     TokenRouter,
     Tokens,
 )
-from mttl.routing.token.dispatch import gate_matrix
+from mttl.routing.token.choice import gate_matrix
 from mttl.routing.token.members import right_factors
 from mttl.skills import IA3Inventory, LoRAInventory
 

@@ -16,7 +16,7 @@ from mttl.routing import (
     Tokens,
     TopKRouter,
 )
-from mttl.routing.token.noisy_top_k import expected_load
+from mttl.routing.token.top_k import expected_load
 
 I, E, N = 6, 4, 40  # noqa: E741
 
@@ -168,7 +168,7 @@ def test_base_refuses_a_prior_that_forbids() -> None:
     prior = torch.zeros(N, E)
     prior[0, 0] = -torch.inf
     router = BaseRouter(I, E)
-    with pytest.raises(ValueError, match="does not go with BASE routing"):
+    with pytest.raises(ValueError, match="scores must be finite"):
         router(Tokens(torch.randn(N, I), prior=prior))
     router(Tokens(torch.randn(N, I), prior=torch.randn(N, E)))
     assert 0 not in router.eval()(Tokens(torch.randn(N, I), prior=prior)).experts[:1].tolist()

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from helpers.skills import filled, mixing
-from mttl.assembly.planning.fake_model import fake_model
-from mttl.config.load import load_config
 from mttl.skills import KronABlockInventory
 
 B, L, K = 5, 2, 3
@@ -30,11 +28,3 @@ def test_equals_a_plain_kronecker_product_and_a_share(
         if residual:
             change = change + (w @ inventory.residual) * torch.eye(12)
         torch.testing.assert_close(found[b], y[b] + x[b] @ change.T)
-
-
-def test_the_file_puts_one_beside_each_feed_forward_block() -> None:
-    model = fake_model(load_config("crossfit.yaml+skills/krona_block.yaml"), ["a"])
-    layers = model.skilled_layers()
-    kinds = {type(layer.inventory) for layer in layers.values()}
-    assert kinds == {KronABlockInventory}
-    assert all("DenseReluDense" in path for path in layers)

@@ -11,7 +11,7 @@ from helpers.skills import attach_kind, skilled, spread
 from mttl.moe.attach_experts import Selection, attach_experts
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import AdapterInventory, SkilledModel
-from mttl.skills.blocks.skilled_block import SkilledBlock
+from mttl.skills.skilled_layer import SkilledBlock
 
 K, TASKS = 3, torch.tensor([2, 0, 1, 0])
 # Float32 logits of these models lie 1e-6 (10 eps) from those of float64.

@@ -23,8 +23,7 @@ from mttl.routing import (
     TaskMoERouter,
     expert_router,
 )
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 from mttl.training.optim import parameter_roles
 
 T, S, N, E, M = 3, 2, 2, 2, 3

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.backbones import fill
-from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.composed.composed_model import ModuleInventory
 
 K, T = 3, 2
 KINDS = ["dense", "sparse", "lora"]
@@ -74,14 +74,6 @@ def test_skills_have_the_dtype_of_their_parameters(dtype):
     inventory = ModuleInventory(base, K, kind="sparse")
     for name, tensor in inventory.state_dict().items():
         assert tensor.dtype == (torch.int64 if name.endswith("indices") else dtype)
-
-
-def test_all_skills_can_be_drawn_anew():
-    base = Tower()
-    inventory = ModuleInventory(base, K, kind="dense")
-    fill(inventory)
-    inventory.reset_parameters()
-    assert not any(parameter.any() for parameter in inventory.parameters())
 
 
 def test_mistakes_are_named():

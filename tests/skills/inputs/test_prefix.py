@@ -19,7 +19,7 @@ from mttl.io.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import AverageRouter, Routing, RoutingSlot
 from mttl.skills import PrefixInventory, SkilledModel
-from mttl.skills.attention_modules import attention_places
+from mttl.skills.attachment_points import attention_places
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inputs.skilled_attention import AttentionPrefix, SkilledAttention
 

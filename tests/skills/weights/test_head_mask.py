@@ -64,10 +64,8 @@ def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "target", "n_layers"),
     [
-        *[("t5", "attention", 6), ("t5", "self_attention", 4), ("t5", "cross_attention", 2)],
-        *[("bart", "attention", 6), ("bart", "self_attention", 4), ("bart", "cross_attention", 2)],
-        *[("llama", "self_attention", 2), ("gpt2", "self_attention", 2)],
-        *[("t5", "encoder.*", 2), ("t5", "all", 6), ("gpt2", "h.0.attn.c_proj", 1)],
+        *[("t5", "all", 6), ("bart", "cross_attention", 2), ("llama", "self_attention", 2)],
+        *[("t5", "encoder.*", 2), ("gpt2", "h.0.attn.c_proj", 1)],
     ],
 )
 def test_targets(family: str, target: str, n_layers: int) -> None:

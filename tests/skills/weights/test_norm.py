@@ -13,7 +13,7 @@ from helpers.compare import relative_error
 from helpers.skills import mixing, skilled
 from mttl.routing import AverageRouter
 from mttl.skills import NormInventory
-from mttl.skills.skilled_norm import norm_places, normalised
+from mttl.skills.skilled_layer import norm_places, normalised
 
 NAMES = {  # of the norms of each family, for PEFT
     "t5": "layer_norm final_layer_norm",

@@ -108,7 +108,6 @@ def test_an_empty_support_changes_nothing_and_has_a_gradient():
 @pytest.mark.parametrize(
     ("support", "message"),
     [
-        (torch.tensor([[1, 2]]), "1 supports were given for 3 skills"),
         (torch.tensor([1, O * I]), r"must lie in \[0, 48\).*from 1 to 48"),
         (torch.tensor([-1, 3]), r"must lie in \[0, 48\).*from -1 to 3"),
         (torch.tensor([3, 3]), "must be in ascending order, each only once"),
@@ -142,11 +141,6 @@ def test_supports_are_placed_by_the_names_of_weights():
         place_supports(layers, {"x.weight": torch.tensor([2])})
     with pytest.raises(ValueError, match=r"must lie in \[0, 15\).*\(layer '1'\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
-
-
-def test_other_skills_have_no_support():
-    slot, backbone = RoutingSlot(), nn.Sequential(nn.Linear(4, 5))
-    attach_skills(backbone, lambda i, o: DenseInventory(i, o, 2), targets=["0"], slot=slot)
-    layers = {"0": backbone[0]}
+    layers["0"].inventory = DenseInventory(4, 5, 2)
     with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
-        place_supports(layers, {"0.weight": torch.tensor([2])})
+        place_supports(layers, again)

@@ -43,27 +43,6 @@ def test_gradients_pass_through_the_threshold_as_if_it_were_the_identity():
     assert_same(y, same, (inventory.scores, weights))
 
 
-def test_a_fresh_skill_changes_nothing_and_learns_to_switch_weights_off():
-    torch.manual_seed(0)
-    base = nn.Linear(I, 1, bias=False).requires_grad_(False)
-    inventory = SupermaskInventory(I, 1, 1)
-    weights, x = torch.ones(32, 1, 1), torch.randn(32, 1, I)
-    kept = torch.tensor([1.0, 0, 1, 0, 0, 1])
-    merged = inventory.merge(weights)
-    assert bool((merged[0] == 1).all())
-    torch.testing.assert_close(inventory.combine_linear(x, base, merged), base(x))
-    wanted = x @ (base.weight * kept).t()
-    optimizer = torch.optim.SGD(inventory.parameters(), lr=0.02)
-    for _ in range(200):
-        optimizer.zero_grad()
-        y = inventory.combine_linear(x, base, inventory.merge(weights))
-        (y - wanted).square().mean().backward()
-        optimizer.step()
-    assert inventory.mask(torch.ones(1, 1)).tolist() == [kept.tolist()]
-    inventory.reset_parameters()
-    assert bool((inventory.mask(torch.ones(1, 1)) == 1).all())
-
-
 def test_a_layer_that_is_no_linear_one_is_refused() -> None:
     """The convolutions of GPT-2 keep their weight the other way round."""
     message = r"'transformer\.h\.0.*cannot be on a Conv1D; choose targets that are, or a kind that"

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.skills.weights import supports
-from mttl.skills.weights.support_units import Units
-from mttl.skills.weights.supports import random_indices, random_support, select_support
+from mttl.skills.weights.supports import Units, random_indices, random_support, select_support
 
 
 def ranked(scores, n):
