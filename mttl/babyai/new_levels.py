@@ -36,7 +36,7 @@ from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError, TaskError
 from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.metrics_file import MetricsFile
+from mttl.training.loggers import MetricsFile
 from mttl.training.progress import TrainingProgress
 
 FOR_TEXT = {
