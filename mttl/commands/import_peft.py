@@ -62,8 +62,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
-    from mttl.library.member_sources import adapters_in
-    from mttl.peft_format.lora_import import without_base
+    from mttl.library.member_sources import adapters_in, without_base
     from mttl.peft_format.peft_folder import read_peft
     from mttl.training.report import attachment_table
 

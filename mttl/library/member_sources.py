@@ -2,10 +2,11 @@
 
 import glob
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,8 +28,8 @@ from mttl.merging.fold import task_mixing
 from mttl.merging.low_rank_factors import relative_error
 from mttl.models.backbone import is_decoder_only
 from mttl.peft_format.lora_export import mixture_adapter, skill_mixing
-from mttl.peft_format.lora_import import read_lora, without_base
-from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, read_peft
+from mttl.peft_format.lora_import import read_lora
+from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, PeftFolder, read_peft
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import linear_features
 
@@ -38,6 +39,9 @@ WANTED += ("results.csv", "*.json", LIBRARY, "members/*")
 # Settings that say how a run, and an adapter of PEFT, were trained.
 RUN_SETTINGS = ("optim.kind", "optim.lr", "optim.schedule", "data.batch_size", "trainer.max_steps")
 TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights", "peft_version")
+
+# What PEFT stores of the base beside adapters of an output head.
+STORED = ".base_layer.weight"
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,29 @@ def lasting_name(name: str) -> str:
     """Return the name of a model that means the same from every directory."""
     place = place_of(name)
     return str(Path(place).resolve()) if Path(place).is_dir() else name
+
+
+def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
+    """Return an adapter without the weights that PEFT stores of the base, as those of a head.
+
+    Raises:
+        CheckpointError: If it stores others than the base has: they were trained, or resized.
+    """
+    stored = {name: value for name, value in folder.tensors.items() if name.endswith(STORED)}
+    if not stored or not base:
+        return folder
+    network = build_backbone(Pretrained(kind="pretrained", name=base))
+    own = dict(network.named_parameters(remove_duplicate=False))
+    for name, value in stored.items():
+        weight = own.get(name.replace(STORED, ".weight"))
+        if weight is None or not torch.equal(weight.to(value.dtype), value):
+            raise CheckpointError(
+                f"'{folder.path}' stores '{name}' with other values than its base model '{base}' "
+                "has: weights that were trained or resized cannot be read. Merge the adapter into "
+                "the model with PEFT, or train it without them"
+            )
+    kept = {name: value for name, value in folder.tensors.items() if name not in stored}
+    return replace(folder, tensors=kept)
 
 
 def adapters_in(folder: Path) -> list[Path]:

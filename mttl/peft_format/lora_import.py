@@ -2,14 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from mttl.assembly.build_backbone import build_backbone
-from mttl.config.backbone_schema import Pretrained
 from mttl.io.errors import CheckpointError
 from mttl.merging.low_rank_factors import LowRank
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
@@ -24,8 +20,6 @@ OTHER_MODELS = (
 # Initialisations that change the base weights; an adapter trained from one needs those.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 MOST_ALPHA = 1e6
-# What PEFT stores of the base beside adapters of an output head.
-STORED = ".base_layer.weight"
 
 
 def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
@@ -58,29 +52,6 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
         path: _factors(folder, path, tensors[DOWN], tensors[UP], scaled)
         for path, tensors in by_layer(folder, (DOWN, UP)).items()
     }
-
-
-def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
-    """Return an adapter without the weights that PEFT stores of the base, as those of a head.
-
-    Raises:
-        CheckpointError: If it stores others than the base has: they were trained, or resized.
-    """
-    stored = {name: value for name, value in folder.tensors.items() if name.endswith(STORED)}
-    if not stored or not base:
-        return folder
-    network = build_backbone(Pretrained(kind="pretrained", name=base))
-    own = dict(network.named_parameters(remove_duplicate=False))
-    for name, value in stored.items():
-        weight = own.get(name.replace(STORED, ".weight"))
-        if weight is None or not torch.equal(weight.to(value.dtype), value):
-            raise CheckpointError(
-                f"'{folder.path}' stores '{name}' with other values than its base model '{base}' "
-                "has: weights that were trained or resized cannot be read. Merge the adapter into "
-                "the model with PEFT, or train it without them"
-            )
-    kept = {name: value for name, value in folder.tensors.items() if name not in stored}
-    return replace(folder, tensors=kept)
 
 
 def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:

@@ -189,7 +189,7 @@ def test_two_writers_lose_nothing(tmp_path):
         )
         for name in ("p", "q")
     ]
-    told = [writer.communicate(timeout=120) for writer in writers]
+    told = [writer.communicate(timeout=240) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], told
     won = [int(out) for out, _ in told]
     assert sum(won) == 4
