@@ -22,8 +22,7 @@ from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
 from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
 from mttl.training.distributed import ExpertSharing, ShardedStrategy
-from mttl.training.loggers import EXPERIMENT_LOGGERS, StepMonitor
-from mttl.training.metrics_file import MetricsFile
+from mttl.training.loggers import EXPERIMENT_LOGGERS, MetricsFile, StepMonitor
 from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
 from mttl.training.token_balance import BiasBalancing

@@ -34,7 +34,7 @@ from mttl.io.record import Record
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.metrics_file import MetricsFile
+from mttl.training.loggers import MetricsFile
 from mttl.training.progress import TrainingProgress
 
 CHOICES = ("greedy", "sampled")

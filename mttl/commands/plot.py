@@ -133,7 +133,7 @@ def main(options: argparse.Namespace) -> None:
 def count_choices(run: Path, split: str) -> None:
     """Count which experts the tokens of a run choose on the rows of a split, and write it there."""
     from mttl.commands.routing_report.read_routing import open_run
-    from mttl.training.token_report import write_token_routing
+    from mttl.training.report import write_token_routing
 
     opened = open_run(run, "leave --count out")
     module, data = opened.module, opened.data

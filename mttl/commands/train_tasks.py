@@ -31,21 +31,22 @@ from mttl.models.backbone import is_decoder_only
 from mttl.moe.parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
-from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.loggers import close_loggers, open_loggers, show_answers
 from mttl.training.meta import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
+    attention_by_task,
     baseline_results,
+    has_attention,
     result_table,
     write_baselines,
     write_routing,
+    write_token_routing,
 )
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
-from mttl.training.token_report import write_token_routing
 
 
 def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:

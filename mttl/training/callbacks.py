@@ -53,15 +53,11 @@ class GracefulStop(Checkpoint):
         """Listen."""
         self._listening.enter_context(handling(self._leave))
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_exception(self, *args: Any) -> None:
         """Give the signals back."""
         self._listening.close()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Give the signals back."""
-        self._listening.close()
+    on_test_end = on_exception
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         asked = self.request.received is not None and not self.last.accumulating

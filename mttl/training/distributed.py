@@ -29,17 +29,9 @@ from mttl.checkpoints.whole_tensors import (
     of_first,
     spread_like,
 )
-from mttl.moe.parallel import (
-    clip_gradients,
-    gather_checkpoint,
-    shard_checkpoint,
-    shard_experts,
-    shared_parameters,
-)
+from mttl.moe.parallel import shard_experts
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import block_paths
-from mttl.training.module import ResumableModule
-from mttl.training.optim import ROLES, parameter_groups
 
 
 def shard_model(model: SkilledModel, mesh: DeviceMesh, device: torch.device) -> None:
@@ -192,41 +184,6 @@ class ShardedStrategy(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Read a checkpoint, as other strategies do."""
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
-
-
-class SharesExperts(ResumableModule):
-    """A module whose checkpoints and norms of gradients are those of all experts together."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Gather the experts, and what the optimizer knows about them, into the first process."""
-        super().on_save_checkpoint(checkpoint)
-        gather_checkpoint(self, checkpoint, self._in_order())
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take this process's share of the experts."""
-        shard_checkpoint(self, checkpoint, self._in_order())
-        super().on_load_checkpoint(checkpoint)
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip by the norm over all processes, or they would scale common gradients apart."""
-        if not gradient_clip_val or not shared_parameters(self):
-            super().configure_gradient_clipping(
-                optimizer, gradient_clip_val, gradient_clip_algorithm
-            )
-            return
-        clip_gradients(self._in_order(), self, float(gradient_clip_val))
-
-    def _in_order(self) -> list[nn.Parameter]:
-        """Return the parameters as the optimizer numbers them."""
-        if not shared_parameters(self):
-            return []
-        groups = parameter_groups(self.model, lr=dict.fromkeys(ROLES, 0.0), weight_decay=0.0)
-        return [parameter for group in groups for parameter in group["params"]]
 
 
 class ExpertSharing(Callback):

@@ -1,4 +1,4 @@
-"""Experiment loggers next to metrics.csv: TensorBoard, and Weights & Biases."""
+"""``metrics.csv``, and the experiment loggers next to it: TensorBoard, and Weights & Biases."""
 
 import contextlib
 import logging
@@ -6,7 +6,6 @@ import math
 import shutil
 import time
 from abc import abstractmethod
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +21,9 @@ from pytorch_lightning.loggers.logger import Logger
 from torch.optim import Optimizer
 
 from mttl.checkpoints.whole_tensors import whole
-from mttl.io.errors import ConfigError
-from mttl.io.reading import reason
+from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.files import write_table
+from mttl.io.reading import read_table, reason
 
 logger = logging.getLogger(__name__)
 COMPARED = ("val/score", "val/loss", "train/loss")  # columns of TensorBoard's page of settings
@@ -31,7 +31,65 @@ STEP = "step"
 MOST_ROWS = 5  # answers of a task in a table
 
 
-class ExperimentLogger(Logger):
+class _RunLogger(Logger):
+    """A logger of one run, whose settings it need not log."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The name of the file or folder."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """Always empty: a run has one logger of a kind."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the run folder holds the configuration."""
+
+
+class MetricsFile(_RunLogger):
+    """Writes metrics as CSV: one row per step at which something was logged.
+
+    The file is written whole each time, and unlike Lightning's continues that of a resumed run.
+
+    Args:
+        path: The file.
+        keep_until: Keep the rows of an earlier start up to this step; 0 starts a new file.
+    """
+
+    def __init__(self, path: Path, keep_until: int = 0) -> None:
+        super().__init__()
+        self.path = path
+        self.rows: dict[int, dict[str, Any]] = {}
+        if keep_until and path.is_file():
+            for row in read_table(path, CheckpointError, ["step"]):
+                step = int(row["step"])
+                if step <= keep_until:
+                    self.rows[step] = {name: value for name, value in row.items() if value != ""}
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add values to the row of a step."""
+        step = max(self.rows, default=0) if step is None else step
+        self.rows.setdefault(step, {"step": step}).update(metrics)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file."""
+        if self.rows:
+            columns = sorted({name for row in self.rows.values() for name in row} - {"step"})
+            rows = (self.rows[step] for step in sorted(self.rows))
+            write_table(self.path, ["step", *columns], rows)
+
+    def finalize(self, status: str) -> None:
+        """Write what is left."""
+        self.save()
+
+
+class ExperimentLogger(_RunLogger):
     """Logs a run. A logger that does not start is refused; one that fails later is left alone.
 
     Args:
@@ -49,19 +107,9 @@ class ExperimentLogger(Logger):
         self.resumed_step = resumed_step
         self._is_open = self._is_new = False
 
-    @property
-    def name(self) -> str:
-        """What the settings call it, and the name of its folder."""
-        return self.folder_name
-
-    @property
-    def version(self) -> str:
-        """Always empty: a run has one logger of a kind."""
-        return ""
-
     @rank_zero_only
     def open(self, settings: Mapping[str, Any]) -> None:
-        """Begin, before the run writes anything else.
+        """Begin in the first process, before the run writes anything else.
 
         Raises:
             ConfigError: If the logger does not start; nothing of it is left then.
@@ -87,36 +135,25 @@ class ExperimentLogger(Logger):
             with contextlib.suppress(OSError):  # there is a run already
                 self.path.parent.rmdir()
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Show numbers of a step."""
         self._try(lambda: self._show_numbers(metrics, step or 0))
 
-    @rank_zero_only
-    def log_hyperparams(
-        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: `open` has shown the settings of the run."""
-
-    @rank_zero_only
     def log_image(self, name: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
         """Show an image of a step."""
         self._try(lambda: self._show_image(name, pixels, step))
 
-    @rank_zero_only
     def log_table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
     ) -> None:
         """Show a table of texts of a step."""
         self._try(lambda: self._show_table(name, columns, rows, step))
 
-    @rank_zero_only
     def finalize(self, status: str) -> None:
         """End where training failed; else there are results to come, and `close`."""
         if status != "success":
             self.close(failed=True)
 
-    @rank_zero_only
     def close(self, *, failed: bool = False) -> None:
         """End."""
         self._try(lambda: self._end(failed))

@@ -5,6 +5,7 @@ Gradients are of first order: nothing is differentiated through the steps.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,12 +50,13 @@ class MetaModule(TextToTextModule):
         parts = [
             {name: value[own] for name, value in own_fields.items()} for own in rows.chunk(n_parts)
         ]
-        return [lambda own=own: self._objective(own) for own in parts]
 
-    def _objective(self, batch: Mapping[str, Any]) -> Tensor:
-        losses, labels, routing = self.training_losses(batch)
-        prior = self.model.router.prior_loss().to(losses.device)
-        return global_mean(losses, labels) + prior + sum(routing.losses.values())
+        def loss(own: Mapping[str, Any]) -> Tensor:
+            losses, labels, routing = self.training_losses(own)
+            prior = self.model.router.prior_loss().to(losses.device)
+            return global_mean(losses, labels) + prior + sum(routing.losses.values())
+
+        return [partial(loss, own) for own in parts]
 
 
 def maml_gradients(

@@ -9,21 +9,29 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.torch_file import load_torch
+from mttl.moe.expert_parallel import (
+    clip_gradients,
+    gather_checkpoint,
+    shard_checkpoint,
+    shared_parameters,
+)
 from mttl.runtime.processes import gathered
-from mttl.training.optim import build_optimizer, build_schedule
+from mttl.training.optim import ROLES, build_optimizer, build_schedule, parameter_groups
 
 
 class ResumableModule(pl.LightningModule):
     """Optimizes a model by role; a run that is resumed from its checkpoints is bit-identical.
 
     A checkpoint holds trained parameters, buffers and the random states, and no frozen weights:
-    whoever resumes builds the same model again.
+    whoever resumes builds the same model again. Where experts are shared out among processes, the
+    checkpoints and norms of gradients are those of all of them together.
     """
 
     def __init__(self, model: nn.Module, optim: Optim) -> None:
@@ -73,6 +81,7 @@ class ResumableModule(pl.LightningModule):
         if self.device.type == "cuda":
             state["device_random_state"] = torch.cuda.get_rng_state(self.device)
         checkpoint["random_states"] = gathered(state)
+        gather_checkpoint(self, checkpoint, self._in_order())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that nothing that training changes is missing, and remember the random states.
@@ -80,6 +89,7 @@ class ResumableModule(pl.LightningModule):
         Raises:
             CheckpointError: If a trained tensor is missing.
         """
+        shard_checkpoint(self, checkpoint, self._in_order())
         missing = sorted(set(self._kept(self.state_dict())) - set(checkpoint["state_dict"]))
         if missing:
             raise CheckpointError(
@@ -104,6 +114,27 @@ class ResumableModule(pl.LightningModule):
             past = n_processes * self.trainer.global_step
             torch.manual_seed(torch.initial_seed() + past + self.global_rank)
         self._random_states = []
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm over all processes, or they would scale common gradients apart."""
+        if gradient_clip_val and (parameters := self._in_order()):
+            clip_gradients(parameters, self, float(gradient_clip_val))
+        else:
+            super().configure_gradient_clipping(
+                optimizer, gradient_clip_val, gradient_clip_algorithm
+            )
+
+    def _in_order(self) -> list[nn.Parameter]:
+        """Return the parameters as the optimizer numbers them, if experts are shared out."""
+        if not shared_parameters(self):
+            return []
+        groups = parameter_groups(self.model, lr=dict.fromkeys(ROLES, 0.0), weight_decay=0.0)
+        return [parameter for group in groups for parameter in group["params"]]
 
     def _kept(self, state: dict[str, Tensor]) -> list[str]:
         """Return the names of what training may change: all but frozen parameters."""

@@ -103,31 +103,28 @@ class RoutingMonitor(HistoryMonitor):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing that training starts from."""
         if not self.steps:  # else the run is resumed
-            self._record(trainer, pl_module)
+            self.on_train_end(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         """Keep the routing from time to time where nothing is validated."""
         if self.is_due(trainer):
-            self._record(trainer, pl_module)
+            self.on_train_end(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing at each validation."""
         if not trainer.sanity_checking:
-            self._record(trainer, pl_module)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the final routing."""
-        self._record(trainer, pl_module)
+            self.on_train_end(trainer, pl_module)
 
     def arrays(self, history: np.ndarray) -> dict[str, Any]:
         """Return the weights with the names of their groups and tasks."""
         groups = head_names(self.groups, history.shape[1])
         return {"weights": history, "groups": np.array(groups), "tasks": np.array(self.tasks)}
 
-    def _record(self, trainer: pl.Trainer, module: Any) -> None:
-        router: TaskRouter = module.model.router
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the routing, once a step."""
+        router: TaskRouter = pl_module.model.router  # type: ignore[assignment, union-attr]
         if self.steps and self.steps[-1] == trainer.global_step:
             return
         with torch.no_grad(), whole_parameters(router):
@@ -208,12 +205,22 @@ class TokenMonitor(HistoryMonitor):
         # After a resume the sum lies on the CPU.
         self.loads = found if self.loads is None else self.loads.to(found.device) + found
         if self.is_due(trainer):
-            self._record(trainer)
+            self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Record the last loads."""
-        if self.loads is not None:
-            self._record(trainer)
+        """Record the loads since the last record."""
+        if self.loads is None:
+            return
+        # Reducing is in place, and others hold the loads of the batch too.
+        reduced: Any = trainer.strategy.reduce(self.loads.clone(), reduce_op="sum")
+        loads, self.loads = reduced.cpu().numpy(), None
+        shares = loads / np.maximum(loads[:, :-1].sum(1, keepdims=True), 1)  # of all pairs
+        statistics = {
+            "tokens/load_entropy": float(load_entropy(shares[:, :-1]).mean()),
+            "tokens/largest_load": float(shares[:, :-1].max(1).mean()),
+            "tokens/dropped": float(shares[:, -1].mean()),
+        }
+        self.record(trainer, shares.astype(np.float32), statistics)
 
     def state_dict(self) -> dict[str, Any]:
         """Keep the history across a resume, and what all processes have counted since."""
@@ -233,21 +240,3 @@ class TokenMonitor(HistoryMonitor):
         """Return loads and drops with the names of the layers."""
         layers = np.array(self.layers)
         return {"load": history[..., :-1], "dropped": history[..., -1], "layers": layers}
-
-    def _record(self, trainer: pl.Trainer) -> None:
-        # Reducing is in place, and others hold the loads of the batch too.
-        mine = self.loads.clone()  # type: ignore[union-attr]
-        loads = trainer.strategy.reduce(mine, reduce_op="sum").cpu().numpy()  # type: ignore[union-attr]
-        self.loads = None
-        shares = load_shares(loads)
-        statistics = {
-            "tokens/load_entropy": float(load_entropy(shares[:, :-1]).mean()),
-            "tokens/largest_load": float(shares[:, :-1].max(1).mean()),
-            "tokens/dropped": float(shares[:, -1].mean()),
-        }
-        self.record(trainer, shares.astype(np.float32), statistics)
-
-
-def load_shares(loads: np.ndarray) -> Float[np.ndarray, "M E+1"]:
-    """Return the counts of `token_loads` as shares of all pairs."""
-    return loads / np.maximum(loads[:, :-1].sum(1, keepdims=True), 1)

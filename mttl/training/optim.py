@@ -110,7 +110,9 @@ def parameter_groups(
     parameters = dict(model.named_parameters())
     for name, role in parameter_roles(model).items():
         decayed = role not in ROUTERS and decays(model, name)
-        second = up_lr_ratio != 1 and _is_second_factor(model, name)
+        path, _, own = name.rpartition(".")
+        factors = getattr(model.get_submodule(path), "second_factors", ())
+        second = up_lr_ratio != 1 and own in factors
         groups.setdefault((role, decayed, second), []).append(parameters[name])
     if not groups:
         raise ValueError("the model has no trainable parameter")
@@ -129,11 +131,6 @@ def parameter_groups(
         }
         for (role, decayed, second), members in groups.items()
     ]
-
-
-def _is_second_factor(model: nn.Module, name: str) -> bool:
-    path, _, own = name.rpartition(".")
-    return own in getattr(model.get_submodule(path), "second_factors", ())
 
 
 def learning_rate_factor(

@@ -42,23 +42,9 @@ class TrainingProgress(ProgressBar):
         if self._training is not None:
             self._training.set(trainer.global_step, lambda: _loss(trainer))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the bar."""
-        self._close()
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Close the bar, so that a message starts on a line of its own."""
-        self._close()
-
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show a bar of the validation."""
         self._evaluation = self._count("validating", int(sum(trainer.num_val_batches)))
-
-    def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Move the bar of the validation."""
-        self._advance_evaluation()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remove the bar of the validation and say what came out."""
@@ -74,14 +60,6 @@ class TrainingProgress(ProgressBar):
         """Show a bar of the test."""
         self._evaluation = self._count("answering batches", int(sum(trainer.num_test_batches)))
 
-    def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Move the bar of the test."""
-        self._advance_evaluation()
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the bar of the test."""
-        self._end_evaluation()
-
     def _count(self, name: str, total: int, done: int = 0) -> Count | None:
         if not self._enabled:
             return None
@@ -91,21 +69,25 @@ class TrainingProgress(ProgressBar):
             self._bar.start()
         return Count(self.console, self._bar, name, total, done)
 
-    def _advance_evaluation(self) -> None:
+    def _advance_evaluation(self, *args: Any, **kwargs: Any) -> None:
         if self._evaluation is not None:
             self._evaluation.advance()
 
-    def _end_evaluation(self) -> None:
+    def _end_evaluation(self, *args: Any) -> None:
         if self._evaluation is not None:
             self._evaluation.remove()
         self._evaluation = None
         if self._training is None:
             self._close()
 
-    def _close(self) -> None:
+    def _close(self, *args: Any) -> None:
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._training = self._evaluation = None
+
+    on_validation_batch_end = on_test_batch_end = _advance_evaluation
+    on_test_end = _end_evaluation
+    on_train_end = on_exception = _close  # a message starts on a line of its own
 
 
 def _loss(trainer: pl.Trainer) -> str:

@@ -1,31 +1,45 @@
-"""Tables that a run prints, its baselines, and the routing weights behind its plots."""
+"""Tables that a run prints, its baselines, and the arrays behind its plots."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from datasets import Dataset
 from jaxtyping import Float
+from lightning_fabric.utilities import move_data_to_device
 from rich.table import Table
+from torch import Tensor
 
 from mttl.aggregation.packed_weights import count_entries
+from mttl.analysis.token_counts import TokenCounts
+from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import is_first, whole_parameters
 from mttl.config.data_schema import Data
+from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
+from mttl.models.backbone import is_decoder_only
+from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.text_table import TextTable
 from mttl.skills.attach import Attachment
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import MEAN
 from mttl.training.monitors import as_rows, head_names, routing_weights, write_arrays
 from mttl.training.predictions import COLUMNS, Result, mean_result
+from mttl.training.text_to_text import TextToTextModule
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
+ROWS_PER_TASK = 16  # whose attention is averaged; a mean over tokens hardly moves with more
 
 
 def attachment_table(
@@ -89,6 +103,8 @@ def baseline_results(
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
 
+    Of equally frequent answers the first is taken.
+
     Returns:
         Results of the two baselines, a row per task and their means.
     """
@@ -99,7 +115,7 @@ def baseline_results(
         trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
         answers = {
             COPY: [row.input for row in rows],
-            MAJORITY: [majority_prediction(trained)] * len(rows),
+            MAJORITY: [Counter(trained).most_common(1)[0][0]] * len(rows),
         }
         for name, predictions in answers.items():
             value = score_answers(metric_name, predictions, [row.outputs for row in rows])
@@ -167,6 +183,96 @@ def write_routing(
         write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
 
 
-def majority_prediction(outputs: Sequence[str]) -> str:
-    """Return the most frequent training answer; of equally frequent ones, the first."""
-    return Counter(outputs).most_common(1)[0][0]
+def has_attention(model: SkilledModel) -> bool:
+    """Tell whether attention aggregates the skills of a model."""
+    layers = model.skilled_layers().values()
+    return any(isinstance(layer.inventory, AttendedInventory) for layer in layers)
+
+
+@torch.no_grad()
+def attention_by_task(
+    module: TextToTextModule, rows: Dataset, n_rows: int = ROWS_PER_TASK
+) -> Float[np.ndarray, "G T K"]:
+    """Return the mean attention to every skill, over the tokens of some rows of each task.
+
+    Rows run one by one, so that no padding is counted. Layers of a group are averaged. At most
+    ``n_rows`` of a task are taken, spread evenly; the module is left in evaluation mode.
+    """
+    module.eval()
+    router = module.model.router
+    pad_id = pad_id_of(module.tokenizer)
+    collate = TrainCollator(pad_id, router.n_tasks, is_decoder_only(module.model.backbone))
+    task_ids = np.array(rows["task_id"])
+    sums = torch.zeros(router.n_groups, router.n_tasks, router.n_skills, dtype=torch.float64)
+    with ExitStack() as hooks:
+        for layer in module.model.skilled_layers().values():
+            if not isinstance(layer.inventory, AttendedInventory):
+                continue
+
+            def add(module, inputs, weights: Tensor, group: int = layer.group) -> None:
+                sums[group, task_id] += weights.double().sum((0, 1)).cpu()
+
+            hooks.callback(layer.inventory.attention.register_forward_hook(add).remove)
+        for task_id in range(router.n_tasks):
+            own = np.flatnonzero(task_ids == task_id)
+            chosen = own[np.linspace(0, len(own) - 1, min(n_rows, len(own))).round().astype(int)]
+            for number in chosen:
+                batch = collate([rows[int(number)]])
+                module.nll({name: value.to(module.device) for name, value in batch.items()})
+    return (sums / sums.sum(-1, keepdim=True).clamp_min(1e-12)).float().numpy()
+
+
+def write_token_routing(
+    path: Path, module: TextToTextModule, batches: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write ``token_routing.npz``: what tokens of some rows choose, their right answers given."""
+    counts = count_tokens(module, batches)
+    if not is_first():
+        return
+    tokenizer: Any = module.tokenizer
+    write_token_record(
+        path,
+        counts,
+        layers=tuple(module.model.token_layers()),
+        tasks=module.tasks,
+        text_of=lambda token: str(tokenizer.convert_ids_to_tokens(token)),
+    )
+
+
+@torch.no_grad()
+def count_tokens(module: TextToTextModule, batches: Iterable[Mapping[str, Any]]) -> TokenCounts:
+    """Return which experts tokens choose, by layer, task, token and preceding token."""
+    module.eval()
+    layers = module.model.token_layers()
+    numbers = {name: number for number, name in enumerate(layers)}
+    backbone: Any = module.model.backbone
+    counts = TokenCounts(
+        len(layers),
+        len(module.tasks),
+        max(layer.router.n_experts for layer in layers.values()),
+        backbone.get_input_embeddings().weight.shape[0],
+    )
+    for batch in batches:
+        moved = move_data_to_device(batch, module.device)
+        routing = module.nll(moved)[2]
+        if not batch["rows"]:
+            continue
+        inputs = forced_inputs(backbone, moved)
+        for record in routing.records:
+            decoder = record.stack == "decoder" and "decoder_input_ids" in inputs
+            ids = inputs["decoder_input_ids" if decoder else "input_ids"]
+            before = torch.full_like(ids[:, :1], counts.n_tokens)
+            previous = torch.cat([before, ids[:, :-1]], dim=1)
+            tokens = record.tokens
+            chosen = (
+                record.experts,
+                moved["task_ids"][tokens // record.positions],
+                ids.reshape(-1)[tokens],
+                previous.reshape(-1)[tokens],
+            )
+            counts.add(
+                numbers[record.layer],
+                *(value.cpu().numpy().astype(np.int64) for value in chosen),
+                int(record.dropped()),
+            )
+    return counts

@@ -22,24 +22,16 @@ def embed_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
     for name in model.router.seen:
         if name == "prompts":  # of each example, when it comes
             continue
-        texts = _descriptions(data) if name == "descriptions" else _examples(data)
+        if name == "descriptions":
+            described = data.gym.descriptions(data.tasks, "the router sees descriptions of tasks")
+            before, after = special_ids(data.tokenizer)
+            encoded = UserText(data.tokenizer).encode(list(described.values()))
+            texts = [[*before, *ids, *after] for ids in encoded]
+        else:
+            texts = _examples(data)
         device = next(model.parameters()).device
         rows = [pooled_text(model.backbone, torch.tensor([ids], device=device)) for ids in texts]
         model.router.show(name, torch.cat(rows).float())
-
-
-def _descriptions(data: TextToTextDataModule) -> list[list[int]]:
-    found = []
-    for task in data.tasks:
-        text = data.gym.description(task)
-        if text is None:
-            raise TaskError(
-                f"the router sees descriptions of tasks, and '{data.gym.directory / 'TASKS.csv'}' "
-                f"has none of '{task}'; add one in the column 'description'"
-            )
-        before, after = special_ids(data.tokenizer)
-        found.append([*before, *UserText(data.tokenizer).encode([text])[0], *after])
-    return found
 
 
 def _examples(data: TextToTextDataModule) -> list[list[int]]:

@@ -29,8 +29,9 @@ from mttl.moe.parallel import shared_parameters
 from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.distributed import SharesExperts, shard_model
+from mttl.training.distributed import shard_model
 from mttl.training.loss import answer_losses, at_places, divergences, example_means, global_mean
+from mttl.training.module import ResumableModule
 from mttl.training.token_balance import LOADS, token_loads
 
 
@@ -46,7 +47,7 @@ class Prediction:
     prediction: str
 
 
-class TextToTextModule(SharesExperts):
+class TextToTextModule(ResumableModule):
     """Trains a skilled model on text-to-text tasks and scores its answers.
 
     Args:

@@ -39,34 +39,25 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def launched(config: Path) -> "subprocess.Popen[str]":
-    return start(config, "ddp", *TWO)
+def finished(process: "subprocess.Popen[str]") -> str:
+    """Return what a command has printed, once it has ended well."""
+    printed, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return printed + said
 
 
 @pytest.fixture(scope="module")
-def one(config: Path, launched: "subprocess.Popen[str]") -> RunFolder:
-    """A run of one process, beside which another runs."""
+def one(config: Path) -> RunFolder:
+    """A run of one process."""
     return train(config, "one")
 
 
 @pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def two(
-    request: pytest.FixtureRequest, config: Path, one: RunFolder, launched: "subprocess.Popen[str]"
-) -> tuple[RunFolder, str]:
-    """A run of two processes, and what it said.
-
-    Lightning launches those of ``ddp``, as for a user; those of ``fsdp2`` are copies of one that
-    has imported the libraries, which saves twenty seconds.
-    """
-    run = RunFolder(one.path.parent / request.param)
-    if request.param == "ddp":
-        printed, said = launched.communicate(timeout=280)
-        assert launched.returncode == 0, said
-        return run, printed + said
-    said = config.parent / "said.txt"
-    train_on_two("torchrun", config, (request.param, SHARDED, False), said=said)
-    return run, said.read_text(encoding="utf-8")
+def two(request: pytest.FixtureRequest, config: Path, one: RunFolder) -> tuple[RunFolder, str]:
+    """A run of two processes, and what it said."""
+    said = config.parent / f"{request.param}.txt"
+    train_on_two("torchrun", config, (request.param, STRATEGIES[request.param], False), said=said)
+    return RunFolder(one.path.parent / request.param), said.read_text(encoding="utf-8")
 
 
 def test_the_loss_curve_is_that_of_one_process(one: RunFolder, two: tuple[RunFolder, str]) -> None:
@@ -137,11 +128,11 @@ def assert_same(found: RunFolder, expected: RunFolder) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("two", ["ddp"], indirect=True)
-def test_processes_that_torchrun_describes_train_the_same(
+def test_processes_that_lightning_starts_train_the_same(
     config: Path, two: tuple[RunFolder, str]
 ) -> None:
-    train_on_two("torchrun", config, ("described", TWO, False))
-    assert_same(RunFolder(two[0].path.parent / "described"), two[0])
+    finished(start(config, "started", *TWO))
+    assert_same(RunFolder(two[0].path.parent / "started"), two[0])
 
 
 @pytest.mark.slow
@@ -179,9 +170,7 @@ def test_both_processes_stop_together_and_continue(
     assert "the state was saved, continue with --resume" in rest
     stopped = RunFolder(config.parent / "runs" / name)
     step = torch.load(stopped.last, weights_only=False)["global_step"]
-    resumed = start(config, name, *settings, f"trainer.max_steps={step + 4}", resume=True)
-    _, rest = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, rest
+    finished(start(config, name, *settings, f"trainer.max_steps={step + 4}", resume=True))
     assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
 
 
@@ -191,19 +180,12 @@ def test_both_processes_stop_together_and_continue(
 def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path, strategy: str) -> None:
     """With noise of every kind: each process goes on in its own stream of random numbers."""
     # The learning rate must not depend on where the run is meant to end.
-    settings = [
-        *STRATEGIES[strategy],
-        "optim.schedule=constant",
-        "optim.warmup=0",
-        "router.relaxed=true",
-    ]
-    settings += ["backbone.config.dropout_rate=0.2", "data.evaluate=[dev]"]
+    settings = [*STRATEGIES[strategy], "optim.schedule=constant", "optim.warmup=0"]
+    settings += ["backbone.config.dropout_rate=0.2", "router.relaxed=true", "data.evaluate=[dev]"]
 
     def run(name: str, steps: int, resume: bool = False) -> dict[str, Any]:
         name = f"{name}-{strategy}"
-        process = start(config, name, *settings, f"trainer.max_steps={steps}", resume=resume)
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        finished(start(config, name, *settings, f"trainer.max_steps={steps}", resume=resume))
         return torch.load(config.parent / "runs" / name / "checkpoints" / "last.ckpt")
 
     run("halves", 4)
@@ -237,8 +219,7 @@ def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str, stra
     recipe = f"{config}+router/{kind}.yaml"
     process = start(recipe, f"{strategy}-{kind}", *STRATEGIES[strategy], *settings)
     one = train(recipe, f"one-{strategy}-{kind}", *settings)
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said
+    finished(process)
     two = RunFolder(one.path.parent / f"{strategy}-{kind}")
     ours, theirs = (torch.load(run.last, weights_only=False)["state_dict"] for run in (two, one))
     biases = [name for name in theirs if name.endswith("router.bias.value")]
@@ -277,9 +258,7 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
     alone = ("trainer.devices=1", "data.batch_size=4")
     for more, settings in enumerate((SHARDED, TWO, alone), start=1):
         end = f"trainer.max_steps={step + 2 * more}"
-        resumed = start(config, "killed", *settings, *single, end, resume=True)
-        _, said = resumed.communicate(timeout=200)
-        assert resumed.returncode == 0, said
+        finished(start(config, "killed", *settings, *single, end, resume=True))
         assert load_torch(killed.last, "")["global_step"] == step + 2 * more
 
 

@@ -10,6 +10,7 @@ from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.assembly.trainer import with_shared_batches
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
+from training.test_ddp import finished
 
 # 48 rows are four steps and one of 8 rows; a process has 10 of a step's rows in 3 batches, or two
 # have 5 each, in 2 batches.
@@ -36,8 +37,7 @@ def test_a_run_goes_on_with_another_number_of_processes(config: Path) -> None:
     train(config, "shared", *SIZES, "trainer.max_steps=7")
     process = start(config, "shared", *SIZES, *TWO, resume=True)
     whole = train(config, "whole", *SIZES)
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said
+    finished(process)
     shared = type(whole)(whole.path.parent / "shared")
     for name, count in (("train/loss", 12), ("val/loss", 3), ("val/score", 3)):
         expected = column(whole.metrics, name)
@@ -62,8 +62,7 @@ def test_a_decoder_only_run_is_that_of_one_process(config: Path) -> None:
     )
     process = start(llama, "llama-two", *SIZES, *TWO)
     one = train(llama, "llama-one", *SIZES)
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said
+    finished(process)
     two = type(one)(one.path.parent / "llama-two")
     for name in ("train/loss", "val/loss"):
         expected = column(one.metrics, name)

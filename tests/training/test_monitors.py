@@ -9,7 +9,7 @@ import torch
 
 from helpers.skills import ROUTERS, spread
 from mttl.routing import PolytroponRouter, PrivateRouter, TaskRouter
-from mttl.training.metrics_file import MetricsFile
+from mttl.training.loggers import MetricsFile
 from mttl.training.monitors import RoutingMonitor, routing_statistics, routing_weights
 
 GROUPS = ("encoder", "decoder")
@@ -104,14 +104,6 @@ def test_one_process_writes_and_records_are_due_by_steps(tmp_path: Path) -> None
     run.at(500, "on_train_batch_end", first=False)
     assert run.monitor.steps == [500]
     assert not run.monitor.path.exists()
-
-
-def test_a_fixed_router_is_fully_discrete(tmp_path: Path) -> None:
-    run = Watched(tmp_path, PrivateRouter(2, 2))
-    run.at(0, "on_train_start")
-    assert run.metrics.rows[0]["routing/discreteness"] == 1
-    assert run.metrics.rows[0]["routing/usage"] == 1
-    assert run.history()["weights"].tolist() == [[[[1, 0], [0, 1]]] * 2]
 
 
 def test_history_continues_across_a_resume(tmp_path: Path) -> None:

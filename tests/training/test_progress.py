@@ -140,23 +140,19 @@ def test_one_bar_for_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "60 of 100" not in drawn
 
 
-@pytest.mark.parametrize("kind", ["validation", "test"])
-def test_an_evaluation_without_training_gives_the_terminal_back(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        ("validation_start", "validation_batch_end", "validation_end"),
+        ("test_start", "test_batch_end", "test_end"),
+        ("train_start", "exception"),
+        ("train_start", "validation_start", "exception"),
+    ],
+)
+def test_the_terminal_is_given_back(monkeypatch: pytest.MonkeyPatch, hooks: tuple[str]) -> None:
     run = Run(monkeypatch, terminal=True)
-    run.call(f"on_{kind}_start")
+    for hook in hooks:
+        assert SHOW_CURSOR not in run.file.getvalue()
+        run.call(f"on_{hook}", *[KeyboardInterrupt()] * (hook == "exception"))
     assert HIDE_CURSOR in run.file.getvalue()
-    run.call(f"on_{kind}_batch_end")
-    run.call(f"on_{kind}_end")
-    assert SHOW_CURSOR in run.file.getvalue()
-
-
-@pytest.mark.parametrize("during", ["train", "validation", "test"])
-def test_an_error_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch, during: str) -> None:
-    run = Run(monkeypatch, terminal=True)
-    run.call("on_train_start")
-    if during != "train":
-        run.call(f"on_{during}_start")
-    run.call("on_exception", KeyboardInterrupt())
     assert SHOW_CURSOR in run.file.getvalue()

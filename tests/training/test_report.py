@@ -6,23 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 
-from helpers.backbones import tiny_t5
+from helpers.backbones import BACKBONES, fill, tiny_t5
 from helpers.skills import spread
 from mttl.config.data_schema import Data
-from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.models.backbone import load_tokenizer
+from mttl.routing import AverageRouter, PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.skills.attention import AttendedInventory
 from mttl.tasks.folder import Gym
 from mttl.training.predictions import Result
 from mttl.training.report import (
     attachment_table,
+    attention_by_task,
     baseline_results,
+    has_attention,
     result_table,
     write_baselines,
     write_routing,
 )
+from mttl.training.text_to_text import TextToTextModule
 
 
 def samples(*numbers: int) -> Data:
@@ -75,10 +81,8 @@ def test_what_was_attached() -> None:
         "Skills are on 0 of 24 linear layers in attention and 4 of 8 linear layers in mlp. "
         f"{2 * skills + router} of {total:,} parameters are trained."
     )
-    told = attachment_table(attachment, model, is_trained=False).caption
-    assert str(told).endswith(
-        f"8 linear layers in mlp. {total:,} parameters."
-    )  # nothing will be trained
+    untrained = str(attachment_table(attachment, model, is_trained=False).caption)
+    assert untrained.endswith(f"8 linear layers in mlp. {total:,} parameters.")
 
 
 # Scores beside their baselines.
@@ -96,10 +100,6 @@ def test_scores_in_per_cent_beside_the_baselines_of_their_split() -> None:
         ["b", "EM", "100.0", "20.0", "0.0"],
         ["mean", "", "62.5", "15.0", "6.2"],
     ]
-
-
-def test_brackets_in_the_name_of_a_task_are_no_markup() -> None:
-    assert cells(result_table([result("qa[bold]", "dev", 1.0)], {}))[1][0] == "qa[bold]"
 
 
 # Baselines.
@@ -176,3 +176,61 @@ def test_routing_file(tmp_path: Path, n_heads: int) -> None:
         expected = active / active.sum(1, keepdim=True)
         # The router adds 1e-12 to the sum.
         np.testing.assert_allclose(arrays["weights"][row], expected, rtol=1e-6)
+
+
+ROWS = {
+    "task_id": [0, 1, 0, 1, 0],
+    "input_ids": [[5, 6], [7, 8, 9], [4], [10, 11], [9, 9, 9]],
+    "labels": [[7, 1], [8, 1], [9, 9, 1], [5, 1], [6, 1]],
+}
+
+
+def module_of(family: str, granularity: str = "linear", *, fused: bool = True) -> TextToTextModule:
+    backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
+
+    def make(n_in: int, n_out: int):
+        skills = LoRAInventory(n_in, n_out, 3, rank=2)
+        return AttendedInventory(skills) if fused else skills
+
+    attachment = attach_skills(
+        backbone, make, targets=["attention"], slot=slot, granularity=granularity
+    )
+    model = SkilledModel(backbone, AverageRouter(len(attachment.groups), 2, 1, 3), slot)
+    for seed, layer in enumerate(model.skilled_layers().values()):
+        fill(layer.inventory, seed)
+    # In float64: a softmax of large scores turns their rounding into a relative error of a weight.
+    return TextToTextModule(model.double(), load_tokenizer("byte"), {"a": "EM", "b": "EM"})
+
+
+@pytest.mark.parametrize("granularity", ["linear", "model"])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_equals_a_loop_over_rows(family: str, granularity: str) -> None:
+    module = module_of(family, granularity)
+    found = attention_by_task(module, Dataset.from_dict(ROWS))
+    model = module.model.eval()
+    totals = torch.zeros(model.router.n_groups, 2, 3)
+    for task_id, inputs, labels in zip(*ROWS.values(), strict=True):
+        kept, handles = {}, []
+        for path, layer in model.skilled_layers().items():
+
+            def keep(_, __, weights, path=path, kept=kept):
+                kept[path] = weights.detach()
+
+            handles.append(layer.inventory.attention.register_forward_hook(keep))
+        texts = (
+            {"input_ids": torch.tensor([inputs]), "labels": torch.tensor([labels])}
+            if family == "t5"
+            else {"input_ids": torch.tensor([inputs + labels])}
+        )
+        model(torch.tensor([task_id]), **texts)
+        for handle in handles:
+            handle.remove()
+        for path, layer in model.skilled_layers().items():
+            totals[layer.group, task_id] += kept[path].sum((0, 1))
+    # Float32 sums of some dozen numbers.
+    np.testing.assert_allclose(found, totals / totals.sum(-1, keepdim=True), rtol=1e-5)
+
+
+def test_attention_is_told_from_mixing() -> None:
+    assert has_attention(module_of("t5").model)
+    assert not has_attention(module_of("t5", fused=False).model)

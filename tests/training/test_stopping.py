@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +11,15 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from helpers.trainer import quiet_trainer
 from mttl.checkpoints.run_callbacks import CheckpointFile, SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import TaskBatchSampler
 from mttl.io.errors import StopRequested, TrainingError
-from mttl.training.callbacks import GracefulStop
-from mttl.training.metrics_file import MetricsFile
+from mttl.routing import CategoricalRouter, PolytroponRouter
+from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
+from mttl.training.loggers import MetricsFile
 
 N_BATCHES = 12
 
@@ -80,10 +81,6 @@ def trainer(*callbacks: Callback, **settings: Any) -> pl.Trainer:
         plugins=[CheckpointFile()],
         callbacks=list(callbacks),
     )
-
-
-def validations() -> DataLoader:
-    return DataLoader([torch.zeros(1)])  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -216,3 +213,17 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(StopRequested, match="stopped by SIGINT; no state had been saved yet"):
         runner.fit(Sum(), loader())
     assert not last.checkpoint.exists()
+
+
+@pytest.mark.parametrize("kind", [PolytroponRouter, CategoricalRouter])
+@pytest.mark.parametrize("first", [0, 2])  # resumed
+def test_falls_geometrically_from_the_first_step_to_the_last(kind: Any, first: int) -> None:
+    router, callback = kind(1, 2, 1, 3, temperature=7.0), TemperatureAnnealing(4.0, 0.125)
+    module: Any = SimpleNamespace(model=SimpleNamespace(router=router))
+    found = []
+    for step in range(first, 6):
+        trainer: Any = SimpleNamespace(global_step=step, estimated_stepping_batches=6)
+        callback.on_train_batch_start(trainer, module)
+        found.append(float(router.temperature))
+    # Powers of two: exact but for rounding in float32.
+    assert found == pytest.approx([4, 2, 1, 0.5, 0.25, 0.125][first:])

@@ -18,9 +18,9 @@ from mttl.io.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
 from mttl.training.loss import global_mean
+from mttl.training.report import count_tokens
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_balance import LOADS, BiasBalancing
-from mttl.training.token_report import count_tokens
 
 TASKS = torch.tensor([0, 2, 1])
 

@@ -42,7 +42,7 @@ from mttl.tasks.partition import Partition
 from mttl.tasks.rows import read_records
 from mttl.tasks.sample_files import update_task_table
 from mttl.tasks.task_file import load_tasks
-from mttl.training.metrics_file import MetricsFile
+from mttl.training.loggers import MetricsFile
 
 Read = Callable[[Path], Any]
 

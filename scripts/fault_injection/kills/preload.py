@@ -10,7 +10,7 @@ import mttl.babyai.train
 import mttl.merging.run
 import mttl.peft_format.poly
 import mttl.sparse.lottery_ticket
-import mttl.training.token_report  # noqa: F401
+import mttl.training.report  # noqa: F401
 from envs.vector import make_vector_env
 
 # What is compiled at its first use.
