@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.adaptation.shard import Shard
 from mttl.io.errors import ConfigError

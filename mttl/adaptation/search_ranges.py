@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mttl.adaptation.few_shot import FewShotJob
+from mttl.adaptation.plan import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.config.schema import Range, Search
 from mttl.io.errors import ConfigError

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mttl.inference.question_template import QuestionTemplate
+from transformers import PreTrainedTokenizerBase
+
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_table
@@ -17,6 +18,24 @@ Kind = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "s
 _LIBRARIES = {"model": "transformers", "skills": "mttl"}
 _LIBRARIES |= dict.fromkeys(("bottleneck", "bottlenecks"), "adapter-transformers")
 QUESTION = "your question"
+
+
+@dataclass(frozen=True)
+class QuestionTemplate:
+    """How the questions of tasks become ids.
+
+    Attributes:
+        tokenizer: A copy of the model's; if `exact`, its chat template makes the prompts of
+            training. With several tasks the template takes their name (``task``).
+        exact: Whether there is such a template.
+        prompt_prefixes: Text before the questions of each task.
+        ends: Ids before and after the prompt, for questions without a template.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    exact: bool
+    prompt_prefixes: Mapping[str, str]
+    ends: tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)

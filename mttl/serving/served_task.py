@@ -7,9 +7,8 @@ from functools import partial
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
-from mttl.serving.api_errors import ApiError
 from mttl.serving.generation_request import GenerationRequest, Piece
-from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest, Message
+from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
 
 
 @dataclass(frozen=True)

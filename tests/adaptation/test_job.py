@@ -10,9 +10,8 @@ import torch
 import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled
-from mttl.adaptation.few_shot import FewShotJob
-from mttl.adaptation.job import run_job, seeded
-from mttl.adaptation.settings import job_config
+from mttl.adaptation.job import job_config, run_job, seeded
+from mttl.adaptation.plan import FewShotJob
 from mttl.config.load import load_config
 from mttl.io.record import as_row
 from mttl.models.backbone import build_random, load_tokenizer

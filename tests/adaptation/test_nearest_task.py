@@ -9,10 +9,10 @@ from torch.nn import functional
 import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import best_task, job_module, nearest_task, run_job
+from mttl.adaptation.fine_tune import best_task
+from mttl.adaptation.job import job_config, job_module, nearest_task, run_job
 from mttl.adaptation.modes import adapted, row_starts
-from mttl.adaptation.settings import job_config
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.io.errors import ConfigError, MttlError

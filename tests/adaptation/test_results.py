@@ -10,7 +10,7 @@ import torch
 
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results, check_folder
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.inventory_files import inventory_digest

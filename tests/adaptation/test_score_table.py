@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.adaptation.score_table import average_relative_gain, few_shot_table, silent_tasks
 
 

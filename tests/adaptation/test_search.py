@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.search import (
     Trial,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.adaptation.few_shot import FewShotJob
+from mttl.adaptation.plan import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.config.schema import Range, Search

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mttl.adaptation.settings import job_config, with_settings
+from mttl.adaptation.job import job_config, with_settings
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 

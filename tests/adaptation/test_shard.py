@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mttl.adaptation import shard as workers
-from mttl.adaptation.few_shot import FewShotJob
+from mttl.adaptation.plan import FewShotJob
 from mttl.adaptation.shard import Shard
 from mttl.io.errors import MttlError
 

@@ -9,8 +9,7 @@ from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.config.load import load_config
 from mttl.data.collate import TrainCollator
-from mttl.inference.option_scorer import OptionScorer
-from mttl.inference.option_training import OptionTraining
+from mttl.inference.option_scorer import OptionScorer, OptionTraining
 from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import is_decoder_only
 

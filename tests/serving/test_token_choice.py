@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
+from mttl.serving.answer_batch import TokenChoice, draw
 from mttl.serving.generation_request import GenerationRequest
-from mttl.serving.token_choice import TokenChoice, draw
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.9, -30.0, 0.0])
 
