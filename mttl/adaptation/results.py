@@ -61,13 +61,9 @@ def check_folder(
                 f"{inventory[:12]} now): of another run, or of this one before it was trained on. "
                 "Use another folder with --out (out= in a call), or delete this one"
             )
-    keep_settings(
-        folder / "config.yaml",
-        settings,
-        f"the results in '{folder}' were made with other settings",
-        "Use those, or another folder with --out (out= in a call)",
-        *(MAY_CHANGE, shared),
-    )
+    problem = f"the results in '{folder}' were made with other settings"
+    advice = "Use those, or another folder with --out (out= in a call)"
+    keep_settings(folder / "config.yaml", settings, problem, advice, MAY_CHANGE, shared)
     write_text(source, f"{inventory}\n")
 
 

@@ -69,7 +69,7 @@ class LiveModel:
 
     def facts(self) -> dict[str, Any]:
         """Return what the page has to know."""
-        return {"tasks": [self._facts(task) for task in self.tasks.values()]}
+        return {"tasks": [*map(self._facts, self.tasks.values())]}
 
     def _facts(self, task: ServedTask) -> dict[str, Any]:
         predictor, name = task.predictor, task.name
@@ -106,9 +106,7 @@ class LiveModel:
                 f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
             )
         own = self._rows[id(task.predictor)]
-        start = torch.zeros_like(own[:, 0])
-        if request.start is not None:
-            start = self._row(task, request.start)
+        start = self._row(task, request.start) if request.start else torch.zeros_like(own[:, 0])
         wanted, pairs = own.new_tensor(weights), self._pairs.to(own.device)
         change = (wanted - self._shown(start)).expand_as(pairs)
         return start + torch.zeros_like(change).scatter(1, pairs, change).view_as(start)

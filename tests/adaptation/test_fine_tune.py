@@ -135,8 +135,3 @@ def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(
     assert not torch.equal(ends[name], ends["32-true"])
     # Adam's first step has the size of the learning rate, whatever the gradient's.
     assert (ends[name] - ends["32-true"]).abs().max() <= 2.1e-3
-
-
-def test_weights_in_half_precision_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"precision \('bf16-true'\) must be one of 32-true, 16-"):
-        precision_plugin("bf16-true", "cpu")
