@@ -91,18 +91,10 @@ def run_job(
     Of several starts, the one that ends best on the development rows is kept, of equal ones the
     first; test rows are scored only for the best so far. PyTorch's random state is restored too.
 
-    Args:
-        model: The trained model.
-        tokenizer: The tokenizer of its backbone.
-        job: Task, sample and seed.
-        gym: The rows of the task.
-        config: Settings from `mttl.adaptation.job.job_config`.
-        row: Initial routing weights of the task, if they are known.
-        tasks: Names of the trained tasks, for the result to name the nearest one.
-        score_test: Whether the test rows are scored; else the test score is undefined.
-        on_step: Called after every optimizer step.
-        keep: Called with the outcome while the model is adapted.
-        stay: Whether the model stays adapted.
+    The configuration is that of `job_config`. ``row`` holds the initial routing weights of the
+    task, if they are known; ``tasks`` names the trained tasks, for the result to name the nearest
+    one. Without ``score_test`` the test score is undefined. ``on_step`` is called after every
+    optimizer step, ``keep`` with the outcome while the model is adapted; it may ``stay`` so.
     """
     mode = config.adapt.mode
     module = job_module(model, tokenizer, job, gym, config)

@@ -62,12 +62,7 @@ def apply_mode(
     fresh ones if the mode trains skills, else only the common skills; a task that starts as a
     trained one has the skills of that task.
 
-    Args:
-        model: Trained backbone, skills and router.
-        mode: What to train.
-        n_tasks: How many new tasks.
-        init: How new rows start; see `adapted_router`.
-        rows: As for `adapted_router`.
+    How new rows start (``init``, ``rows``) is said by `adapted_router`.
 
     Raises:
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
@@ -127,12 +122,7 @@ def adapted_router(
     | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
     | ``best_coefficients`` | the same, as the weights of one trained task, which is given |
 
-    Args:
-        known: The trained one.
-        mode: What to train.
-        n_tasks: How many new tasks.
-        init: How new rows start.
-        rows: What a start needs: the weights or factors of the new tasks, or a trained task's id.
+    ``rows`` is what a start needs: weights or factors of the new tasks, or a trained task's id.
 
     Raises:
         ValueError: If the trained router keeps no rows.

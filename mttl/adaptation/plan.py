@@ -80,13 +80,8 @@ def new_tasks(
 ) -> list[str]:
     """Return the tasks to adapt to.
 
-    Args:
-        wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names, as a sequence or
-            joined by commas.
-        data: The partition, and whether tasks that the gym lacks are left out.
-        gym: The rows of the tasks.
-        seen: Training tasks of the inventory.
-        allow_seen: Whether these are allowed.
+    Wanted are ``"test"`` or ``"dev"``, that side of the partition, or names, as a sequence or
+    joined by commas. The inventory was trained on those that are ``seen``.
 
     Raises:
         TaskError: If there is none, one is not in the gym, or one was seen in training.
@@ -138,13 +133,8 @@ def plan_jobs(
 
     All rows are read once, so that a malformed file is found before the first job.
 
-    Args:
-        gym: The rows of the tasks.
-        tasks: Names of the tasks.
-        seeds: Seeds of noise and order.
-        samples: Few-shot samples; all of a task by default.
-        splits: The splits that will be scored; files of others need not exist.
-        n_examples: Training rows of every job; all by default.
+    By default all samples of a task, and all training rows of a sample, are taken. Files of splits
+    that are not scored need not exist.
 
     Raises:
         TaskError: If a task has no metric, or a sample is absent, lacks a split, holds a malformed

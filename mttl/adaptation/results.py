@@ -43,11 +43,8 @@ def check_folder(
 ) -> None:
     """Note the origin of new results, or refuse to mix them with others.
 
-    Args:
-        folder: Folder of the results; ``config.yaml`` and ``inventory.sha256`` are written into it.
-        settings: The resolved configuration, as YAML.
-        inventory: Digest of the inventory that is adapted.
-        shared: Settings of training that adaptation depends on, too.
+    The configuration, as YAML, and the digest of the inventory are written into the folder;
+    ``shared`` names settings of training that adaptation depends on, too.
 
     Raises:
         ConfigError: If results there were made with other settings or from another inventory.

@@ -37,10 +37,7 @@ def few_shot_table(
 ) -> Table:
     """Return mean ± standard deviation per task in %, and the mean over tasks.
 
-    Args:
-        results: Of all jobs.
-        title: Of the table.
-        reference: Results to state the average relative gain over.
+    With the results of a reference, the caption states the average relative gain over it.
     """
     table = TextTable(title, digits=1).words("task", "metric").numbers("dev", "test", "jobs")
     if not results:

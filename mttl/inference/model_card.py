@@ -44,14 +44,11 @@ class Card:
 
     Attributes:
         kind: A model of transformers, an adapter of PEFT or AdapterHub (or several over one base),
-            or a run.
+            or a run, which has no ``dtype`` and ``template``.
         place: Path of the folder, or its name on the hub.
         base: Path or name of the backbone.
         about: Description of the weights in one sentence.
         tasks: Names of the tasks in the order of their ids.
-        decoder_only: Whether the model is decoder-only.
-        dtype: Data type of the model's weights; not for a run.
-        template: Prompt template; not for a run.
         scores: Rows of ``results.csv``.
     """
 

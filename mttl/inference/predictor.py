@@ -45,21 +45,12 @@ def answer_texts(
     on_rows: Callable[[int], object] = lambda n: None,
     **settings: Any,
 ) -> list[str]:
-    """Generate an answer to every text; texts of similar length share a batch.
+    """Generate an answer to every text, in order and without blanks around it.
 
-    Args:
-        generate: Gets the places of a batch's rows, and the arguments of a model's ``generate``.
-        encoder: Encodes texts for the model.
-        texts: Texts as the model reads them.
-        prompt_prefixes: The beginning of each text, kept when long texts are cut at their start.
-        decoder_only: Whether the model is decoder-only.
-        device: Device of the model.
-        batch_size: Number of texts at a time.
-        on_rows: Called after each batch with its size.
-        **settings: Further arguments of ``generate``.
-
-    Returns:
-        The answers in the order of the texts, without blanks around them.
+    Texts of similar length share a batch; they are as the model reads them, and the beginning of
+    each, in ``prompt_prefixes``, is kept when long texts are cut at their start. ``generate`` gets
+    the places of a batch's rows, and the arguments of a model's ``generate``; the settings are
+    among these. ``on_rows`` gets the size of every batch that is answered.
     """
     prompts = encoder.prompts(texts, prompt_prefixes)
     answers = [""] * len(prompts)

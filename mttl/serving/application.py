@@ -73,14 +73,7 @@ class Measured:
 
 
 class Service:
-    """Answers requests of the two protocols.
-
-    Args:
-        tasks: Tasks by name.
-        queue: The queue of answers.
-        limits: Limits of a request.
-        key: API key that every request has to name; None accepts all requests.
-    """
+    """Answers requests of the two protocols; without a key that they have to name, all of them."""
 
     def __init__(
         self,
