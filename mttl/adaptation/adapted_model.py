@@ -35,14 +35,8 @@ from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.training.predictions import Result, write_predictions, write_results
 
 # Settings of Polytropon's router that a row of its own keeps.
-POLYTROPON = [
-    "relaxed",
-    "straight_through",
-    "normalise",
-    "shared_skill",
-    "init_scale",
-    "logit_dropout",
-]
+POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_scale")
+POLYTROPON += ("logit_dropout",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +120,7 @@ class AdaptedModel(Predictor):
             router = router_section("polytropon", granularity=router.granularity, **settings)
         if skills.kind != "none":
             skills = skills.model_copy(update={"n_skills": own.n_skills})
+        config = self.config
         changed = {"router": router, "skills": skills, "data": self.form}
-        changed |= {"generation": self.config.generation}
-        changed["precision"] = self.config.trainer.precision
+        changed |= {"generation": config.generation, "precision": config.trainer.precision}
         return base.model_copy(update=changed)

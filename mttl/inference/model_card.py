@@ -84,19 +84,14 @@ class Card:
 
     def code(self) -> str:
         """Return the lines that answer one question of the first task."""
-        task = self.tasks[0]
+        task, place = self.tasks[0], _quoted(self.place)
         if self.template is None:
-            return "\n".join(
-                [
-                    "import mttl",
-                    "",
-                    f"run = mttl.from_pretrained({_quoted(self.place)})",
-                    f"print(run.predict({_quoted(task)}, [{_quoted(QUESTION)}])[0])",
-                ]
+            return (
+                f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
+                f"print(run.predict({_quoted(task)}, [{_quoted(QUESTION)}])[0])"
             )
         auto = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
-        peft = auto.replace("Auto", "AutoPeft", 1)
-        place, first = _quoted(self.place), _quoted(f"{self.place}/{task}")
+        peft, first = auto.replace("Auto", "AutoPeft", 1), _quoted(f"{self.place}/{task}")
         others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
         given, dtype = ["**inputs"], f'dtype="{self.dtype}"'
         library, names = [], [auto, "AutoTokenizer", "GenerationConfig"]
@@ -135,11 +130,8 @@ class Card:
         lines += self._prompt_section(task)
         generated = f"model.generate({', '.join(given)})[0"
         generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
-        lines += [
-            f"answer = {generated}",
-            "print(tokenizer.decode(answer, skip_special_tokens=True).strip())",
-        ]
-        return "\n".join(lines)
+        shown = "print(tokenizer.decode(answer, skip_special_tokens=True).strip())"
+        return "\n".join([*lines, f"answer = {generated}", shown])
 
     def _prompt_section(self, task: str) -> list[str]:
         assert self.template is not None
@@ -181,16 +173,13 @@ class Card:
         return "\n".join([text, "", *head, *rows])
 
     def _scores(self) -> str:
-        if not self.scores:
-            return ""
+        head = ["| task | split | metric | score | rows |", "|---|---|---|---:|---:|"]
         rows = [
             f"| {row['task']} | {row['split']} | {row['metric']} | {float(row['score']):.4f} | "
             f"{row['n']} |"
             for row in self.scores
         ]
-        return "\n".join(
-            ["| task | split | metric | score | rows |", "|---|---|---|---:|---:|", *rows]
-        )
+        return "\n".join([*head, *rows]) if rows else ""
 
 
 def _quoted(text: str) -> str:
