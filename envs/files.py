@@ -7,8 +7,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 FILM_ENDINGS = (".gif", ".mp4")
 
@@ -34,7 +36,7 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         temporary.replace(target)
 
 
-def load_arrays(path: str | Path) -> dict[str, np.ndarray]:
+def load_arrays(path: str | Path) -> "dict[str, np.ndarray]":
     """Return all arrays of an ``.npz`` archive by name; nothing in it is run.
 
     Raises:
@@ -42,6 +44,8 @@ def load_arrays(path: str | Path) -> dict[str, np.ndarray]:
         ValueError: If it is not such an archive, damaged, or holds objects, which could run any
             program.
     """
+    import numpy as np  # the help of commands is written without it
+
     try:
         with Path(path).open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
             return dict(archive)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from mttl.commands import COMMANDS, MORE
+from mttl.commands.command_names import COMMANDS, MORE
 from mttl.commands.options import make_parser
 from mttl.io.errors import ConfigError, nearest
 from mttl.runtime.command import exit_with

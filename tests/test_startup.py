@@ -98,7 +98,11 @@ def test_the_room_of_configurations_is_light() -> None:
     [
         *((f"pl_{name}.py --help", 0, "usage:") for name in ("train", "finetune", "search")),
         ("pl_train.py -c crossfit.yaml -k skills.rnk=4", USER_MISTAKE, "Did you mean 'rank'?"),
-        ("pl_finetune.py --from EMPTY", USER_MISTAKE, "holds no trained inventory"),
+        (
+            "pl_finetune.py -c crossfit.yaml --from EMPTY",
+            USER_MISTAKE,
+            "holds no trained inventory",
+        ),
         ("pl_predict.py --from EMPTY --top-p 2", USER_MISTAKE, "is a share, at most 1"),
         ("pl_predict.py", USER_MISTAKE, "name a run with --from RUN"),
         ("mttl", 0, "Train an inventory of skills"),
@@ -120,7 +124,7 @@ NAMES = {
     "train": [
         (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
         (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
-        (["-c", "crossfit.yaml", "-k", "data.dir=none"], "the gym 'none' does not exist"),
+        (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
         (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
         (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "holds no trained inventory"),
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "is never overwritten"),
@@ -163,7 +167,7 @@ NAMES = {
     "merge-task": [(["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?")],
     "plan": [
         (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
-        (["-c", "crossfit.yaml", "-k", "data.dir=none"], "the gym 'none' does not exist"),
+        (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
     ],
     "build": [
         (["--tasks", "glue-rt"], "Did you mean 'glue-rte'"),

@@ -9,7 +9,7 @@ from rich.table import Table
 from mttl.adaptation.plan import FewShotResult
 from mttl.analysis.bootstrap import mean_and_interval
 from mttl.io.errors import some
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.training.text_to_text import mean_score
 
 

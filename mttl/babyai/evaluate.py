@@ -15,7 +15,7 @@ from envs.vector import make_vector_env
 from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.missions import without_padding
 from mttl.runtime.progress_bar import counting
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 

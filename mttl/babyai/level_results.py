@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from mttl.io.record import Record
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 CHOICES = ("greedy", "sampled")
 

@@ -24,7 +24,7 @@ from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
 from mttl.babyai.level_results import CHOICES, LevelJob, LevelResult, level_table
-from mttl.babyai.monitors import ROLLOUTS
+from mttl.babyai.policy_monitors import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of, played_episodes
 from mttl.checkpoints.checkpoint_file import check_weights

@@ -18,8 +18,8 @@ from mttl.babyai.demonstration_loader import DemonstrationDataModule
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.imitation_module import ImitationModule
 from mttl.babyai.level_demonstrations import read_demonstrations
-from mttl.babyai.monitors import EpisodeMonitor, ImitationMonitor
 from mttl.babyai.policy_module import PolicyModule, PpoModule
+from mttl.babyai.policy_monitors import EpisodeMonitor, ImitationMonitor
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutCollector, RolloutDataModule, RolloutLoader
 from mttl.checkpoints.run_folder import (

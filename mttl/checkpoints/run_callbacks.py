@@ -169,7 +169,7 @@ class SaveLast(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin at the step of a resumed run, and look before each batch whether it is time."""
         self._last_step = self._saved_at = trainer.global_step
-        loader: Any = trainer.train_dataloader  # `mttl.data.loader.ResumableLoader`, or alike
+        loader: Any = trainer.train_dataloader  # `mttl.data.loader.ResumableLoader`, or one like it
         loader.before_batch = lambda: self.before_batch(trainer)
 
     def before_batch(self, trainer: pl.Trainer) -> None:

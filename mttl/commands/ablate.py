@@ -31,7 +31,7 @@ from mttl.commands.options import (
     command,
 )
 from mttl.runtime.command import make_console, say
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
     from mttl.analysis.ablation_record import Ablation

@@ -38,7 +38,7 @@ from mttl.io.errors import CheckpointError, ConfigError, MttlError
 from mttl.io.files import new_folder, write_table
 from mttl.library.member_card import check_library
 from mttl.runtime.command import make_console, say
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

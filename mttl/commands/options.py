@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.adaptation.shard import Shard
-from mttl.commands import COMMANDS, MORE
+from mttl.commands.command_names import COMMANDS, MORE
 from mttl.io.errors import ConfigError, TaskError
 from mttl.plugins.classes import trust
 from mttl.runtime.command import make_console

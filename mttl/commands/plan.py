@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mttl.commands.name_checks import check_tasks
 from mttl.commands.options import POSITIVE, WORK, CommandParser, add_config, command
 from mttl.runtime.command import make_console
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
     from mttl.assembly.planning.memory_plan import MemoryPlan

@@ -41,7 +41,7 @@ from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console, say
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.tasks.md5_sums import published_sums
 
 CHUNK = 8  # batches that are sorted by length together, and written together

@@ -88,7 +88,7 @@ def require_one_of(choices: Collection[str], **values: str) -> None:
             raise ValueError(f"{name} ('{value}') must be one of {', '.join(choices)}")
 
 
-def require_at_most(bound: str, most: int, **values: int) -> None:
+def require_at_most(bound: str, most: float, **values: float) -> None:
     """Refuse numbers above another one, which has a name.
 
     Raises:

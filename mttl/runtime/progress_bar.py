@@ -52,7 +52,7 @@ class Count:
         self.set(self.done + n)
 
     def set(self, done: int, more: Callable[[], str] = str) -> None:
-        """Give the count, and what is shown beside it; reading that may wait for a device."""
+        """Give the count, and what is shown next to it; reading that may wait for a device."""
         self.done = done
         self._bar.update(self._task, completed=done)
         now, terminal = time.monotonic(), self._console.is_terminal

@@ -15,7 +15,7 @@ from mttl.config.data_schema import Data
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel

@@ -16,8 +16,8 @@ from mttl.babyai import monitors
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
 from mttl.babyai.imitation_module import ImitationModule
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
-from mttl.babyai.monitors import ImitationMonitor
 from mttl.babyai.policy import Policy
+from mttl.babyai.policy_monitors import ImitationMonitor
 from mttl.config.optim_schema import Adam
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel

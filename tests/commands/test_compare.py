@@ -176,7 +176,7 @@ def test_a_method_overrules_the_files_of_all_runs(config, tmp_path, commands) ->
     files = [words[4] for words in commands if words[2] == "train"]
     assert files == [
         f"{config}+adapt/mean_row.yaml+router/polytropon.yaml",
-        f"{config}+router/private.yaml",
+        f"{config}+adapt/mean_row.yaml+router/private.yaml",
     ]
     run = tmp_path / "out" / "private" / "seed13"
     assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "private_skill"

@@ -31,7 +31,7 @@ from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
 
 K = 3
-# What kinds with an attachment point of their own are told of it.
+# What kinds with an attachment point of their own are given.
 MORE: dict[str, tuple[int, ...]] = {"head_mask": (4,), "norm": (1,), "prefix": (4,), "ladder": (2,)}
 
 

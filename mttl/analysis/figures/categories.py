@@ -16,7 +16,7 @@ from mttl.analysis.palette import UNKNOWN, Look, category_looks
 def label_rows(
     axes: Axes, names: Sequence[str], categories: Sequence[str], *, marks: float
 ) -> None:
-    """Name the rows of axes in the colours of their categories, with the markers beside them.
+    """Name the rows of axes in the colours of their categories, with their markers next to them.
 
     Args:
         axes: Their rows are at 0, 1, 2, …

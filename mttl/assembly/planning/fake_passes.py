@@ -134,7 +134,7 @@ def _counted(model: SkilledModel) -> Iterator[PeakMemory]:
             del inventory.merge
 
 
-def _even_assignment(scores: Tensor, *, method: str) -> Tensor:
+def _even_assignment(scores: Tensor) -> Tensor:
     """Take the memory of a balanced assignment without solving it."""
     square_scores(scores.detach().double())
     return torch.arange(len(scores)) % scores.shape[1]

@@ -18,7 +18,7 @@ from rich.markup import escape
 from mttl.commands.routing_report.read_routing import open_run
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.errors import CheckpointError
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.training.loss import global_mean
 
 MOST_PAIRS = 5

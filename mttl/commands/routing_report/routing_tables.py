@@ -14,7 +14,7 @@ from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import matched_correlation
 from mttl.analysis.tokens.token_page import expert_tokens
 from mttl.analysis.tokens.token_record import TokenRoutingRecord
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 
 
 def statistics_table(view: RoutingView) -> TextTable:

@@ -1,7 +1,7 @@
 """Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -131,8 +131,9 @@ class PolytroponRouter(TaskRouter):
 
     def with_rows(self, rows: Float[Tensor, "G N H Q"]) -> "PolytroponRouter":
         """Return a router with the same settings whose tasks have given logits, a row each."""
-        own = self._arguments(PolytroponRouter)
-        router = PolytroponRouter(**own | {"n_tasks": rows.shape[1]})
+        own: dict[str, Any] = self._arguments(PolytroponRouter)
+        own["n_tasks"] = rows.shape[1]
+        router = PolytroponRouter(**own)
         router.to(self.logits.device, self.logits.dtype)
         with torch.no_grad():
             router.logits.copy_(rows)

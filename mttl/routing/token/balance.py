@@ -51,7 +51,10 @@ class LoadSums:
         vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
         total: Any = _SumOverProcesses.apply(torch.cat([scalars, *vectors]))
         pairs, first, *others = total[2:].chunk(5)
-        return LoadSums(total[0], pairs.detach(), first.detach(), *others, total[1])
+        probabilities, gates, load = others
+        return LoadSums(
+            total[0], pairs.detach(), first.detach(), probabilities, gates, load, total[1]
+        )
 
 
 def load_sums(choice: Assignment) -> LoadSums:

@@ -14,7 +14,9 @@ from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens
 
 # What routers lack that fill every expert evenly.
-EVEN = dict.fromkeys(("balances", "drops_tokens"), "it fills every expert evenly; leave it out")
+EVEN: Mapping[str, Any] = dict.fromkeys(
+    ("balances", "drops_tokens"), "it fills every expert evenly; leave it out"
+)
 
 
 class TokenRouter(nn.Module, ABC):

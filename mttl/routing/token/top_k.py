@@ -145,6 +145,7 @@ class ExampleRouter(TopKRouter):
             first = torch.empty_like(names)
             prior = prior[first.scatter_(0, example_of.flip(0), tokens.numbers().flip(0))]
         choice = super().choose(Tokens(means, prior=prior))
+        assert choice.logits is not None
         # From pairs of examples to pairs of their tokens, in the same order of precedence.
         pairs, numbers = (choice.tokens[:, None] == example_of[None]).nonzero(as_tuple=True)
         return replace(

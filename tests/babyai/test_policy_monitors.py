@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mttl.babyai.monitors import EpisodeMonitor, success_line
+from mttl.babyai.policy_monitors import EpisodeMonitor, success_line
 from mttl.babyai.rl.episode_log import EpisodeLog
 
 
