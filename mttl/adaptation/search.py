@@ -24,7 +24,7 @@ from mttl.io import yaml12
 from mttl.io.errors import MttlError, some
 from mttl.io.files import write_table, write_text
 from mttl.io.reading import read_json
-from mttl.runtime.tables import TextTable
+from mttl.runtime.text_table import TextTable
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.
