@@ -301,6 +301,7 @@ class Adaptation:
         texts = {task: self.gym.description(task) or ""} if self.run.form.descriptions else {}
         options = wanted_options(self.gym, [task], [sample], self.given.generation.mode)
         form = PromptForm(**self._form, task_descriptions=texts, task_options=options)
+        assert self.run.folder is not None
         return AdaptedModel(
             model=self.run.model,
             tokenizer=self.run.tokenizer,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
@@ -141,9 +142,9 @@ class TrainingTrials:
         write_text(file, dump_config(with_settings(self.config, {**values, **settings})))
         command = [sys.executable, "-m", "mttl", "train", "-c", str(file)]
         command += ["--resume"] if path.is_dir() else []
-        how = {"stderr": subprocess.STDOUT, "check": False, "preexec_fn": with_parent()}
+        how: dict[str, Any] = {"stderr": subprocess.STDOUT, "preexec_fn": with_parent()}
         with (path.parent / f"{path.name}.log").open("a", encoding="utf-8") as log:
-            ended = subprocess.run(command, stdout=log, **how)
+            ended = subprocess.run(command, stdout=log, check=False, **how)
         if ended.returncode:
             said = Path(log.name).read_text(encoding="utf-8", errors="replace")[-MOST_SAID:]
             kind = DivergedError if USELESS in " ".join(said.split()) else MttlError
