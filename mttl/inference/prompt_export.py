@@ -138,9 +138,5 @@ class PromptExport:
         template.tokenizer.save_pretrained(folder)
         pad_id = pad_id_of(self.tokenizer)
         search_file(self.generation, self.search, pad_id).save_pretrained(folder)
-        form: dict[str, Any] = {
-            "decoder_only": self.decoder_only,
-            "dtype": self.dtype,
-            "template": template,
-        }
-        Card(kind=kind, tasks=tuple(self.forms), **form, **described).write(folder)
+        described |= {"tasks": tuple(self.forms), "template": template, "dtype": self.dtype}
+        Card(kind=kind, decoder_only=self.decoder_only, **described).write(folder)
