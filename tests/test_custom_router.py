@@ -16,7 +16,7 @@ import mttl
 from helpers.command import ROOT, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.__main__ import ALL, main
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.assembly.model import load_run
 from mttl.commands import compare
 from mttl.commands.comparison import stages

@@ -14,11 +14,10 @@ The folder is a run of one task, whose inventory names the one it builds on:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
-from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.job import Outcome
 from mttl.adaptation.modes import TRAINED_ROLES
+from mttl.adaptation.plan import FewShotResult
 from mttl.assembly.build_router import counted
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoints.inventory_files import inventory_digest
@@ -27,13 +26,11 @@ from mttl.checkpoints.saved_inventory import read_inventory, save_adapted_invent
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.config.skills_schema import router_section
-from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.routing.task.fixed import CoefficientRouter, FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.training.precision import precision_plugin
 from mttl.training.predictions import Result, write_predictions, write_results
 
 # Settings of Polytropon's router that a row of its own keeps.
@@ -56,23 +53,6 @@ class AdaptedModel(Predictor):
     config: Config
     skills: Path
     inventory: str
-
-    @classmethod
-    def of(cls, outcome: Outcome, config: Config, form: PromptForm, **source: Any) -> Self:
-        """Return the model that a job has adapted; ``source`` says from what."""
-        module, precision = outcome.module, config.trainer.precision
-        return cls(
-            model=module.model,
-            tokenizer=module.tokenizer,
-            tasks=(outcome.result.task,),
-            form=form,
-            search=module.generation,
-            per_token=config.generation.per_token,
-            precision=precision_plugin(precision, module.device.type),
-            outcome=outcome,
-            config=config,
-            **source,
-        )
 
     @property
     def result(self) -> FewShotResult:
@@ -139,7 +119,7 @@ class AdaptedModel(Predictor):
             router = router_section("polytropon", granularity=router.granularity, **settings)
         if skills.kind != "none":
             skills = skills.model_copy(update={"n_skills": own.n_skills})
+        config = self.config
         changed = {"router": router, "skills": skills, "data": self.form}
-        changed |= {"generation": self.config.generation}
-        changed["precision"] = self.config.trainer.precision
+        changed |= {"generation": config.generation, "precision": config.trainer.precision}
         return base.model_copy(update=changed)

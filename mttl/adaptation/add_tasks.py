@@ -1,10 +1,9 @@
 """Adapted tasks join the inventory that they were adapted from: T tasks become T + N."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,22 +106,23 @@ def _require_rows(
     form: ModelSettings,
 ) -> None:
     """Refuse a task that differs from the run in more than its row and its skills."""
-    refuse = _refusal(new)
     if not rows:
-        raise refuse(f"a router of the kind '{settings.router.kind}' names no task_rows")
+        raise _refusal(new, f"a router of the kind '{settings.router.kind}' names no task_rows")
+    kinds = form.router.kind, settings.router.kind
     if router_class(form.router) is not router_class(settings.router):
-        raise refuse(
-            f"its router is of the kind '{form.router.kind}', the run's '{settings.router.kind}'"
-        )
+        raise _refusal(new, "its router is of the kind '{}', the run's '{}'".format(*kinds))
     for name in _READ:
-        own, theirs = (reduce(_setting, name.split("."), part) for part in (form, settings))
+        own, theirs = (
+            reduce(lambda section, key: getattr(section, key, None), name.split("."), part)
+            for part in (form, settings)
+        )
         if own != theirs:
-            raise refuse(f"its {name} is {own}, the run's {theirs}")
+            raise _refusal(new, f"its {name} is {own}, the run's {theirs}")
     if not _equal(new.backbone or {}, run.backbone or {}):
-        raise refuse("adaptation trained its backbone too")
+        raise _refusal(new, "adaptation trained its backbone too")
     common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]
     if not _equal(*common):
-        raise refuse("adaptation changed what the router has in common for all tasks")
+        raise _refusal(new, "adaptation changed what the router has in common for all tasks")
 
 
 def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
@@ -143,23 +143,15 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
     }
     for reason, wrong in reasons.items():
         if wrong:
-            raise _refusal(new)(f"its skills changed, and {reason}")
+            raise _refusal(new, f"its skills changed, and {reason}")
 
 
-def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
-    def refuse(reason: str) -> CheckpointError:
-        return CheckpointError(
-            f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
-            "adapt.mode=router_only adapt.init=nearest_task, which change nothing but a row of the "
-            "run's own router, or keep the task in its folder, which mttl predict takes with "
-            "--adapted"
-        )
-
-    return refuse
-
-
-def _setting(section: Any, name: str) -> Any:
-    return getattr(section, name, None)
+def _refusal(new: SavedInventory, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"'{new.folder}' cannot be added to the run: {reason}. Adapt with adapt.mode=router_only "
+        "adapt.init=nearest_task, which change nothing but a row of the run's own router, or keep "
+        "the task in its folder, which mttl predict takes with --adapted"
+    )
 
 
 def _equal(one: Tensors, other: Tensors) -> bool:

@@ -23,17 +23,13 @@ def split_examples(
     for name, pairs in (("examples", examples), ("dev", dev)):
         for place, pair in enumerate(() if pairs is None else pairs):
             _check(pair, f"{name}[{place}]")
-    if dev is None:
-        training, development = list(examples[::2]), list(examples[1::2])
-        needed, remedy = 2, "half are kept to choose the weights by; or give those as dev"
-    else:
-        training, development = list(examples), list(dev)
-        needed, remedy = 1, "dev needs some too"
-    if not (training and development):
+    own = (examples[::2], examples[1::2]) if dev is None else (examples, dev)
+    if not all(own):
         raise TaskError(
-            f"examples holds {len(examples)} pairs; it must hold at least {needed} ({remedy})"
+            f"examples holds {len(examples)} pairs; there must be some to train on, and some to "
+            "choose the weights by: every second one, or those given as dev"
         )
-    return training, development
+    return list(own[0]), list(own[1])
 
 
 def write_examples(

@@ -3,18 +3,62 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 
 from mttl.checkpoints.run_callbacks import ADAPTATION, check_weights, not_finite
 from mttl.metrics.crossfit import score_answers
+from mttl.routing.task.task_router import TaskRouter
 from mttl.training.loss import global_mean
+from mttl.training.monitors import routing_weights, write_arrays
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.text_to_text import Prediction, TextToTextModule
 from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
+
+N_RECORDS = 20
+
+
+class AdaptationHistory:
+    """Records the routing weights of a new task from time to time, and at every score.
+
+    ``rows`` (as of `routing_weights`) and ``scores`` (on development rows) are by step.
+    """
+
+    def __init__(self, router: TaskRouter, n_steps: int) -> None:
+        self.rows: dict[int, np.ndarray] = {}
+        self.scores: dict[int, float] = {}
+        self._router, self._n_steps, self._step = router, n_steps, 0
+
+    def note_step(self) -> None:
+        """Count a step, and keep the routing if the last record was long ago."""
+        self._step += 1
+        if self._step % max(1, self._n_steps // N_RECORDS) == 0:
+            self._note()
+
+    def note_score(self, score: float) -> None:
+        """Keep the score of the last step, and the routing that got it."""
+        self.scores[self._step] = score
+        self._note()
+
+    def write(self, path: Path) -> None:
+        """Write what was kept."""
+        steps = sorted(self.rows)
+        write_arrays(
+            path,
+            steps=np.array(steps, dtype=np.int64),
+            weights=np.stack([self.rows[step] for step in steps]).astype(np.float16),
+            score_steps=np.array(list(self.scores), dtype=np.int64),
+            scores=np.nan_to_num(np.array(list(self.scores.values()), dtype=np.float64)),
+        )
+
+    def _note(self) -> None:
+        with torch.no_grad():
+            self.rows[self._step] = routing_weights(self._router)
 
 
 def fine_tune(
@@ -108,3 +152,45 @@ def score_batches(
 def rank(score: float) -> float:
     """Return what orders scores: an undefined one is worse than any other."""
     return -math.inf if math.isnan(score) else score
+
+
+@torch.no_grad()
+def best_task(
+    module: TextToTextModule,
+    batches: Iterable[Mapping[str, Any]],
+    precision: Precision | None = None,
+) -> int:
+    r"""Return the trained task whose routing weights have the lowest loss on a new task.
+
+    .. math:: \arg\min_t \; -\sum_{(x, y)} \log p(y \mid x, w_t)
+
+    with the mixing weights :math:`w_t` of trained task t. Losses are not negative, so a task is
+    dropped as soon as its loss on some of the rows exceeds the lowest loss on all of them.
+
+    References:
+        One source task to start from, there the one with the most similar prompt: Vu, Lester,
+        Constant, Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt
+        Transfer*, ACL 2022, arXiv:2110.07904. To choose it by the loss is ours.
+    """
+    first, *others = (move_data_to_device(batch, module.device) for batch in batches)
+
+    def cost(task: int, batch: Mapping[str, Any]) -> float:
+        routed = {**batch, "task_ids": torch.full_like(batch["task_ids"], task)}
+        with (precision or Precision()).forward_context():
+            of_tokens, *_ = module.nll(routed)
+        return of_tokens.sum().item()
+
+    training = module.training
+    module.eval()
+    costs = [cost(task, first) for task in range(module.model.router.n_tasks)]
+    best, least = 0, math.inf
+    for task in sorted(range(len(costs)), key=costs.__getitem__):  # those that promise most first
+        total = costs[task]
+        for batch in others:
+            if total > least:
+                break
+            total += cost(task, batch)
+        if total < least:
+            best, least = task, total
+    module.train(training)
+    return best

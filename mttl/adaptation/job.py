@@ -1,22 +1,23 @@
 """One adaptation job from its settings to its scores."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from lightning_fabric.plugins import Precision
-from lightning_fabric.utilities import move_data_to_device
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.adaptation_history import AdaptationHistory
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
+from mttl.adaptation.fine_tune import AdaptationHistory, best_task, fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
 from mttl.adaptation.modes import adapted, count_trained, kept_state, row_starts
+from mttl.adaptation.plan import FewShotJob, FewShotResult
+from mttl.config.config_errors import format_errors
+from mttl.config.data_schema import Data
+from mttl.config.load import Tree, with_value
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
@@ -26,9 +27,37 @@ from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
-from mttl.training.precision import precision_plugin
+from mttl.training.precision import PRECISIONS, precision_plugin
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
+
+
+def job_config(config: Config, form: Mapping[str, Any]) -> Config:
+    """Return the configuration of jobs: rates of the section adapt, the prompt form of training."""
+    adapt, data, precision = config.adapt, config.data, config.trainer.precision
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision ({precision}) is not for adaptation, whose steps are too small for "
+            f"weights in half precision; set one of {', '.join(PRECISIONS)} with "
+            "-k trainer.precision=…"
+        )
+    rates = {"backbone_lr": adapt.lr, "token_router_lr": adapt.lr, "schedule": "linear"}
+    rates |= adapt.model_dump(include={"lr", "router_lr", "up_lr_ratio", "weight_decay", "warmup"})
+    sizes = {"eval_batch_size", "max_rows", "max_eval_rows", "dir", "tasks", "partition", "metrics"}
+    rows = Data(**data.model_dump(include=sizes), batch_size=adapt.batch_size, **form)
+    return config.model_copy(update={"optim": config.optim.model_copy(update=rates), "data": rows})
+
+
+def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration with some values changed."""
+    tree: Tree = config.model_dump(mode="json")
+    for name, value in values.items():
+        tree = with_value(tree, name, value)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(format_errors(error, tree, {}, Config)) from None
+
 
 # Few, so that trained tasks unlike the new one are given up early.
 ROWS_AT_ONCE = 8
@@ -62,18 +91,10 @@ def run_job(
     Of several starts, the one that ends best on the development rows is kept, of equal ones the
     first; test rows are scored only for the best so far. PyTorch's random state is restored too.
 
-    Args:
-        model: The trained model.
-        tokenizer: The tokenizer of its backbone.
-        job: Task, sample and seed.
-        gym: The rows of the task.
-        config: Settings from `mttl.adaptation.settings.job_config`.
-        row: Initial routing weights of the task, if they are known.
-        tasks: Names of the trained tasks, for the result to name the nearest one.
-        score_test: Whether the test rows are scored; else the test score is undefined.
-        on_step: Called after every optimizer step.
-        keep: Called with the outcome while the model is adapted.
-        stay: Whether the model stays adapted.
+    The configuration is that of `job_config`. ``row`` holds the initial routing weights of the
+    task, if they are known; ``tasks`` names the trained tasks, for the result to name the nearest
+    one. Without ``score_test`` the test score is undefined. ``on_step`` is called after every
+    optimizer step, ``keep`` with the outcome while the model is adapted; it may ``stay`` so.
     """
     mode = config.adapt.mode
     module = job_module(model, tokenizer, job, gym, config)
@@ -190,6 +211,7 @@ def _fit_and_score(
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
         begun_as=begun_as,
+        rows=gym.digest(job.task, job.sample),
     )
     return Outcome(module, result, answers, history)
 
@@ -206,48 +228,6 @@ def nearest_task(module: TextToTextModule, job: FewShotJob, gym: Gym, config: Co
     parts = config.model_copy(update={"data": config.data.model_copy(update=few)})
     precision = precision_plugin(config.trainer.precision, module.device.type)
     return best_task(module, _rows_of(module, job, gym, parts).train_dataloader(), precision)
-
-
-@torch.no_grad()
-def best_task(
-    module: TextToTextModule,
-    batches: Iterable[Mapping[str, Any]],
-    precision: Precision | None = None,
-) -> int:
-    r"""Return the trained task whose routing weights have the lowest loss on a new task.
-
-    .. math:: \arg\min_t \; -\sum_{(x, y)} \log p(y \mid x, w_t)
-
-    with the mixing weights :math:`w_t` of trained task t. Losses are not negative, so a task is
-    dropped as soon as its loss on some of the rows exceeds the lowest loss on all of them.
-
-    References:
-        One source task to start from, there the one with the most similar prompt: Vu, Lester,
-        Constant, Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt
-        Transfer*, ACL 2022, arXiv:2110.07904. To choose it by the loss is ours.
-    """
-    first, *others = (move_data_to_device(batch, module.device) for batch in batches)
-
-    def cost(task: int, batch: Mapping[str, Any]) -> float:
-        routed = {**batch, "task_ids": torch.full_like(batch["task_ids"], task)}
-        with (precision or Precision()).forward_context():
-            of_tokens, *_ = module.nll(routed)
-        return of_tokens.sum().item()
-
-    training = module.training
-    module.eval()
-    costs = [cost(task, first) for task in range(module.model.router.n_tasks)]
-    best, least = 0, math.inf
-    for task in sorted(range(len(costs)), key=costs.__getitem__):  # those that promise most first
-        total = costs[task]
-        for batch in others:
-            if total > least:
-                break
-            total += cost(task, batch)
-        if total < least:
-            best, least = task, total
-    module.train(training)
-    return best
 
 
 def _rows_of(

@@ -61,15 +61,9 @@ def apply_mode(
     fresh ones if the mode trains skills, else only the common skills; a task that starts as a
     trained one has the skills of that task.
 
-    Args:
-        model: Trained backbone, skills and router.
-        mode: What to train.
-        n_tasks: How many new tasks.
-        init: How new rows start; see `adapted_router`.
-        rows: As for `adapted_router`.
+    How new rows start (``init``, ``rows``) is said by `adapted_router`.
 
     Raises:
-        ValueError: If the rows are missing.
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
             mixes skills, or re-initialises experts that replaced parts of the backbone.
 
@@ -104,14 +98,6 @@ def apply_mode(
     return model
 
 
-# The starts that need rows, and what these are.
-GIVEN_ROWS: dict[RowInit, str] = {
-    "expert_row": "the weights of the new tasks",
-    "factors": "the factors of the new tasks",
-    **dict.fromkeys(AS_TRAINED, "the id of the trained task to begin as"),
-}
-
-
 def adapted_router(
     known: TaskRouter,
     mode: AdaptMode,
@@ -135,15 +121,10 @@ def adapted_router(
     | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
     | ``best_coefficients`` | the same, as the weights of one trained task, which is given |
 
-    Args:
-        known: The trained one.
-        mode: What to train.
-        n_tasks: How many new tasks.
-        init: How new rows start.
-        rows: What `GIVEN_ROWS` names, for the starts that need them.
+    ``rows`` is what a start needs: weights or factors of the new tasks, or a trained task's id.
 
     Raises:
-        ValueError: If the rows are missing, or the trained router keeps none.
+        ValueError: If the trained router keeps no rows.
 
     References:
         Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -151,8 +132,6 @@ def adapted_router(
     shape = known.n_groups, n_tasks, known.n_heads, known.n_skills
     if "average" in (mode, init):
         return AverageRouter(*shape)
-    if init in GIVEN_ROWS and rows is None:
-        raise ValueError(f"init '{init}' needs rows, {GIVEN_ROWS[init]}")
     given = torch.empty(0) if rows is None else rows
     if init == "expert_row":
         return expert_router(given, known.n_groups, known.n_heads)
@@ -223,7 +202,7 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
     skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
     routers: list[nn.Module] = [model.router]
     for layer in model.skilled_layers().values():
-        routers += attention_parts(layer.inventory)
+        routers += _attention_parts(layer.inventory)  # of a fusion
     for layer in model.token_layers().values():
         skills.append(layer.experts)
         if layer.shared is not None:
@@ -255,8 +234,7 @@ def count_trained(model: SkilledModel) -> int:
     )
 
 
-def attention_parts(inventory: Inventory) -> list[nn.Module]:
-    """Return what routes within an inventory: the attention of a fusion."""
+def _attention_parts(inventory: Inventory) -> list[nn.Module]:
     return [module for module in inventory.modules() if getattr(module, "role", None) in ROUTERS]
 
 
@@ -282,7 +260,7 @@ def _check_mode(
         and _differ(model.router),
         f"{cause} has no meaning for a fusion: attention takes the place of mixing weights. Use "
         "'skills_only', or the run whose skills were fused": weighed
-        and any(map(attention_parts, skilled)),
+        and any(map(_attention_parts, skilled)),
         f"{cause} weighs what tasks choose, and here only tokens choose. Use 'skills_only', which "
         "leaves their routers as they are": weighed and not model.router.n_groups,
         f"init '{init}' may become negative, and stacked skills are mixed by their shares of a "

@@ -6,7 +6,7 @@ References:
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,10 @@ from torch import Tensor
 
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.custom_examples import Example, split_examples, write_examples
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import Outcome, run_job
+from mttl.adaptation.job import Outcome, job_config, run_job, with_settings
 from mttl.adaptation.modes import row_starts
-from mttl.adaptation.plan import new_tasks, plan_jobs
+from mttl.adaptation.plan import FewShotJob, FewShotResult, new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
-from mttl.adaptation.settings import job_config, with_settings
 from mttl.assembly.build_router import factor_rows, read_expert_matrix
 from mttl.assembly.model import Built, load_run
 from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings
@@ -93,14 +91,12 @@ def adapt(
         adaptation.check_folder(Path(out))
     results = Results(None if out is None else Path(out))
 
-    def work(job: FewShotJob, on_step: Callable[[], object]) -> FewShotResult:
-        result = adaptation.run_job(job)
-        results.add(result)
-        on_result(result)
-        return result
-
     adaptation.to_device()
-    results.run(adaptation.jobs, work, Console(quiet=True), doing="adapting").report()
+    results.run(
+        *(adaptation.jobs, lambda job, _: adaptation.run_job(job), Console(quiet=True)),
+        doing="adapting",
+        shown=lambda result: f"{on_result(result)}",
+    ).report()
     return [results.finished[job] for job in adaptation.jobs]
 
 
@@ -153,10 +149,8 @@ def adapt_to(
     if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
-    inventory, built = (
-        inventory_digest(read_inventory(run).folder),
-        load_run(run, backbone=backbone),
-    )
+    inventory = inventory_digest(read_inventory(run).folder)
+    built = load_run(run, backbone=backbone)
     if built.form.descriptions != (description is not None):
         how, what = ("with", "give one") if description is None else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
@@ -226,10 +220,6 @@ class Adaptation:
         _ = adaptation.config, adaptation.rows  # mistakes in them
         return adaptation
 
-    def changed(self, config: Config) -> "Adaptation":
-        """Return the same jobs with another configuration."""
-        return replace(self, given=config)
-
     @cached_property
     def config(self) -> Config:
         """The settings of all jobs."""
@@ -264,7 +254,7 @@ class Adaptation:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
         check_rows(folder, set(self.jobs), self.gym.digest)
         trained = ModelSettings.model_validate(self.run.meta["settings"])
-        of_the_run: dict[str, Any] = {
+        of_the_run = {
             name: getattr(trained, name) for name in OF_THE_RUN if name in Config.model_fields
         }
         of_the_run["data"] = self.given.data.model_copy(update=self._form)
@@ -286,27 +276,15 @@ class Adaptation:
         """From how many starts a job is adapted."""
         return len(row_starts(self.run.model.router, self.given.adapt))
 
-    def run_job(
-        self,
-        job: FewShotJob,
-        *,
-        score_test: bool = True,
-        on_step: Callable[[], object] = lambda: None,
-        save: Path | None = None,
-    ) -> FewShotResult:
+    def run_job(self, job: FewShotJob, save: Path | None = None, **options: Any) -> FewShotResult:
         """Run a job; the model is left as it was.
 
         With ``save``, the adapted task is kept in that folder; an earlier one there is replaced.
+        The other options are those of `mttl.adaptation.job.run_job`.
         """
-        digest = self.gym.digest(job.task, job.sample)
-
-        def keep(outcome: Outcome) -> None:
-            assert save is not None
-            self.adapted(outcome).save(save, replace=True)
-
-        options = {"score_test": score_test, "on_step": on_step}
-        outcome = self.outcome(job, keep=keep if save is not None else None, **options)
-        return replace(outcome.result, rows=digest)
+        if save is not None:
+            options["keep"] = lambda outcome: self.adapted(outcome).save(save, replace=True)
+        return self.outcome(job, **options).result
 
     def outcome(self, job: FewShotJob, **options: Any) -> Outcome:
         """Return what comes of a job; the options are those of `mttl.adaptation.job.run_job`."""
@@ -323,8 +301,20 @@ class Adaptation:
         texts = {task: self.gym.description(task) or ""} if self.run.form.descriptions else {}
         options = wanted_options(self.gym, [task], [sample], self.given.generation.mode)
         form = PromptForm(**self._form, task_descriptions=texts, task_options=options)
-        source = {"skills": self.run.folder, "inventory": self.inventory}
-        return AdaptedModel.of(outcome, self.config, form, **source)
+        assert self.run.folder is not None
+        return AdaptedModel(
+            model=self.run.model,
+            tokenizer=self.run.tokenizer,
+            tasks=(task,),
+            form=form,
+            search=outcome.module.generation,
+            per_token=self.config.generation.per_token,
+            precision=precision_plugin(self.config.trainer.precision, outcome.module.device.type),
+            outcome=outcome,
+            config=self.config,
+            skills=self.run.folder,
+            inventory=self.inventory,
+        )
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:

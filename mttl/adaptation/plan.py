@@ -1,13 +1,73 @@
-"""The few-shot jobs to run."""
+"""Few-shot jobs: which there are, and what one scored."""
 
+import math
 from collections.abc import Sequence
+from typing import Annotated
 
-from mttl.adaptation.few_shot import FewShotJob
+from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic.dataclasses import dataclass
+
 from mttl.config.data_schema import Data
 from mttl.data.chosen_tasks import partition_of
 from mttl.io.errors import TaskError
+from mttl.io.record import STRICT
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import refuse_reserved, select_tasks
+
+# A score, which is null in a file where the metric is undefined, or nothing was scored.
+Score = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: None if math.isnan(value) else value),
+]
+
+
+@dataclass(frozen=True)
+class FewShotJob:
+    """One adaptation: a task, one of its few-shot samples, and a seed."""
+
+    task: str
+    sample: int
+    seed: int
+
+    def __str__(self) -> str:
+        """Name the job in a message."""
+        return f"{self.task}, sample {self.sample}, seed {self.seed}"
+
+
+@dataclass(frozen=True, config=STRICT)
+class FewShotResult:
+    """What one job scored.
+
+    Attributes:
+        dev: Score on the development rows, by which the weights were chosen.
+        test: Score on the test rows; NaN if they were not scored.
+        step: The step whose weights were kept; 0 is before training.
+        n_trained: Number of trained parameters.
+        n_empty: Number of empty test answers, or of development answers if no test row was scored.
+        n_answers: Number of answers.
+        begun_as: The trained task whose routing weights were the start, if one was chosen.
+        rows: Digest of rows and metric, `mttl.tasks.folder.Gym.digest`.
+    """
+
+    task: str
+    sample: int
+    seed: int
+    metric: str
+    dev: Score
+    test: Score
+    step: int
+    n_trained: int
+    n_empty: int
+    n_answers: int = 0
+    begun_as: str | None = None
+    rows: str = ""
+
+    @property
+    def job(self) -> FewShotJob:
+        """The job it belongs to."""
+        return FewShotJob(self.task, self.sample, self.seed)
 
 
 def new_tasks(
@@ -20,13 +80,8 @@ def new_tasks(
 ) -> list[str]:
     """Return the tasks to adapt to.
 
-    Args:
-        wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names, as a sequence or
-            joined by commas.
-        data: The partition, and whether tasks that the gym lacks are left out.
-        gym: The rows of the tasks.
-        seen: Training tasks of the inventory.
-        allow_seen: Whether these are allowed.
+    Wanted are ``"test"`` or ``"dev"``, that side of the partition, or names, as a sequence or
+    joined by commas. The inventory was trained on those that are ``seen``.
 
     Raises:
         TaskError: If there is none, one is not in the gym, or one was seen in training.
@@ -78,25 +133,18 @@ def plan_jobs(
 
     All rows are read once, so that a malformed file is found before the first job.
 
-    Args:
-        gym: The rows of the tasks.
-        tasks: Names of the tasks.
-        seeds: Seeds of noise and order.
-        samples: Few-shot samples; all of a task by default.
-        splits: The splits that will be scored; files of others need not exist.
-        n_examples: Training rows of every job; all by default.
+    By default all samples of a task, and all training rows of a sample, are taken. Files of splits
+    that are not scored need not exist.
 
     Raises:
         TaskError: If a task has no metric, or a sample is absent, lacks a split, holds a malformed
             row, or has fewer training rows than its k, or than are wanted.
     """
-    if samples is not None and not samples:
-        raise TaskError("samples is empty; name some, or leave it out to take all")
     jobs = []
     for task in tasks:
         k = gym.shots(task)
         gym.metric(task)
-        for sample in gym.samples(task) if samples is None else dict.fromkeys(samples):
+        for sample in dict.fromkeys(samples or gym.samples(task)):
             for split in splits:
                 gym.rows(task, split, sample)
             n_rows = len(gym.rows(task, "train", sample))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.adaptation.shard import Shard
 from mttl.io.errors import ConfigError
@@ -43,11 +43,8 @@ def check_folder(
 ) -> None:
     """Note the origin of new results, or refuse to mix them with others.
 
-    Args:
-        folder: Folder of the results; ``config.yaml`` and ``inventory.sha256`` are written into it.
-        settings: The resolved configuration, as YAML.
-        inventory: Digest of the inventory that is adapted.
-        shared: Settings of training that adaptation depends on, too.
+    The configuration, as YAML, and the digest of the inventory are written into the folder;
+    ``shared`` names settings of training that adaptation depends on, too.
 
     Raises:
         ConfigError: If results there were made with other settings or from another inventory.
@@ -61,13 +58,9 @@ def check_folder(
                 f"{inventory[:12]} now): of another run, or of this one before it was trained on. "
                 "Use another folder with --out (out= in a call), or delete this one"
             )
-    keep_settings(
-        folder / "config.yaml",
-        settings,
-        f"the results in '{folder}' were made with other settings",
-        "Use those, or another folder with --out (out= in a call)",
-        *(MAY_CHANGE, shared),
-    )
+    problem = f"the results in '{folder}' were made with other settings"
+    advice = "Use those, or another folder with --out (out= in a call)"
+    keep_settings(folder / "config.yaml", settings, problem, advice, MAY_CHANGE, shared)
     write_text(source, f"{inventory}\n")
 
 

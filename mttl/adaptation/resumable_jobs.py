@@ -192,13 +192,8 @@ def keep_settings(
 ) -> None:
     """Write the settings that results are made from, or refuse to mix results of other settings.
 
-    Args:
-        path: File of the settings.
-        text: The settings, as YAML.
-        problem: Beginning of the message, followed by the settings that have changed.
-        advice: End of the message.
-        ignore: Prefixes of settings that may change.
-        but: Names that may not change all the same.
+    The message begins with ``problem``, names the settings that have changed and ends with
+    ``advice``. Settings whose names begin with one of ``ignore`` may change, ``but`` for some.
 
     Raises:
         ConfigError: If the file holds other settings.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.analysis.bootstrap import mean_and_interval
 from mttl.io.errors import some
 from mttl.runtime.text_table import TextTable
@@ -21,17 +21,11 @@ def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, 
     return scores
 
 
-def scored_splits(results: Sequence[FewShotResult]) -> list[str]:
-    """Return the splits that were scored: development rows are not where nothing was trained."""
-    without = all(math.isnan(result.dev) and not result.n_trained for result in results)
-    return ["test"] if without else ["dev", "test"]
-
-
 def silent_tasks(results: Iterable[FewShotResult]) -> list[str]:
     """Return the tasks on which every answer of every job is empty."""
     speaking: dict[str, bool] = {}
     for result in results:
-        silent = result.n_answers is not None and 0 < result.n_answers <= result.n_empty
+        silent = 0 < result.n_answers <= result.n_empty
         speaking[result.task] = speaking.get(result.task, False) or not silent
     return [task for task, speaks in speaking.items() if not speaks]
 
@@ -43,31 +37,40 @@ def few_shot_table(
 ) -> Table:
     """Return mean ± standard deviation per task in %, and the mean over tasks.
 
-    Args:
-        results: Of all jobs.
-        title: Of the table.
-        reference: Results to state the average relative gain over.
+    With the results of a reference, the caption states the average relative gain over it.
     """
-    table = TextTable(title).words("task", "metric").numbers("dev", "test", "jobs")
+    table = TextTable(title, digits=1).words("task", "metric").numbers("dev", "test", "jobs")
     if not results:
         table.caption = "No job has ended yet"
         return table
+    # Development rows are not scored where nothing was trained.
+    untrained = all(math.isnan(result.dev) and not result.n_trained for result in results)
+    splits = ["test"] if untrained else ["dev", "test"]
     metrics = {result.task: result.metric for result in results}
-    scores = {split: by_task(results, split) for split in scored_splits(results)}
-    columns = [scores.get(split, {}) for split in ("dev", "test")]
-    for task, own in scores["test"].items():
-        cells = [_spread(column[task]) if column else "" for column in columns]
-        table.add_row(task, metrics[task], *cells, str(len(own)))
+    scores = [by_task(results, split) for split in splits]
+    for task, own in scores[-1].items():
+        cells = [_spread(column[task]) for column in scores]
+        table.add(task, metrics[task], *[""] * untrained, *cells, len(own))
     table.add_section()
-    means = [_mean(column) if column else "" for column in columns]
-    table.add_row("mean", "", *means, str(len(results)))
-    parts = _interval(results), _gain(results, reference), _undefined(results), _empty(results)
-    table.caption = ". ".join(part for part in parts if part)
+    means = [100 * float(mean_score(list(map(mean_score, column.values())))) for column in scores]
+    table.add("mean", "", *[""] * untrained, *means, len(results))
+    missing = {split: sum(math.isnan(getattr(x, split)) for x in results) for split in splits}
+    undefined = " and ".join(f"{count} {split}" for split, count in missing.items() if count)
+    parts = [_interval(results), _gain(results, reference) if reference else ""]
+    parts += [undefined and f"Undefined scores count as 0: {undefined}"]
+    if n_empty := sum(result.n_empty for result in results):
+        n_answers, silent = sum(result.n_answers for result in results), silent_tasks(results)
+        named = f"; all answers are empty on {some(silent)}" if silent else ""
+        parts.append(f"{n_empty} of {n_answers} answers are empty{named}")
+    table.caption = ". ".join(filter(None, parts))
     return table
 
 
-def _mean(scores: dict[str, list[float]]) -> str:
-    return f"{100 * float(mean_score([mean_score(group) for group in scores.values()])):.1f}"
+def _spread(scores: Sequence[float]) -> str:
+    """An undefined score counts as 0, as in the mean."""
+    values = [0.0 if math.isnan(score) else 100 * score for score in scores]
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def _interval(results: Sequence[FewShotResult]) -> str:
@@ -109,7 +112,7 @@ def average_relative_gain(
         Ye, Lin and Ren, arXiv:2104.08835, section 5.
     """
     pairs = [
-        (float(mean_score(own)), float(mean_score(reference[task])))
+        (mean_score(own), mean_score(reference[task]))
         for task, own in scores.items()
         if task in reference
     ]
@@ -118,20 +121,25 @@ def average_relative_gain(
 
 
 def _gain(results: Sequence[FewShotResult], reference: Sequence[FewShotResult]) -> str:
-    if not reference:
-        return ""
-    ours, theirs = _paired(results, reference)
-    scores = by_task(ours)
-    gain, n_tasks = average_relative_gain(scores, by_task(theirs))
+    """Describe the gain over common samples, of the same rows and metric; seeds may differ."""
+
+    def rows(result: FewShotResult) -> tuple[str, int, str, str]:
+        return result.task, result.sample, result.metric, result.rows
+
+    common = set(map(rows, results)) & set(map(rows, reference))
+    scores, theirs = (
+        by_task(x for x in side if rows(x) in common) for side in (results, reference)
+    )
+    gain, n_tasks = average_relative_gain(scores, theirs)
     if not n_tasks:
         return (
             "No average relative gain: the reference has no task of these with a score above 0 on "
             "the same rows, by the same metric, so there is nothing to compare with"
         )
-    note, everything = "", {_sample(result) for result in results}
-    if lacking := len(everything) - len({_sample(result) for result in ours}):
+    note, n_samples = "", len(set(map(rows, results)))
+    if lacking := n_samples - len(common):
         note += (
-            f"; {lacking} of {len(everything)} samples left out, which it lacks, or has of other "
+            f"; {lacking} of {n_samples} samples left out, which it lacks, or has of other "
             "rows or by another metric"
         )
     if left_out := len(scores) - n_tasks:
@@ -140,50 +148,3 @@ def _gain(results: Sequence[FewShotResult], reference: Sequence[FewShotResult]) 
         f"Average relative gain over the reference: {100 * gain:+.1f} % (tasks with a reference "
         f"near zero dominate it; compare the means too{note})"
     )
-
-
-def _sample(result: FewShotResult) -> tuple[str, int]:
-    return result.task, result.sample
-
-
-def _paired(
-    results: Sequence[FewShotResult], reference: Sequence[FewShotResult]
-) -> tuple[list[FewShotResult], list[FewShotResult]]:
-    """Return the results of common samples, of the same rows and metric; seeds may differ."""
-    theirs_of = {_sample(result): result for result in reference}
-    both = {
-        _sample(own)
-        for own in results
-        if (other := theirs_of.get(_sample(own)))
-        and own.metric == other.metric
-        and (own.rows == other.rows or None in (own.rows, other.rows))
-    }
-    ours, theirs = ([x for x in side if _sample(x) in both] for side in (results, reference))
-    return ours, theirs
-
-
-def _undefined(results: Sequence[FewShotResult]) -> str:
-    counts = {
-        split: sum(math.isnan(getattr(result, split)) for result in results)
-        for split in scored_splits(results)
-    }
-    found = " and ".join(f"{count} {split}" for split, count in counts.items() if count)
-    return f"Undefined scores count as 0: {found}" if found else ""
-
-
-def _empty(results: Sequence[FewShotResult]) -> str:
-    n_empty = sum(result.n_empty for result in results)
-    if not n_empty:
-        return ""
-    counts = [result.n_answers for result in results if result.n_answers is not None]
-    out_of = f" of {sum(counts)}" if len(counts) == len(results) else ""
-    silent = silent_tasks(results)
-    named = f"; all answers are empty on {some(silent)}" if silent else ""
-    return f"{n_empty}{out_of} answers are empty{named}"
-
-
-def _spread(scores: Sequence[float]) -> str:
-    """An undefined score counts as 0, as in the mean."""
-    values = [0.0 if math.isnan(score) else score for score in scores]
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.1f}{spread}"

@@ -1,4 +1,4 @@
-"""Search for settings of adaptation: trials, each a few-shot job per task, chosen by development.
+"""Trials of a search, each with the results of its jobs: their files, scores and table.
 
 No test row is read: jobs are run without their test score.
 
@@ -9,14 +9,14 @@ References:
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.config.load import Tree, with_value
@@ -24,11 +24,13 @@ from mttl.io import yaml12
 from mttl.io.errors import MttlError, some
 from mttl.io.files import write_table, write_text
 from mttl.io.reading import read_json
+from mttl.runtime.text_table import TextTable
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.
 Values = dict[str, Any]
-# The file of a trial's folder that holds them.
+TrialResults = tuple[FewShotResult, ...]
+# The file of a trial's folder that holds its values.
 VALUES = "values.json"
 
 
@@ -37,18 +39,18 @@ class Trial:
     """Settings that were tried, by dotted name, and the results of all jobs."""
 
     values: Values
-    results: tuple[FewShotResult, ...]
+    results: TrialResults
 
     @property
     def task_scores(self) -> dict[str, float]:
         """The mean score of every task over its samples and seeds, as a fraction."""
         scores = by_task(self.results, "dev")
-        return {task: float(mean_score(group)) for task, group in scores.items()}
+        return {task: mean_score(group) for task, group in scores.items()}
 
     @property
     def score(self) -> float:
         """The mean over tasks, by which settings are chosen."""
-        return float(mean_score(list(self.task_scores.values())))
+        return mean_score(list(self.task_scores.values()))
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
@@ -67,15 +69,16 @@ def note_values(folder: Path, values: Mapping[str, Any]) -> None:
     write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
 
 
-def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
-    """Return the trials of a folder whose jobs have all ended, by the names of their folders."""
-    trials = []
-    for path in sorted(folder.glob(f"*/{VALUES}")):
-        finished = Results(path.parent).finished
-        if all(job in finished for job in jobs):
-            results = tuple(finished[job] for job in jobs)
-            trials.append(Trial(read_json(path, MttlError, dict), results))
-    return trials
+def job_results(folder: Path, jobs: Sequence[FewShotJob]) -> TrialResults:
+    """Return the results of a trial's jobs, none unless all have ended."""
+    known = Results(folder).finished
+    return tuple(known[job] for job in jobs) if all(job in known for job in jobs) else ()
+
+
+def finished_trials(folder: Path, results_of: Callable[[Path], TrialResults]) -> list[Trial]:
+    """Return the trials in the folders of a folder that have results."""
+    places = {path: results_of(path.parent) for path in sorted(folder.glob(f"*/{VALUES}"))}
+    return [Trial(read_json(path, MttlError, dict), own) for path, own in places.items() if own]
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
@@ -100,14 +103,12 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
     A setting that a trial did not search is empty: it has the configuration's value there.
     """
-    names = _names(trials)
+    blank = dict.fromkeys(_names(trials), "")
     rows = [
-        {
-            **{name: trial.values.get(name, "") for name in names},
-            "score": trial.score,
-            "jobs": len(trial.results),
-            **{f"dev/{task}": score for task, score in trial.task_scores.items()},
-        }
+        blank
+        | trial.values
+        | {"score": trial.score, "jobs": len(trial.results)}
+        | {f"dev/{task}": score for task, score in trial.task_scores.items()}
         for trial in trials
     ]
     write_table(path, list(rows[0]), rows)
@@ -116,15 +117,11 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 def trials_table(trials: Sequence[Trial], title: str) -> Table:
     """Return all trials, the best first, with their scores in %."""
     (best, *_), names = ranked(trials), _names(trials)
-    table = Table(title=title, title_justify="left")
-    for heading in (*names, "dev", "jobs"):
-        table.add_column(heading, justify="right", overflow="fold")
+    table = TextTable(title, digits=1).words(*names).numbers("dev", "jobs")
     for trial in ranked(trials):
-        table.add_row(
-            *(_cell(trial.values.get(name, "")) for name in names),
-            f"{100 * trial.score:.1f}",
-            str(len(trial.results)),
-        )
+        cells = [trial.values.get(name, "") for name in names]
+        shown = [f"{value:.3g}" if isinstance(value, float) else value for value in cells]
+        table.add(*shown, 100 * trial.score, len(trial.results))
     table.caption = (
         f"dev: the mean over {', '.join(best.task_scores)}, on development rows. "
         "No test row was read. The file trials.csv has the score of every task"
@@ -133,14 +130,9 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
         table.caption += f". All answers of the best trial are empty on {some(silent)}"
     if any(len(trial.values) < len(names) for trial in trials):
         table.caption += ". Empty settings are those of the configuration"
-    table.caption_justify = "left"
     return table
 
 
 def _names(trials: Sequence[Trial]) -> list[str]:
     """Return the settings that any trial searched: a folder may hold trials of several grids."""
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

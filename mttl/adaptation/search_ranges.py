@@ -9,11 +9,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from mttl.adaptation.few_shot import FewShotJob
+from mttl.adaptation.plan import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.config.schema import Range, Search
 from mttl.io.errors import ConfigError
@@ -36,7 +37,9 @@ def search_ranges(
     """
     optuna, ranges, seed = _optuna(), search.ranges, search.seed
     drop_cut_line(journal)
-    backend = optuna.storages.journal.JournalFileBackend(str(journal), _Held())
+    # The folder has a lock. Optuna's own is a file that a kill leaves, and all wait for.
+    held: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
+    backend = optuna.storages.journal.JournalFileBackend(str(journal), held)
     study = optuna.create_study(
         storage=optuna.storages.JournalStorage(backend),
         study_name=_digest(ranges, seed, jobs),
@@ -50,26 +53,13 @@ def search_ranges(
     for trial in finished:
         evaluate({name: trial.params[name] for name in ranges})
     for number in range(len(finished), search.trials):
-        # A seed for each trial: one for all would begin its draws again after every start.
-        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
+        # A seed for each trial: one for all would begin its draws again after every start. A sum
+        # would give trials of neighbouring seeds the same draws.
+        own_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        study.sampler = optuna.samplers.TPESampler(seed=own_seed)
         trial = study.ask()
         values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
         study.tell(trial, evaluate(values))
-
-
-class _Held:
-    """No lock: the folder has one. Optuna's own is a file that a kill leaves, and all wait for."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
-def _seed_of(seed: int, number: int) -> int:
-    """Return a trial's seed; a sum would give trials of neighbouring seeds the same draws."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
 def _draw(trial: Any, name: str, bounds: Range) -> float:

@@ -1,44 +1,61 @@
-"""Search for settings of adaptation on development tasks, or of training on the tasks' own rows."""
+"""Search for settings of adaptation on development tasks, or of training on the tasks' own rows.
+
+References:
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: the rate of training is chosen
+    on the development rows of the training tasks.
+"""
 
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.plan import read_samples
+from mttl.adaptation.plan import FewShotJob, FewShotResult, read_samples
 from mttl.adaptation.results import Results
-from mttl.adaptation.resumable_jobs import Diverged
+from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.search import (
     Trial,
+    TrialResults,
     Values,
     best_fragment,
     finished_trials,
     grid_points,
+    job_results,
     note_values,
     trial_name,
     trials_table,
     write_trials,
 )
 from mttl.adaptation.search_ranges import search_ranges
-from mttl.adaptation.search_training import TrainingTrials
-from mttl.adaptation.settings import with_settings
 from mttl.adaptation.shard import Shard, start_workers
-from mttl.checkpoints.run_folder import RunFolder, check_still_there
+from mttl.checkpoints.run_callbacks import USELESS
+from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there
+from mttl.config.load import dump_config
 from mttl.config.schema import Config, Search
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, DivergedError, MttlError
 from mttl.io.files import locked, write_text
+from mttl.io.reading import read_table, to_number
+from mttl.runtime.child_process import with_parent
 from mttl.runtime.command import make_console, only_warnings
 from mttl.runtime.progress_bar import Count, counting
+from mttl.tasks.partition import MEAN
+
+MOST_SAID = 2000  # characters at the end of a log, among which a message is
+# Settings that say nothing about what a training scores.
+MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 
 @dataclass(frozen=True)
 class AdaptationTrials:
-    """Trials that are few-shot jobs, of which a part runs here."""
+    """Trials that are few-shot jobs, of which a part runs here, each in ``trials/NAME``."""
 
-    adaptation: Adaptation
     folder: Path
+    adaptation: Adaptation
     shard: Shard
 
     @property
@@ -46,25 +63,92 @@ class AdaptationTrials:
         """Of the table."""
         return f"Search, mode {self.adaptation.given.adapt.mode} (%)"
 
-    def finished(self) -> list[Trial]:
-        """Return the trials of the folder that have ended, those of earlier grids too."""
-        return finished_trials(self.folder / "trials", self.adaptation.jobs)
+    @property
+    def jobs(self) -> list[FewShotJob]:
+        """What every trial runs."""
+        return self.adaptation.jobs
 
-    def run(
-        self, values: Values, count: Count, diverged: Diverged
-    ) -> tuple[FewShotResult, ...] | None:
-        """Return the results of all jobs with some settings; None if one has none."""
-        place, jobs = self.folder / "trials" / trial_name(values), self.adaptation.jobs
-        trial = self.adaptation.changed(with_settings(self.adaptation.given, values))
+    def results(self, place: Path) -> TrialResults:
+        """Return the results of all jobs of the trial in a folder, none unless all have ended."""
+        return job_results(place, self.jobs)
+
+    def run(self, values: Values, count: Count, diverged: Diverged) -> TrialResults:
+        """Run a trial, unless that has ended before, and return its results if it has all."""
+        place, name = self.folder / "trials" / trial_name(values), trial_name(values)
+        trial = replace(self.adaptation, given=with_settings(self.adaptation.given, values))
         note_values(place, values)
         with Results(place, self.shard).writing() as results:
-            for job in self.shard.share(jobs):
+            for job in self.shard.share(self.jobs):
                 if job not in results.finished:
-                    with diverged.noted(f"{trial_name(values)}: {job}"):
+                    with diverged.noted(f"{name}: {job}"):
                         results.add(trial.run_job(job, score_test=False))
                 count.advance()
-        known = results.finished
-        return tuple(known[job] for job in jobs) if all(job in known for job in jobs) else None
+        return self.results(place)
+
+
+@dataclass(frozen=True)
+class TrainingTrials:
+    """Trials that are each a `mttl train`; a finished one is read, an interrupted one continues."""
+
+    folder: Path
+    config: Config
+    title = "Search of training (%)"
+    jobs = ()
+
+    @classmethod
+    def of(cls, config: Config, out: str | None) -> "TrainingTrials":
+        """Note what trials are made from, by default in ``search-NAME`` of the folder of runs."""
+        if config.data.split == "train+dev":
+            raise ConfigError(
+                "data.split 'train+dev' trains on the rows that a search scores: set -k "
+                "data.split=train data.validation=dev, and train with what is found on both"
+            )
+        folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
+        problem = f"the trials in '{folder}' were made with other settings"
+        keep_settings(folder / "config.yaml", dump_config(config), problem, ignore=MAY_CHANGE)
+        return cls(folder, config)
+
+    def results(self, place: Path) -> TrialResults:
+        """Return the development scores of the training in a folder, none if it has not ended."""
+        path = RunFolder(place).results
+        columns = ["task", "split", "metric", "score"]
+        rows = read_table(path, MttlError, columns) if path.is_file() else []
+        return tuple(
+            FewShotResult(
+                *(row["task"], 0, self.config.run.seed, row["metric"]),
+                dev=to_number(row["score"], f"'{path}': a score", MttlError),
+                test=math.nan,
+                step=0,
+                n_trained=0,
+                n_empty=0,
+            )
+            for row in rows
+            if row["split"] == "dev" and row["task"] != MEAN
+        )
+
+    def run(self, values: Values, count: Count, diverged: Diverged) -> TrialResults:
+        """Train with some settings, unless that has ended before, and return the scores."""
+        place, name = self.folder / "trials" / trial_name(values), trial_name(values)
+        with diverged.noted(name):
+            if not self.results(place):
+                self._train(values, place)
+            note_values(place, values)
+            count.advance()
+        return self.results(place)
+
+    def _train(self, values: Values, path: Path) -> None:
+        settings = {"run.dir": str(path.parent), "run.name": path.name, "data.evaluate": ["dev"]}
+        file = path.parent / f"{path.name}.yaml"
+        write_text(file, dump_config(with_settings(self.config, {**values, **settings})))
+        command = [sys.executable, "-m", "mttl", "train", "-c", str(file)]
+        command += ["--resume"] if path.is_dir() else []
+        how: dict[str, Any] = {"stderr": subprocess.STDOUT, "preexec_fn": with_parent()}
+        with (path.parent / f"{path.name}.log").open("a", encoding="utf-8") as log:
+            ended = subprocess.run(command, stdout=log, check=False, **how)
+        if ended.returncode:
+            said = Path(log.name).read_text(encoding="utf-8", errors="replace")[-MOST_SAID:]
+            kind = DivergedError if USELESS in " ".join(said.split()) else MttlError
+            raise kind(f"the trial {path.name} failed; what it printed is in '{log.name}'")
 
 
 @only_warnings("mttl.data")  # of small files of every job
@@ -85,17 +169,17 @@ def search_run(
     console, status = make_console(), make_console(stderr=True)
     search = check_search(config)
     named, shares = ", ".join(search.names), workers > 1 or shard.n_shards > 1
+    work: AdaptationTrials | TrainingTrials
     if search.trains:
         given = {"--from": source, "--samples": samples, "--backbone": backbone}
-        given |= {"--allow-seen": allow_seen or None, "--tasks": None if tasks == "dev" else tasks}
-        given |= {"--workers": workers > 1 or None, "--shard": shard.n_shards > 1 or None}
-        if useless := [name for name, value in given.items() if value is not None]:
+        given |= {"--allow-seen": allow_seen, "--tasks": tasks != "dev"}
+        given |= {"--workers": workers > 1, "--shard": shard.n_shards > 1}
+        if useless := [name for name, value in given.items() if value]:
             raise ConfigError(
                 f"{', '.join(useless)} would change nothing: settings of training ({named}) are "
                 "searched by trainings, on the tasks of training; leave them out"
             )
-        work: AdaptationTrials | TrainingTrials = TrainingTrials.of(config, out)
-        jobs = []
+        work = TrainingTrials.of(config, out)
     else:
         if source is None:
             raise ConfigError(f"{named} are of adaptation: name a trained run with --from RUN")
@@ -104,23 +188,21 @@ def search_run(
                 "--workers and --shard share the trials of search.grid or search.points: a trial "
                 "of search.ranges is drawn from the scores of those before. Leave them out"
             )
-        options = {"samples": read_samples(samples), "allow_seen": allow_seen}
-        adaptation = Adaptation.load(
-            config, source, tasks, splits=("dev",), backbone=backbone, **options
-        )
+        options = {"samples": read_samples(samples), "allow_seen": allow_seen, "splits": ("dev",)}
+        adaptation = Adaptation.load(config, source, tasks, backbone=backbone, **options)
         folder = Path(out) if out else adaptation.folder(f"search-{config.adapt.mode}")
         adaptation.check_folder(folder)
         if workers > 1:
             start_workers(workers, shard, command)
         adaptation.to_device(shard.number)
-        work, jobs = AdaptationTrials(adaptation, folder, shard), adaptation.jobs
+        work = AdaptationTrials(folder, adaptation, shard)
 
     folder, points = work.folder, points_of(search)
     n_trials, n_tried = len(points) or search.trials, 0
     # The best is sought among all trials of the folder, those of earlier grids too.
-    trials = {trial_name(trial.values): trial for trial in work.finished()}
-    diverged = Diverged()
-    with counting(status, "searching", n_trials * max(1, len(jobs))) as count:
+    found = finished_trials(folder / "trials", work.results)
+    trials, diverged = {trial_name(trial.values): trial for trial in found}, Diverged()
+    with counting(status, "searching", n_trials * max(1, len(work.jobs))) as count:
         if shard.n_shards > 1:
             for values in points:
                 work.run(values, count, diverged)
@@ -134,12 +216,12 @@ def search_run(
             results, name, score = work.run(values, count, diverged), trial_name(values), -math.inf
             n_tried += 1
             trials.pop(name, None)  # those of this start stand last, in their order
-            if results is not None:
+            if results:
                 trials[name] = Trial(values, results)
                 score = trials[name].score
                 write_trials(folder / "trials.csv", list(trials.values()))
                 write_text(folder / "best.yaml", best_fragment(list(trials.values())))
-            said = "diverged" if results is None else f"dev {100 * score:.1f}"
+            said = f"dev {100 * score:.1f}" if results else "diverged"
             status.print(f"{n_tried} of {n_trials}: {name}: {said}")
             return score
 
@@ -149,7 +231,7 @@ def search_run(
         )
         with locked(folder / ".lock", refusal):
             if search.ranges:
-                search_ranges(search, evaluate, jobs=jobs, journal=folder / "optuna.journal")
+                search_ranges(search, evaluate, jobs=work.jobs, journal=folder / "optuna.journal")
             for values in points:
                 evaluate(values)
     check_still_there(RunFolder(folder))

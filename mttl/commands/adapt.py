@@ -10,11 +10,20 @@ router are those of the run.
 """
 
 import argparse
+import math
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mttl.adaptation.shard import Shard, start_workers
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
+from mttl.runtime.command import make_console, only_warnings
+
+if TYPE_CHECKING:
+    from mttl.adaptation.plan import FewShotJob, FewShotResult
+    from mttl.config.schema import Config
 
 
 def _declare(parser: CommandParser) -> None:
@@ -52,3 +61,67 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
 
         check_overrides(source, config, overrides)
     world_of(config).run(work, config, command=words, **given)
+
+
+@only_warnings("mttl.data")  # of small files of every job
+def adapt_run(
+    config: "Config",
+    *,
+    source: str,
+    tasks: str,
+    samples: str | None,
+    shard: Shard,
+    workers: int,
+    command: Sequence[str],
+    allow_seen: bool,
+    reference: str | None,
+    out: str | None,
+    backbone: str | None,
+    save: bool,
+) -> None:
+    """Adapt to new text-to-text tasks, score and print a table."""
+    from mttl.adaptation.new_tasks import Adaptation
+    from mttl.adaptation.plan import read_samples
+    from mttl.adaptation.results import Results
+    from mttl.adaptation.score_table import few_shot_table
+
+    console, status = make_console(), make_console(stderr=True)
+    options = {"samples": read_samples(samples), "allow_seen": allow_seen, "backbone": backbone}
+    adaptation = Adaptation.load(config, source, tasks, **options)
+    folder = Path(out) if out else adaptation.folder(f"adapt-{config.adapt.mode}")
+    adaptation.check_folder(folder)
+    if workers > 1:
+        start_workers(workers, shard, command)
+    results, jobs = Results(folder, shard), shard.share(adaptation.jobs)
+    n_starts = adaptation.n_starts
+
+    def model_folder(job: "FewShotJob") -> Path | None:
+        return folder / "models" / f"{job.task}-{job.sample}-{job.seed}" if save else None
+
+    def work(job: "FewShotJob", on_step: Callable[[], object]) -> "FewShotResult":
+        return adaptation.run_job(job, on_step=on_step, save=model_folder(job))
+
+    def shown(result: "FewShotResult") -> str:
+        start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
+        begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
+        dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
+        return f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
+
+    adaptation.to_device(shard.number)
+    diverged = results.run(
+        *(jobs, work, status),
+        doing="adapting",
+        n_steps=n_starts * config.adapt.max_steps,
+        shown=shown,
+        again=[job for job in jobs if (kept := model_folder(job)) and not kept.exists()],
+    )
+    ended = [results.finished[job] for job in adaptation.jobs if job in results.finished]
+    title = f"Adaptation, mode {config.adapt.mode} (%)"
+    if len(ended) < len(adaptation.jobs):
+        title += f"; {len(ended)} of {len(adaptation.jobs)} jobs have ended"
+    known = Results(Path(reference)).finished.values() if reference else ()
+    console.print(few_shot_table(ended, title, list(known)))
+    console.print(f"The results are in {folder}", highlight=False)
+    if save:
+        console.print(f"The adapted tasks are in {folder / 'models'}", highlight=False)
+    diverged.report()

@@ -86,7 +86,7 @@ def score(
     import torch
 
     from mttl.data.encode import TextEncoder
-    from mttl.inference.batched_answers import answer_texts
+    from mttl.inference.predictor import answer_texts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
 

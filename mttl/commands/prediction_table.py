@@ -16,7 +16,6 @@ from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.assembly.load_tasks import load_tasks
 from mttl.assembly.model import Built
 from mttl.checkpoints.inventory_files import inventory_digest
-from mttl.inference.choices import check_choices
 from mttl.inference.input_table import (
     ANSWER,
     FORMATS,
@@ -32,6 +31,7 @@ from mttl.inference.input_table import (
     references_of,
     text_of,
 )
+from mttl.inference.task_options import check_choices
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text

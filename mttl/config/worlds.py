@@ -32,7 +32,7 @@ POLICY_COMMANDS = {
 }
 TEXT_COMMANDS = {
     "training": "mttl.commands.train_tasks:train",
-    "adaptation": "mttl.adaptation.adapt_tasks:adapt_run",
+    "adaptation": "mttl.commands.adapt:adapt_run",
     "search": "mttl.adaptation.search_settings:search_run",
 }
 WORLDS = (

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mttl.inference.question_template import QuestionTemplate
+from transformers import PreTrainedTokenizerBase
+
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_table
@@ -19,20 +20,35 @@ _LIBRARIES |= dict.fromkeys(("bottleneck", "bottlenecks"), "adapter-transformers
 QUESTION = "your question"
 
 
+@dataclass(frozen=True)
+class QuestionTemplate:
+    """How the questions of tasks become ids.
+
+    Attributes:
+        tokenizer: A copy of the model's; if `exact`, its chat template makes the prompts of
+            training. With several tasks the template takes their name (``task``).
+        exact: Whether there is such a template.
+        prompt_prefixes: Text before the questions of each task.
+        ends: Ids before and after the prompt, for questions without a template.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    exact: bool
+    prompt_prefixes: Mapping[str, str]
+    ends: tuple[list[int], list[int]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """The content of a card.
 
     Attributes:
         kind: A model of transformers, an adapter of PEFT or AdapterHub (or several over one base),
-            or a run.
+            or a run, which has no ``dtype`` and ``template``.
         place: Path of the folder, or its name on the hub.
         base: Path or name of the backbone.
         about: Description of the weights in one sentence.
         tasks: Names of the tasks in the order of their ids.
-        decoder_only: Whether the model is decoder-only.
-        dtype: Data type of the model's weights; not for a run.
-        template: Prompt template; not for a run.
         scores: Rows of ``results.csv``.
     """
 
@@ -68,19 +84,14 @@ class Card:
 
     def code(self) -> str:
         """Return the lines that answer one question of the first task."""
-        task = self.tasks[0]
+        task, place = self.tasks[0], _quoted(self.place)
         if self.template is None:
-            return "\n".join(
-                [
-                    "import mttl",
-                    "",
-                    f"run = mttl.from_pretrained({_quoted(self.place)})",
-                    f"print(run.predict({_quoted(task)}, [{_quoted(QUESTION)}])[0])",
-                ]
+            return (
+                f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
+                f"print(run.predict({_quoted(task)}, [{_quoted(QUESTION)}])[0])"
             )
         auto = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
-        peft = auto.replace("Auto", "AutoPeft", 1)
-        place, first = _quoted(self.place), _quoted(f"{self.place}/{task}")
+        peft, first = auto.replace("Auto", "AutoPeft", 1), _quoted(f"{self.place}/{task}")
         others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
         given, dtype = ["**inputs"], f'dtype="{self.dtype}"'
         library, names = [], [auto, "AutoTokenizer", "GenerationConfig"]
@@ -119,11 +130,8 @@ class Card:
         lines += self._prompt_section(task)
         generated = f"model.generate({', '.join(given)})[0"
         generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
-        lines += [
-            f"answer = {generated}",
-            "print(tokenizer.decode(answer, skip_special_tokens=True).strip())",
-        ]
-        return "\n".join(lines)
+        shown = "print(tokenizer.decode(answer, skip_special_tokens=True).strip())"
+        return "\n".join([*lines, f"answer = {generated}", shown])
 
     def _prompt_section(self, task: str) -> list[str]:
         assert self.template is not None
@@ -165,16 +173,13 @@ class Card:
         return "\n".join([text, "", *head, *rows])
 
     def _scores(self) -> str:
-        if not self.scores:
-            return ""
+        head = ["| task | split | metric | score | rows |", "|---|---|---|---:|---:|"]
         rows = [
             f"| {row['task']} | {row['split']} | {row['metric']} | {float(row['score']):.4f} | "
             f"{row['n']} |"
             for row in self.scores
         ]
-        return "\n".join(
-            ["| task | split | metric | score | rows |", "|---|---|---|---:|---:|", *rows]
-        )
+        return "\n".join([*head, *rows]) if rows else ""
 
 
 def _quoted(text: str) -> str:

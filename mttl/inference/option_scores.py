@@ -48,13 +48,7 @@ def option_scores(
 ) -> list[list[float]]:
     """Return the log-probability of every option of every prompt, or its mean over tokens.
 
-    Args:
-        model: The model, in evaluation mode.
-        task_ids: Task of each prompt.
-        prompts: Ids of the prompts.
-        options: Ids of the options of each prompt, ends included; at least one.
-        pad_id: Padding id.
-        per_token: Whether to divide by the number of tokens.
+    The model is in evaluation mode. Options are ids with their ends; each prompt has some.
     """
     found: list[list[float]] = []
     step = max(1, MOST_ROWS // max(map(len, options)))

@@ -6,21 +6,68 @@ the same answer everywhere.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from lightning_fabric.plugins import Precision
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import pad_id_of
-from mttl.data.encode import TextEncoder
+from mttl.data.collate import pad_id_of, padded_inputs
+from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.data.prompt_form import PromptForm
-from mttl.inference.batched_answers import answer_texts, batches_by_length
-from mttl.inference.choices import OptionChoice, check_choices, choice_ids
 from mttl.inference.option_scores import option_scores
+from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
 from mttl.io.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import generate_texts
 from mttl.skills.skilled_model import SkilledModel
+
+
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Cut rows into batches of similar length; each row is in one."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+@torch.no_grad()
+def answer_texts(
+    generate: Callable[..., Tensor],
+    encoder: TextEncoder,
+    texts: Sequence[str],
+    *,
+    prompt_prefixes: Sequence[PromptPrefix] = (),
+    decoder_only: bool,
+    device: torch.device,
+    batch_size: int = 64,
+    on_rows: Callable[[int], object] = lambda n: None,
+    **settings: Any,
+) -> list[str]:
+    """Generate an answer to every text, in order and without blanks around it.
+
+    Texts of similar length share a batch; they are as the model reads them, and the beginning of
+    each, in ``prompt_prefixes``, is kept when long texts are cut at their start. ``generate`` gets
+    the places of a batch's rows, and the arguments of a model's ``generate``; the settings are
+    among these. ``on_rows`` gets the size of every batch that is answered.
+    """
+    prompts = encoder.prompts(texts, prompt_prefixes)
+    answers = [""] * len(prompts)
+    for rows in batches_by_length([len(prompt) for prompt in prompts], batch_size):
+        batch = padded_inputs(
+            [prompts[row] for row in rows], pad_id_of(encoder.tokenizer), left=decoder_only
+        )
+        found = generate_texts(
+            partial(generate, rows),
+            encoder.tokenizer,
+            {name: value.to(device) for name, value in batch.items()},
+            decoder_only=decoder_only,
+            **settings,
+        )
+        for row, answer in zip(rows, found, strict=True):
+            answers[row] = answer
+        on_rows(len(rows))
+    return answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +196,7 @@ class Predictor:
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
     ) -> list[OptionChoice]:
-        """Choose among given answers by their likelihood; see `mttl.inference.choices`.
+        """Choose among given answers by their likelihood; see `mttl.inference.task_options`.
 
         Args:
             tasks: The task of all texts, or of each.

@@ -18,12 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mttl.io.errors import MttlError, nearest
 from mttl.io.reading import parse_json
-from mttl.serving.api_errors import ApiError
 from mttl.serving.generation_request import GenerationRequest, Piece
-from mttl.serving.metrics import ServerMetrics
-from mttl.serving.protocol import ChatRequest, CompletionRequest, parse_request
+from mttl.serving.protocol import ApiError, ChatRequest, CompletionRequest, parse_request
 from mttl.serving.replies import Reply
-from mttl.serving.request_queue import RequestQueue
+from mttl.serving.request_queue import RequestQueue, ServerMetrics
 from mttl.serving.served_task import ServedTask, chat_question
 
 CLIENT_GONE = 499  # what proxies call it
@@ -47,8 +45,8 @@ class Measured:
     cannot know, and the ``events`` of a stream, which are closed.
     """
 
-    def __init__(self, application: ASGIApp, server_metrics: ServerMetrics) -> None:
-        self.application, self.server_metrics = application, server_metrics
+    def __init__(self, application: ASGIApp, metrics: ServerMetrics) -> None:
+        self.application, self.metrics = application, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -70,48 +68,27 @@ class Measured:
         finally:
             if "events" in state:
                 await state["events"].aclose()
-            seconds = time.perf_counter() - began
-            self.server_metrics.add_request(
-                state.get("model", ""), state.get("status", CLIENT_GONE), seconds
-            )
+            status, seconds = state.get("status", CLIENT_GONE), time.perf_counter() - began
+            self.metrics.add_request(state.get("model", ""), status, seconds)
 
 
 class Service:
-    """Answers requests of the two protocols.
-
-    Args:
-        tasks: Tasks by name.
-        queue: The queue of answers.
-        limits: Limits of a request.
-        server_metrics: Counters of the server.
-        key: API key that every request has to name; None accepts all requests.
-    """
+    """Answers requests of the two protocols; without a key that they have to name, all of them."""
 
     def __init__(
         self,
         tasks: Mapping[str, ServedTask],
         queue: RequestQueue,
         limits: Limits,
-        server_metrics: ServerMetrics,
         key: str | None = None,
     ) -> None:
         self.tasks, self.queue, self.limits = tasks, queue, limits
-        self.server_metrics = server_metrics
         self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 
-    async def completions(self, request: Request) -> Response:
-        """Answer questions that are texts."""
-        return await self._answer(request, CompletionRequest)
-
-    async def chat(self, request: Request) -> Response:
-        """Answer a question that is a chat."""
-        return await self._answer(request, ChatRequest)
-
     async def models(self) -> Response:
         """List the tasks."""
-        models = [self._model(name) for name in self.tasks]
-        return JSONResponse({"object": "list", "data": models})
+        return JSONResponse({"object": "list", "data": [*map(self._model, self.tasks)]})
 
     async def model(self, name: str) -> Response:
         """Describe one task."""
@@ -124,9 +101,8 @@ class Service:
 
     async def metrics(self) -> Response:
         """Return the counters as Prometheus reads them."""
-        return PlainTextResponse(
-            self.server_metrics.text(len(self.queue)), media_type="text/plain; version=0.0.4"
-        )
+        text = self.queue.metrics.text(len(self.queue))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
@@ -145,11 +121,9 @@ class Service:
 
     async def check_key(self, request: Request) -> None:
         """Refuse a request without the key."""
-        if self._key is None:
-            return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
-        if kind.lower() != "bearer" or not right:
+        right = hmac.compare_digest(given.strip().encode("latin-1"), (self._key or "").encode())
+        if self._key is not None and not (kind.lower() == "bearer" and right):
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send 'Authorization: Bearer KEY' with the "
@@ -157,9 +131,10 @@ class Service:
                 code="invalid_api_key",
             )
 
-    async def _answer(
-        self, request: Request, kind: type[CompletionRequest] | type[ChatRequest]
+    async def answer(
+        self, kind: type[CompletionRequest] | type[ChatRequest], request: Request
     ) -> Response:
+        """Answer questions that are texts, or one that is a chat."""
         ends = time.monotonic() + self.limits.seconds
         asked = parse_request(kind, await self.body(request))
         task = self.task(asked.model)
@@ -180,7 +155,7 @@ class Service:
             scored=asked.n_logprobs is not None,
             n_prompt_tokens=sum(map(len, prompts)),
         )
-        self.server_metrics.add_tokens(prompt=reply.n_prompt_tokens)
+        self.queue.metrics.add_tokens(prompt=reply.n_prompt_tokens)
         headers = {TRUNCATED: str(n_lost)} if n_lost else {}
         if asked.stream:
             usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -225,7 +200,7 @@ class Service:
                 if piece.failed:
                     raise ApiError(500, "the model failed; see the log of the server")
                 n_open -= piece.finish is not None
-                self.server_metrics.add_tokens(answer=piece.n_tokens)
+                self.queue.metrics.add_tokens(answer=piece.n_tokens)
                 yield place, piece
         finally:
             watching.cancel()
@@ -302,10 +277,17 @@ def make_application(
 ) -> FastAPI:
     """Return the application that answers requests."""
     application = FastAPI(title="mttl", openapi_url=None)
-    application.add_middleware(Measured, server_metrics=service.server_metrics)
+    application.add_middleware(Measured, metrics=service.queue.metrics)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
-    guarded.post("/v1/completions")(service.completions)
-    guarded.post("/v1/chat/completions")(service.chat)
+
+    @guarded.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await service.answer(CompletionRequest, request)
+
+    @guarded.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await service.answer(ChatRequest, request)
+
     guarded.get("/v1/models")(service.models)
     guarded.get("/v1/models/{name:path}")(service.model)
     guarded.get("/metrics")(service.metrics)

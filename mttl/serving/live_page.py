@@ -78,14 +78,8 @@ def serve_page(
 ) -> None:
     """Serve the page of a run until Ctrl-C or SIGTERM; its tasks are served as by `serve`, too.
 
-    Args:
-        run: Folder of the run.
-        adapted: Folders of tasks that were adapted from it.
-        backbone: Where a pretrained backbone is now.
-        host: Address to listen at.
-        port: Port; 0 takes a free one.
-        pairs: The skills of every group of layers, in the page's order.
-        make_page: Returns the page, given the facts of the model.
+    Port 0 takes a free one. ``pairs`` are the skills of every group of layers in the page's order;
+    ``make_page`` returns the page, given the facts of the model.
 
     Raises:
         ConfigError: If the address is not this machine's, or taken.

@@ -1,4 +1,4 @@
-"""The requests of OpenAI's protocols: completions, and chat.
+"""The requests of OpenAI's protocols, completions and chat, and why one is not answered.
 
 What is not supported is refused, unless its value asks for nothing: many clients send the defaults
 of all parameters.
@@ -17,27 +17,42 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.io.errors import nearest
+from mttl.io.errors import MttlError, nearest
 from mttl.io.reading import shown
-from mttl.serving.api_errors import ApiError
+
+
+class ApiError(MttlError):
+    """A refused request, with an HTTP status, the wrong parameter and an error code."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """When to try again, where that helps: a batch takes about a second."""
+        return {"Retry-After": "1"} if self.status in (429, 503) else {}
+
 
 MOST_ANSWERS = 128  # of one request
 
 
-class _Anything:
-    """Holds every value."""
-
-    def __contains__(self, value: Any) -> bool:
-        return True
-
-
-ANY = _Anything()
-# Parameters that are not supported, with the values that change nothing.
-NEUTRAL: dict[str, Container[Any]] = {
-    **dict.fromkeys(("metadata", "safety_identifier", "user"), ANY),
+# Parameters that are not supported, with the values that change nothing: all of them for None.
+NEUTRAL: dict[str, Container[Any] | None] = {
+    **dict.fromkeys(("metadata", "safety_identifier", "user")),
     # Like caches, they save time alone.
-    **dict.fromkeys(("prediction", "prompt_cache_key", "prompt_cache_options"), ANY),
-    "prompt_cache_retention": ANY,
+    **dict.fromkeys(("prediction", "prompt_cache_key", "prompt_cache_options")),
+    "prompt_cache_retention": None,
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
     **dict.fromkeys(("echo", "store"), (False,)),
     **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
@@ -62,18 +77,19 @@ class Part(BaseModel):
     """A part of a request; values that ask for nothing are left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    neutral: ClassVar[Mapping[str, Container[Any]]] = {}
+    neutral: ClassVar[Mapping[str, Container[Any] | None]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _without_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {
-            name: value
-            for name, value in values.items()
-            if value is not None and value not in cls.neutral.get(name, ())
-        }
+
+        def asks(name: str, value: Any) -> bool:
+            neutral = cls.neutral.get(name, ())
+            return not (value is None or neutral is None or value in neutral)
+
+        return {name: value for name, value in values.items() if asks(name, value)}
 
 
 class StreamOptions(Part):
@@ -111,7 +127,7 @@ class CompletionRequest(_Request):
 class TextPart(Part):
     """A part of a message."""
 
-    neutral = {"prompt_cache_breakpoint": ANY}
+    neutral = {"prompt_cache_breakpoint": None}
     type: Literal["text"]
     text: str
 
@@ -119,7 +135,7 @@ class TextPart(Part):
 class Message(Part):
     """A message of a chat."""
 
-    neutral = {"name": ANY}
+    neutral = {"name": None}
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 

@@ -24,26 +24,21 @@ class Reply:
         """Return the reply that holds all answers, each in one piece."""
         choices = []
         for index, answer in enumerate(answers):
-            content: dict[str, Any] = {"text": answer.text}
-            if self.chat:
-                message = {"role": "assistant", "content": answer.text, "refusal": None}
-                content = {"message": message}
-            choices.append(self._choice(index, content, answer, answer.finish))
+            message = {"role": "assistant", "content": answer.text, "refusal": None}
+            content = {"message": message} if self.chat else {"text": answer.text}
+            choices.append(self._choice(index, content, answer))
         usage = self.usage(sum(answer.n_tokens for answer in answers))
         return self._object(choices, stream=False) | {"usage": usage}
 
     def first_event(self, index: int) -> dict[str, Any]:
         """Return the first part of an answer in a stream of a chat."""
         delta = {"delta": {"role": "assistant", "content": ""}}
-        return self._object([self._choice(index, delta, Piece(), None)], stream=True)
+        return self._object([self._choice(index, delta, Piece())], stream=True)
 
     def part(self, index: int, piece: Piece) -> dict[str, Any]:
         """Return a part of a stream."""
-        content: dict[str, Any] = {"text": piece.text}
-        if self.chat:
-            content = {"delta": {"content": piece.text}}
-        choice = self._choice(index, content, piece, piece.finish)
-        return self._object([choice], stream=True)
+        content = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
+        return self._object([self._choice(index, content, piece)], stream=True)
 
     def counts(self, n_tokens: int) -> dict[str, Any]:
         """Return the part of a stream that counts its tokens."""
@@ -69,13 +64,11 @@ class Reply:
             "choices": choices,
         }
 
-    def _choice(
-        self, index: int, content: dict[str, Any], piece: Piece, finish: str | None
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, content: dict[str, Any], piece: Piece) -> dict[str, Any]:
         scores = None
         if self.scored:
             scores = _chat_scores(piece.tokens) if self.chat else _scores(piece.tokens)
-        return {"index": index, **content, "logprobs": scores, "finish_reason": finish}
+        return {"index": index, **content, "logprobs": scores, "finish_reason": piece.finish}
 
 
 def _scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:

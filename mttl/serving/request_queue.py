@@ -10,10 +10,55 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
 from mttl.inference.predictor import Predictor
 from mttl.serving.answer_batch import answer_batch
-from mttl.serving.api_errors import ApiError
 from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.protocol import ApiError
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class ServerMetrics:
+    """Counters of a server; any thread may add to them."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()
+        own = {"registry": CollectorRegistry()}
+        self._registry, labels = own["registry"], ("model", "status")
+        self._requests = Counter("mttl_requests", "Requests by task and status.", labels, **own)
+        meaning = "Seconds that requests took."
+        self._seconds = Histogram("mttl_request_seconds", meaning, **own, buckets=SECONDS)
+        self.batches = Histogram("mttl_batch_answers", "Answers of a batch.", **own, buckets=ROWS)
+        meaning = "Tokens of prompts and of answers."
+        self._tokens = Counter("mttl_tokens", meaning, ("kind",), **own)
+        meaning = "Answers that wait for the model."
+        self._waiting = Gauge("mttl_waiting_answers", meaning, **own)
+
+    def add_request(self, model: str, status: int, seconds: float) -> None:
+        """Count a request that has ended; the model is empty if the request named no task."""
+        self._requests.labels(model, status).inc()
+        self._seconds.observe(seconds)
+
+    def add_tokens(self, **counts: int) -> None:
+        """Count tokens by kind."""
+        for kind, count in counts.items():
+            self._tokens.labels(kind).inc(count)
+
+    def text(self, waiting: int) -> str:
+        """Return all counters; ``waiting`` is the number of answers in the queue."""
+        self._waiting.set(waiting)
+        return generate_latest(self._registry).decode()
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +91,10 @@ class RequestQueue:
         batch_size: Largest number of answers of a batch.
         wait: Seconds that an idle model waits to form a batch.
         most: Largest number of waiting answers.
-        on_batch: Called with every batch.
         answer: Answers a batch.
+
+    Attributes:
+        metrics: Counters of the server.
     """
 
     def __init__(
@@ -56,12 +103,11 @@ class RequestQueue:
         batch_size: int,
         wait: float,
         most: int,
-        on_batch: Callable[[Sequence[GenerationRequest]], object] = lambda batch: None,
         answer: Callable[[Predictor, Sequence[GenerationRequest]], None] = answer_batch,
     ) -> None:
         self.most = most
         self._batch_size, self._wait = batch_size, wait
-        self._on_batch, self._answer = on_batch, answer
+        self._answer, self.metrics = answer, ServerMetrics()
         self._waiting: list[_Waiting] = []
         self._running: Sequence[GenerationRequest] = ()
         self._changed = threading.Condition()
@@ -116,7 +162,7 @@ class RequestQueue:
 
     def _work(self) -> None:
         while (predictor := self._take()) is not None:
-            self._on_batch(self._running)
+            self.metrics.batches.observe(len(self._running))
             try:
                 self._answer(predictor, self._running)
             except Exception:

@@ -7,9 +7,8 @@ from functools import partial
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
-from mttl.serving.api_errors import ApiError
 from mttl.serving.generation_request import GenerationRequest, Piece
-from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest, Message
+from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,19 @@ class ServedTask:
         asked = request.max_tokens
         if isinstance(request, ChatRequest):
             asked = asked or request.max_completion_tokens
-        most_tokens = asked or self.predictor.search["max_new_tokens"]
-        self._check_length(most_tokens, max(map(len, prompts)))
+        usual, decoder_only = self.predictor.search["max_new_tokens"], self.predictor.decoder_only
+        most_tokens, allowed = asked or usual, max(self.most_tokens, usual)
+        config = self.predictor.model.backbone.config
+        n_positions = getattr(config, "max_position_embeddings", None)
+        if n_positions is not None:
+            allowed = min(allowed, n_positions - max(map(len, prompts)) * decoder_only)
+        if most_tokens > allowed:
+            raise ApiError(
+                400,
+                f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
         temperature = request.temperature
         if temperature is None:  # OpenAI's default where the other is given; else the run's search
             temperature = 0.0 if request.top_p is None else 1.0
@@ -93,7 +103,7 @@ class ServedTask:
             "task_id": int(self.predictor.task_ids([self.name])),
             "most_tokens": most_tokens,
             "n_beams": n_beams,
-            "n_positions": self._n_positions if self.predictor.decoder_only else None,
+            "n_positions": n_positions if decoder_only else None,
             "temperature": temperature,
             "top_p": request.top_p or 1.0,
             "stop": tuple(request.stop),
@@ -109,24 +119,6 @@ class ServedTask:
             )
             for place, prompt in enumerate(own for own in prompts for _ in range(request.n))
         ]
-
-    @property
-    def _n_positions(self) -> int | None:
-        return getattr(self.predictor.model.backbone.config, "max_position_embeddings", None)
-
-    def _check_length(self, most_tokens: int, n_prompt: int) -> None:
-        """Refuse answers longer than the server allows, or than the model has positions for."""
-        allowed = max(self.most_tokens, self.predictor.search["max_new_tokens"])
-        if self._n_positions is not None:
-            before = n_prompt if self.predictor.decoder_only else 0
-            allowed = min(allowed, self._n_positions - before)
-        if most_tokens > allowed:
-            raise ApiError(
-                400,
-                f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
 
 
 def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:

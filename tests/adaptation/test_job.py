@@ -1,29 +1,42 @@
-"""One job: seeds, and what it reads."""
+"""One job: its settings, its start, what it reads, and seeds."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
 
 import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
-from helpers.skills import skilled
-from mttl.adaptation.few_shot import FewShotJob
-from mttl.adaptation.job import run_job, seeded
-from mttl.adaptation.settings import job_config
+from helpers.skills import skilled, spread
+from mttl.adaptation.fine_tune import best_task
+from mttl.adaptation.job import job_config, job_module, nearest_task, run_job, seeded, with_settings
+from mttl.adaptation.modes import adapted, row_starts
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.config.load import load_config
-from mttl.io.record import as_row
+from mttl.config.schema import Config
+from mttl.data.data_module import TextToTextDataModule
+from mttl.io.errors import ConfigError, MttlError
+from mttl.io.record import as_row, check
 from mttl.models.backbone import build_random, load_tokenizer
+from mttl.routing.task.c_poly import CPolyRouter
+from mttl.routing.task.fixed import AverageRouter, PrivateRouter, SharedRouter
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.prompt_router import SmearRouter
+from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
+from mttl.training.text_to_text import TextToTextModule
 
 SETTINGS = job_config(
     load_config(
         "crossfit.yaml",
         [
             *("adapt.lr=1e-2", "adapt.router_lr=1e-2", "adapt.max_steps=2", "adapt.eval_every=1"),
-            *("adapt.batch_size=4", "data.eval_batch_size=8"),
+            *("adapt.batch_size=5", "data.eval_batch_size=8"),
         ],
     ),
     {"prefix": "name", "descriptions": False, "max_input_length": 24, "max_output_length": 4},
@@ -31,13 +44,27 @@ SETTINGS = job_config(
 JOB = FewShotJob("copy", 100, 13)
 
 
-def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path: Path) -> None:
-    gym = write_gym(tmp_path)
-    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    whole = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS).result
-    (gym / "copy" / "copy_16_100_test.tsv").unlink()
+def settings(**adapt: object) -> Config:
+    """Return the settings with others in the section adapt."""
+    return SETTINGS.model_copy(update={"adapt": SETTINGS.adapt.model_copy(update=adapt)})
+
+
+def built(n_tasks: int = 3) -> tuple[SkilledModel, PreTrainedTokenizerBase]:
+    model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=n_tasks)
+    return model, load_tokenizer("byte")
+
+
+@pytest.fixture
+def gym(tmp_path: Path) -> Gym:
+    return Gym(write_gym(tmp_path))
+
+
+def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(gym: Gym) -> None:
+    own = built()
+    whole = run_job(*own, JOB, gym, SETTINGS).result
+    (gym.directory / "copy" / "copy_16_100_test.tsv").unlink()
     state = torch.get_rng_state()
-    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False).result
+    blind = run_job(*own, JOB, Gym(gym.directory), SETTINGS, score_test=False).result
     assert torch.equal(torch.get_rng_state(), state)
     assert math.isnan(blind.test)
     assert as_row(blind)["test"] is None
@@ -46,8 +73,7 @@ def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path
 
 
 @pytest.mark.parametrize("examples", [None, 0, 1, 4])
-def test_as_many_rows_are_read_as_examples_are_given(examples, tmp_path, monkeypatch) -> None:
-    gym = write_gym(tmp_path)
+def test_as_many_rows_are_read_as_examples_are_given(examples, gym, monkeypatch) -> None:
     read: dict[str, list[int]] = {"train": [], "dev": []}
 
     def listing(module: object, training: Any, development: Any, **more: Any) -> tuple:
@@ -56,22 +82,17 @@ def test_as_many_rows_are_read_as_examples_are_given(examples, tmp_path, monkeyp
         return 0, 0.5, []
 
     monkeypatch.setattr(job_file, "fine_tune", listing)
-    settings = SETTINGS.model_copy(
-        update={"adapt": SETTINGS.adapt.model_copy(update={"examples": examples})}
-    )
-    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    result = run_job(model, tokenizer, JOB, Gym(gym), settings).result
+    result = run_job(*built(), JOB, gym, settings(examples=examples)).result
     expected = (16, 5) if examples is None else (examples, examples)
     assert (len(read["train"]), len(read["dev"])) == expected
     assert math.isnan(result.dev) == (examples == 0)
     assert result.n_answers == 3  # all rows of the test
 
 
-def test_empty_answers_are_counted_where_the_test_is_not_scored(tmp_path, monkeypatch) -> None:
-    gym, tokenizer = write_gym(tmp_path), load_tokenizer("byte")
-    model = skilled(build_random("t5", TINY_T5["config"]))
+def test_empty_answers_are_counted_where_the_test_is_not_scored(gym, monkeypatch) -> None:
+    model, tokenizer = built()
     monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))
-    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False).result
+    blind = run_job(model, tokenizer, JOB, gym, SETTINGS, score_test=False).result
     assert (blind.n_empty, blind.n_answers) == (5, 5)
 
 
@@ -81,3 +102,189 @@ def test_a_seed_holds_inside_the_block_only() -> None:
         drawn = torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+
+
+def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
+    config = load_config("crossfit.yaml", ["adapt.lr=3e-3", "optim.label_smoothing=0.1"])
+    found, optim = job_config(config, {"prefix": "none"}), config.optim
+    rates = {"lr": 3e-3, "backbone_lr": 3e-3, "router_lr": 0.1}
+    assert found.optim.model_dump() == found.optim.model_dump() | rates
+    assert (found.optim.betas, found.optim.label_smoothing) == (optim.betas, 0.1)
+    assert (optim.betas, found.data.prefix) == ([0.9, 0.98], "none")
+
+
+def test_settings_change_by_name() -> None:
+    config = load_config("crossfit.yaml")
+    changed = with_settings(config, {"adapt.lr": 0.5, "data.dir": "elsewhere"})
+    assert (changed.adapt.lr, changed.data.dir) == (0.5, "elsewhere")
+    assert config.adapt.lr != 0.5
+    assert with_settings(config, {}) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
+        ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
+        ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must name each only once"),
+    ],
+)
+def test_mistakes_are_answered(values: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        with_settings(load_config("crossfit.yaml"), values)
+
+
+def test_the_precision_is_that_of_the_trainer_and_half_weights_are_refused() -> None:
+    config = with_settings(load_config("crossfit.yaml"), {"trainer.precision": "bf16-mixed"})
+    assert job_config(config, {}).trainer.precision == "bf16-mixed"
+    half = with_settings(config, {"trainer.precision": "bf16-true"})
+    with pytest.raises(ConfigError, match=r"trainer.precision \(bf16-true\) is not for adaptation"):
+        job_config(half, {})
+
+
+def few_rows(module: TextToTextModule, gym: Gym, n_at_once: int) -> TextToTextDataModule:
+    update = {"samples": [100], "batch_size": n_at_once}
+    data = SETTINGS.data.model_copy(update=update)
+    return TextToTextDataModule(gym, ["copy"], module.tokenizer, data, decoder_only=False, seed=13)
+
+
+def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
+    """PyTorch's cross-entropy of every row alone, routed as each task is."""
+    totals = []
+    for task in range(module.model.router.n_tasks):
+        total = 0.0
+        for batch in few_rows(module, gym, 1).train_dataloader():
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+            logits = module.model(torch.tensor([task]), **inputs).logits
+            total += functional.cross_entropy(
+                logits[0], inputs["labels"][0], reduction="sum"
+            ).item()
+        totals.append(total)
+    return totals
+
+
+@pytest.mark.parametrize(("seed", "n_at_once"), [(0, 1), (1, 3), (1, 100)])
+def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
+    model, tokenizer = built(6)
+    module = job_module(model, tokenizer, JOB, gym, SETTINGS)
+    spread(model.router, seed)
+    module.train()
+    found = best_task(module, few_rows(module, gym, n_at_once).train_dataloader())
+    assert module.training
+    model.eval()
+    with torch.no_grad():
+        expected = loop_over_tasks(module, gym)
+    assert found == min(range(6), key=expected.__getitem__)
+    assert len({round(total, 4) for total in expected}) == 6  # rounding decides nothing
+
+
+def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of which one part costs more than all parts of the best is not asked for another."""
+    module = job_module(*built(4), JOB, gym, SETTINGS)
+    asked = []
+
+    def nll(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None, None]:
+        asked.append(int(batch["task_ids"][0]))
+        return torch.tensor([9.0, 1.0, 3.5, 1.5][asked[-1]]), None, None
+
+    monkeypatch.setattr(module, "nll", nll)
+    batches = [{"task_ids": torch.zeros(1, dtype=torch.long)}] * 3
+    assert best_task(module, batches) == 1
+    # All once; then the best twice more, the next one until it costs more than 3, the others not.
+    assert asked == [0, 1, 2, 3, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("mode", "init"),
+    [("zero_shot", "nearest_task"), ("all", "nearest_task"), ("router_only", "best_coefficients")],
+)
+def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> None:
+    model, tokenizer = built()
+    best = nearest_task(job_module(model, tokenizer, JOB, gym, SETTINGS), JOB, gym, SETTINGS)
+    rows = []
+    whole = run_job(
+        *(model, tokenizer, JOB, gym, settings(mode=mode, init=init)),
+        tasks=["red", "green", "blue"],
+        keep=lambda outcome: rows.append(outcome.history.rows[0]),
+    ).result
+    known = model.router.matrix()[:, [best]]
+    assert whole.task == "copy"
+    assert whole.begun_as == ("red", "green", "blue")[best]
+    assert check(type(whole), as_row(whole), "", MttlError) == whole
+    assert (whole.n_trained == 0) == (mode == "zero_shot")
+    torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
+    with adapted(model, "zero_shot", init="nearest_task", rows=torch.tensor([[float(best)]])):
+        assert torch.equal(model.router.matrix(), known)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "router", "start"),
+    [
+        ("auto", {}, None, "nearest_task"),
+        ("auto", {"mode": "router_only"}, None, "mean"),
+        ("mean", {}, None, "mean"),
+        ("fresh", {}, None, "fresh"),
+        ("auto", {"mode": "zero_shot"}, None, "mean"),  # no row of the new task is read
+        ("auto", {"mode": "from_scratch"}, None, "mean"),
+        ("auto", {"mode": "average"}, None, "mean"),
+        ("auto", {"examples": 0}, None, "mean"),
+        ("auto", {}, SharedRouter(3, 3), "mean"),  # tasks have equal routing weights
+        ("auto", {}, AverageRouter(3, 3, 1, 3), "mean"),
+        ("auto", {}, PrivateRouter(3, 3), "nearest_task"),
+        ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows
+        ("auto", {}, CPolyRouter(3, 3, 1, 5), "mean"),
+        ("best_coefficients", {"mode": "router_only"}, None, "best_coefficients"),
+        (
+            "best_coefficients",
+            {"mode": "router_only"},
+            CPolyRouter(3, 3, 1, 5),
+            "best_coefficients",
+        ),
+        ("best_coefficients", {"mode": "router_only"}, SharedRouter(3, 3), "coefficients"),
+    ],
+)
+def test_a_start_is_decided_by_what_there_is(asked, given, router, start) -> None:
+    adapt = settings(**{"mode": "all", "init": asked} | given).adapt
+    router = router or PolytroponRouter(3, 3, 1, 3)
+    assert row_starts(router, adapt) == (start,)
+    if asked == "auto":  # a second start is for tasks that begin as a trained one alone
+        twice = adapt.model_copy(update={"init": "best_of_two"})
+        assert row_starts(router, twice) == (start, "mean")[: 2 if start == "nearest_task" else 1]
+
+
+@pytest.mark.parametrize("better", ["nearest_task", "mean", "neither"])
+def test_the_better_of_two_is_kept(gym: Gym, better: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores, weights and answers are those of the better start alone; of equals, the first."""
+    model, tokenizer = built()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def tuned(module: TextToTextModule, *batches: object, **more: object) -> tuple:
+        return 1, scored.pop(0), []
+
+    def adapt(init: str) -> tuple[FewShotResult, list[torch.Tensor]]:
+        rows: list[torch.Tensor] = []
+        result = run_job(
+            *(model, tokenizer, JOB, gym, settings(mode="all", init=init)),
+            tasks=["red", "green", "blue"],
+            keep=lambda _: rows.append(model.router.matrix().detach().clone()),
+        ).result
+        return result, rows
+
+    monkeypatch.setattr(job_file, "fine_tune", tuned)
+    first, second = {"nearest_task": (0.8, 0.5), "mean": (0.5, 0.8), "neither": (0.5, 0.5)}[better]
+    scored = [first, second]
+    result, rows = adapt("best_of_two")
+    scored = [max(first, second)]
+    alone, own_rows = adapt("mean" if better == "mean" else "nearest_task")
+    assert result == alone
+    assert len(rows) == 1
+    assert torch.equal(rows[0], own_rows[0])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_router_without_rows_is_refused(gym: Gym) -> None:
+    model, tokenizer = built()
+    model.router = SmearRouter(model.router.n_groups, 3, 1, 3, n_features=8)
+    with pytest.raises(ConfigError, match="SmearRouter keeps no rows of tasks; use 'mean'"):
+        run_job(model, tokenizer, JOB, gym, settings(mode="zero_shot", init="nearest_task"))

@@ -80,9 +80,9 @@ def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path
     assert mttl.adapt(run, tasks="twice", **given)
 
 
-@pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "nearest_task"), ((0.2, 0.5), "mean")])
-def test_a_model_of_best_of_two_is_the_better_one(run, scores, better, monkeypatch) -> None:
-    """Weight for weight that of a call from that start alone, whichever was adapted last."""
+def test_a_model_of_best_of_two_is_the_better_one(run, monkeypatch) -> None:
+    """Weight for weight that of a call from that start alone, though another was adapted last."""
+    scores = (0.5, 0.2)
 
     def told(*given: object, **more: object) -> tuple:
         step, _, answers = fine_tune(*given, **more)
@@ -93,7 +93,7 @@ def test_a_model_of_best_of_two_is_the_better_one(run, scores, better, monkeypat
     found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="best_of_two", **STEPS)
     assert next(count, None) is None  # both were adapted
     monkeypatch.undo()
-    alone = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init=better, **STEPS)
+    alone = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="nearest_task", **STEPS)
     assert found.result == replace(alone.result, dev=0.5)
     expected = alone.model.state_dict()
     assert found.model.state_dict().keys() == expected.keys()
@@ -202,7 +202,6 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
         ({"samples": [7]}, TaskError, "has no sample 7"),
-        ({"samples": []}, TaskError, "samples is empty; name some"),
         ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
         ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],

@@ -1,21 +1,30 @@
 """Files of finished adaptations: whole lines, one writer, one inventory."""
 
+import io
 import json
 import math
 import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic.dataclasses import dataclass
+from rich.console import Console
 
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
-from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation import shard as workers
+from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results, check_folder
+from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import save_inventory
-from mttl.io.errors import ConfigError, MttlError
+from mttl.io.errors import ConfigError, DivergedError, MttlError
+from mttl.io.record import STRICT
 from mttl.skills import SkilledModel
 
 SETTINGS = "adapt:\n  lr: 0.1\n"
@@ -146,3 +155,102 @@ def test_what_adaptation_takes_from_training_counts(tmp_path: Path) -> None:
     shared = ("trainer.precision", "trainer.gradient_clip_val")
     with pytest.raises(ConfigError, match=r"trainer.gradient_clip_val \(0.5 before, None now\)"):
         check_folder(tmp_path, elsewhere, "inventory", shared=shared)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Score:
+    job: str
+    score: float
+
+
+def test_a_second_start_reads_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    with ResumableJobs(path, Score).writing() as results:
+        results.add(Score("a", 0.5))
+    assert path.read_text() == '{"job": "a", "score": 0.5}\n'
+    assert ResumableJobs(path, Score).finished == {"a": Score("a", 0.5)}
+
+
+def test_an_error_of_the_work_is_not_taken_for_another_writer(tmp_path: Path) -> None:
+    results = ResumableJobs(tmp_path / "results.jsonl", Score)
+    with pytest.raises(BlockingIOError), results.writing():
+        raise BlockingIOError
+    results.add(Score("a", 0.5))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[1]", "\0\0", "é", "", '{"job": "a"}', '{"job": "a", "score": 1, "x": 2}'],
+)
+def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b'{"job": "a", "score": 0.5}\n' + line.encode("latin-1") + b"\n")
+    with pytest.raises(MttlError, match=r"results\.jsonl', line 2 is damaged .* Delete the line"):
+        ResumableJobs(path, Score)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_jobs_that_diverge_have_no_result_and_the_others_go_on(tmp_path: Path, kept: bool) -> None:
+    def work(job: str, on_step: Callable[[], object]) -> Score:
+        on_step()
+        if job == "b":
+            raise DivergedError("not finite")
+        return Score(job, 0.5)
+
+    path, to = tmp_path / "results.jsonl", Console(file=io.StringIO(), width=200)
+    results = ResumableJobs(path if kept else None, Score)
+    diverged = results.run("abc", work, to, doing="working", shown=lambda found: str(found.score))
+    assert set(results.finished) == {"a", "c"}
+    lines = to.file.getvalue().splitlines()
+    assert lines[1:] == ["2 of 3: b: diverged, about 0 s left", "3 of 3: c: 0.5"]
+    assert path.exists() == kept
+    with pytest.raises(DivergedError, match="1 diverged, and have no result:\nb: not finite"):
+        diverged.report()
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("shard", [Shard(), Shard(2, 2)])
+def test_each_worker_is_shown_a_gpu_of_its_own(monkeypatch, shard):
+    started = []
+
+    def start(command, *, env, **more):
+        started.append((command[-1], env.get("CUDA_VISIBLE_DEVICES")))
+        return SimpleNamespace(wait=lambda: 0, terminate=lambda: None)
+
+    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
+    workers.start_workers(3, shard, ["adapt"])
+    parts = [shard.part(number, 3) for number in (1, 2, 3)]
+    # By the number of the worker, not of the part: the second of two parts would take one GPU only.
+    assert started == [
+        (f"{part.number}/{part.n_shards}", gpu)
+        for part, gpu in zip(parts, ("0", "1", "0"), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("status", "raised"), [(2, False), (1, True), (-9, True)])
+def test_jobs_that_a_worker_reports_are_left_to_the_caller(monkeypatch, status, raised):
+    """So that what others finished is shown, and written, where some diverged."""
+    ended = SimpleNamespace(wait=lambda: status, terminate=lambda: None)
+    started = SimpleNamespace(Popen=lambda command, **more: ended, DEVNULL=None)
+    monkeypatch.setattr(workers, "subprocess", started)
+    with pytest.raises(MttlError, match="worker 1, 2 of 2") if raised else nullcontext():
+        workers.start_workers(2, Shard(), ["adapt"])
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+@pytest.mark.parametrize("n_shards", [1, 2, 3])
+def test_workers_of_parts_share_all_jobs(n_shards: int, n_workers: int) -> None:
+    jobs = [FewShotJob("a", sample, 13) for sample in range(7)]
+    for number in range(1, n_shards + 1):
+        part = Shard(number, n_shards)
+        workers = [part.part(worker, n_workers).share(jobs) for worker in range(1, n_workers + 1)]
+        shared = sorted((job for jobs in workers for job in jobs), key=lambda job: job.sample)
+        assert shared == part.share(jobs)
+    assert Shard().part(2, 3) == Shard(2, 3)

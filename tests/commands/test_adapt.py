@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -14,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from helpers.checksums import note_again
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import shard as workers
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.settings import with_settings
+from mttl.adaptation.plan import FewShotResult
 from mttl.commands import adapt
 from mttl.config.load import load_config
 
@@ -47,7 +48,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
 
     def run_job(self: Adaptation, job: object, **options: object) -> FewShotResult:
         rates = {"adapt.lr": 1e30} if next(jobs) == 0 else {}
-        return real(self.changed(with_settings(self.given, rates)), job, **options)
+        return real(replace(self, given=with_settings(self.given, rates)), job, **options)
 
     monkeypatch.setattr(Adaptation, "run_job", run_job)
     first, *others = NEW

@@ -14,7 +14,6 @@ import uvicorn
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.serving.application import Limits, Service
-from mttl.serving.metrics import ServerMetrics
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
 
@@ -52,16 +51,14 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
         most_tokens=settings.get("most_tokens", 64),
         truncate=settings.get("truncate", False),
     )
-    server_metrics = ServerMetrics()
     queue = RequestQueue(
         batch_size=settings.get("batch_size", 32),
         wait=0.005,
         most=settings.get("most", 512),
-        on_batch=lambda batch: server_metrics.add_batch(len(batch)),
         **({"answer": settings["answer"]} if "answer" in settings else {}),
     )
     limits = Limits(body=settings.get("body", 1 << 16), seconds=settings.get("seconds", 60.0))
-    service = Service(tasks, queue, limits, server_metrics, settings.get("key"))
+    service = Service(tasks, queue, limits, settings.get("key"))
     routes = settings["add_routes"](tasks) if "add_routes" in settings else lambda *given: None
     server = uvicorn.Server(uvicorn_settings(service, partial(routes, service)))
     with listen("127.0.0.1", 0) as listener:

@@ -1,13 +1,20 @@
 """Options that share a prompt score as in a loop over single tokens, for every kind of model."""
 
+import math
+
 import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from helpers.backbones import BACKBONES, fill, tiny_llama, tiny_t5
 from helpers.skills import skilled
+from mttl.config.load import load_config
+from mttl.data.collate import TrainCollator
 from mttl.inference import option_scores as scoring
+from mttl.inference.option_scorer import OptionScorer, OptionTraining
 from mttl.inference.option_scores import option_losses, option_scores
+from mttl.io.errors import ConfigError, TaskError
+from mttl.models.backbone import is_decoder_only
 from mttl.skills import SkilledModel
 
 TASKS = torch.tensor([2, 0, 2])
@@ -112,3 +119,61 @@ def test_gradients_are_those_of_repeated_prompts(make, monkeypatch) -> None:
         found.append([value.grad for value in model.parameters() if value.requires_grad])
     for own, right in zip(*found, strict=True):
         torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-5)
+
+
+# T-Few's losses against loops over rows, options and tokens that are scored one by one.
+
+BY_TASK = {0: [[3, 1], [4, 5, 6, 1], [8, 8, 1]], 2: [[9, 10, 1], [12, 1]]}
+TEXTS = {0: ["a", "b", "c"], 2: ["d", "e"]}
+ROWS = [
+    {"input_ids": [5, 6, 7], "labels": [4, 5, 6, 1], "task_id": 0},
+    {"input_ids": [9], "labels": [12, 1], "task_id": 2},
+    {"input_ids": [9, 9], "labels": [3, 1], "task_id": 0},
+]
+
+
+def of_options(**weights: float) -> OptionTraining:
+    return OptionTraining(OptionScorer(TEXTS, BY_TASK, 0, True), **weights)
+
+
+def by_loops(model) -> tuple[float, float]:
+    """Return the formulas of the paper, its constant within the logarithm that of the code."""
+    costs, choices = [], []
+    for row in ROWS:
+        means = {}
+        for option in BY_TASK[row["task_id"]]:
+            found = of_one_token_after_another(model, row["task_id"], row["input_ids"], option)
+            means[tuple(option)] = sum(found) / len(option)
+            if option != row["labels"]:
+                costs += [-math.log(1 - math.exp(value) + 0.01) for value in found]
+        total = sum(math.exp(mean) for mean in means.values())
+        choices.append(-math.log(math.exp(means[tuple(row["labels"])]) / total))
+    return sum(costs) / len(costs), sum(choices) / len(choices)
+
+
+@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
+def test_losses_are_those_of_loops(make) -> None:
+    model = skilled(make())  # in evaluation mode, so that nothing is drawn
+    batch = TrainCollator(0, 3, is_decoder_only(model.backbone))(ROWS)
+    found = of_options(unlikelihood=1.0, length_normalised=0.5).losses(model, batch)
+    unlikely, choice = by_loops(model)
+    # float32 through two blocks, and double precision in the loop's sums.
+    assert float(found["unlikelihood"]) == pytest.approx(unlikely, rel=1e-4)
+    assert float(found["length_normalised"]) == pytest.approx(0.5 * choice, rel=1e-4)
+    sum(found.values()).backward()
+    assert all(value.grad is not None for value in model.parameters() if value.requires_grad)
+    alone = of_options(unlikelihood=0.0, length_normalised=1.0).losses(model, batch)
+    assert alone.keys() == {"length_normalised"}
+
+
+def test_an_answer_that_is_no_option_is_refused() -> None:
+    model = skilled(tiny_t5())
+    batch = TrainCollator(0, 3, False)([{**ROWS[0], "labels": [7, 1]}])
+    with pytest.raises(TaskError, match=r"is none of its task's options \(a, b, c\)"):
+        of_options(unlikelihood=1.0, length_normalised=0.0).losses(model, batch)
+
+
+@pytest.mark.parametrize("setting", ["adapt.mode=zero_shot", "adapt.examples=0"])
+def test_losses_without_steps_are_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match="are losses of gradient descent, and mode 'zero_shot'"):
+        load_config("crossfit.yaml", ["adapt.unlikelihood=1", setting])

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mttl.data.prompt_form import PromptForm
-from mttl.serving.api_errors import ApiError
 from mttl.serving.protocol import (
     NEUTRAL,
+    ApiError,
     ChatRequest,
     CompletionRequest,
     StreamOptions,

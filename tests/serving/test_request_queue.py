@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mttl.serving.api_errors import ApiError
 from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.protocol import ApiError
 from mttl.serving.request_queue import RequestQueue
 
 ONE, OTHER = "one model", "another"

@@ -10,7 +10,7 @@ import mttl
 from helpers.new_tasks import train_source
 from mttl.assembly.load_tasks import load_tasks
 from mttl.routing import TaskRouter
-from mttl.serving.shared_backbone import share_backbone
+from mttl.serving.run_server import share_backbone
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
 

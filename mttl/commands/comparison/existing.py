@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.plan import FewShotResult
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
 from mttl.commands.comparison.tables import TaskScore, markdown, read_seen, spread
@@ -101,7 +101,7 @@ def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) 
             *(method, mode, seed, "unseen", *adapted),
             mean_of_known([100 * result.test for result in results]),
             fold,
-            rows=results[-1].rows or "",
+            rows=results[-1].rows,
         )
         for adapted, results in by_sample.items()
     ]

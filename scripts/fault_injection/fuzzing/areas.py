@@ -12,7 +12,7 @@ import torch
 from fuzzing import samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.resumable_jobs import ResumableJobs
-from mttl.adaptation.search import finished_trials
+from mttl.adaptation.search import finished_trials, job_results
 from mttl.analysis.explore.explore_page import explore_page
 from mttl.analysis.routing_record import read_ablation, read_record
 from mttl.assembly.build_router import read_expert_matrix
@@ -292,7 +292,9 @@ AREAS: dict[str, Area] = {
     "search trials": Area(
         "results",
         ("trials/*/*.json*",),
-        lambda folder: finished_trials(folder / "trials", samples.JOBS),
+        lambda folder: finished_trials(
+            folder / "trials", lambda trial: job_results(trial, samples.JOBS)
+        ),
     ),
     "results of jobs": Area(
         "results/trials/optim.lr=0.1", ("results.jsonl",), lambda folder: Results(folder).finished
