@@ -16,7 +16,7 @@ from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.torch_file import load_torch
-from mttl.moe.expert_parallel import (
+from mttl.moe.parallel import (
     clip_gradients,
     gather_checkpoint,
     shard_checkpoint,

@@ -47,8 +47,8 @@ def test_the_interval_is_printed_where_every_task_has_two_samples() -> None:
     assert "No interval of the mean" in caption([*rows, *seeds])
     assert "there are fewer of b" in caption([*rows, *seeds])
     assert "95 %" not in caption([*rows, *seeds])
-    alike = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
-    assert "No interval of the mean: all samples have equal scores" in caption(alike)
+    same = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
+    assert "No interval of the mean: all samples have equal scores" in caption(same)
 
 
 def test_tasks_without_any_answer_are_named() -> None:
