@@ -10,7 +10,7 @@ from mttl.babyai.demonstration_loader import DemonstrationBatch
 from mttl.babyai.rl.losses import imitation_loss, ppo_loss
 from mttl.babyai.rl.sequences import EpisodeSequences
 from mttl.checkpoints.run_callbacks import not_finite
-from mttl.config.babyai_schema import Ppo
+from mttl.config.babyai_schema import Rl
 from mttl.config.optim_schema import Optim
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
@@ -25,9 +25,9 @@ class PolicyModule(ResumableModule):
     model: ComposedModel
     task_ids: Tensor
 
-    def __init__(self, model: ComposedModel, levels: Sequence[str], optim: Optim) -> None:
+    def __init__(self, model: ComposedModel, levels: Sequence[str], optim: Optim, rl: Rl) -> None:
         super().__init__(model, optim)
-        self.levels = tuple(levels)
+        self.levels, self.rl = tuple(levels), rl
         self.register_buffer("task_ids", torch.arange(len(self.levels)), persistent=False)
         # Sums over the batches of an epoch: logging each of them costs more than a step.
         self._sums: dict[str, Tensor] = {}
@@ -82,12 +82,6 @@ class PolicyModule(ResumableModule):
 class PpoModule(PolicyModule):
     """Trains the policies of all levels from rewards, on minibatches of rollouts."""
 
-    def __init__(
-        self, model: ComposedModel, levels: Sequence[str], optim: Optim, weights: Ppo
-    ) -> None:
-        super().__init__(model, levels, optim)
-        self.weights = weights
-
     def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, with the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
@@ -99,9 +93,7 @@ class PpoModule(PolicyModule):
             batch.values,
             batch.advantages,
             batch.returns,
-            clip=self.weights.clip,
-            value_coef=self.weights.value_coef,
-            entropy_coef=self.weights.entropy_coef,
+            **self.rl.ppo.model_dump(include={"clip", "value_coef", "entropy_coef"}),
         )
         return self.total_loss(loss, statistics)
 
@@ -114,29 +106,15 @@ class ImitationModule(PolicyModule):
     The critic learns nothing.
     """
 
-    def __init__(
-        self,
-        model: ComposedModel,
-        levels: Sequence[str],
-        optim: Optim,
-        *,
-        recurrence: int,
-        entropy_coef: float,
-    ) -> None:
-        super().__init__(model, levels, optim)
-        self.recurrence = recurrence
-        self.entropy_coef = entropy_coef
-
     def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
         """Return the loss of a batch, with the router's prior."""
         logits, values = self._follow(batch)
-        losses, statistics = [], []
-        for of_level in zip(logits, batch.actions, batch.mask, strict=True):
-            loss, found = imitation_loss(*of_level, entropy_coef=self.entropy_coef)
-            losses.append(loss)
-            statistics.append(found)
+        of_levels = zip(logits, batch.actions, batch.mask, strict=True)
+        weight = self.rl.imitation.entropy_coef
+        found = (imitation_loss(*own, entropy_coef=weight) for own in of_levels)
+        losses, statistics = zip(*found, strict=True)
         noted = {name: torch.stack([own[name] for own in statistics]) for name in statistics[0]}
-        means = {name: of_levels.mean() for name, of_levels in noted.items()}
+        means = {name: values_of.mean() for name, values_of in noted.items()}
         own = {f"accuracy/{level}": noted["accuracy"][n] for n, level in enumerate(self.levels)}
         # The critic is given gradients of zero: parameters without any stop several processes.
         return self.total_loss(torch.stack(losses).mean() + 0.0 * values.sum(), means | own)
@@ -150,7 +128,8 @@ class ImitationModule(PolicyModule):
         memory = torch.zeros(n_tasks, n_episodes, 2 * memory_size, device=self.device)
         parameters = self.model.task_parameters(self.task_ids)
         logits, values = [], []
-        frames = (x.split(self.recurrence, dim=1) for x in (batch.images, index, begins))
+        recurrence = self.rl.ppo.recurrence
+        frames = (x.split(recurrence, dim=1) for x in (batch.images, index, begins))
         for images, own, none in zip(*frames, strict=True):
             out, value, memory = self.model.run(
                 parameters, images, batch.missions, own, memory.detach(), none

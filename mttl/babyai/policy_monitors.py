@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mttl.babyai.policy_module import ImitationModule
 from mttl.babyai.rl.learning_curve import ROUNDING, EpisodeLog
+from mttl.config.babyai_schema import Rl
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
 ROLLOUTS = 10  # over which a success rate is averaged
@@ -42,11 +43,10 @@ class ImitationMonitor(LineMonitor):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the line."""
         assert isinstance(pl_module, ImitationModule)
-        means, n_passes = pl_module.means(), trainer.current_epoch + 1
+        means = pl_module.means()
         rates = {level: float(means[f"accuracy/{level}"]) for level in pl_module.levels}
-        self.print_if_due(
-            trainer, f"pass {n_passes}; actions as demonstrated (%): {percentages(rates)}"
-        )
+        line = f"pass {trainer.current_epoch + 1}; actions as demonstrated (%): "
+        self.print_if_due(trainer, line + percentages(rates))
 
 
 class EpisodeMonitor(LineMonitor):
@@ -56,34 +56,27 @@ class EpisodeMonitor(LineMonitor):
     nothing.
     """
 
-    def __init__(
-        self, log: EpisodeLog, *, success_rate: float, stop_when_solved: bool, console: Console
-    ) -> None:
+    def __init__(self, log: EpisodeLog, rl: Rl, console: Console) -> None:
         super().__init__(console)
-        self.counts = log
-        self.success_rate = success_rate
-        self.stop_when_solved = stop_when_solved
+        self.counts, self.rl = log, rl
         self._rates: list[list[float]] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log a row, print it if the last line was long ago, and stop if asked to."""
         row = self.row(trainer)
+        known = {name: value for name, value in row.items() if not math.isnan(value)}
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {name: value for name, value in row.items() if not math.isnan(value)},
-                trainer.global_step,
-            )
+            logger.log_metrics(known, trainer.global_step)
         rates = {level: row[f"success/{level}"] for level in self.counts.levels}
         self._rates = [*self._rates, [*rates.values()]][-ROLLOUTS:]
         lately = np.array(self._rates).mean(0)
-        solved = len(self._rates) == ROLLOUTS and all(lately >= self.success_rate - ROUNDING)
-        if self.stop_when_solved and solved:
-            trainer.should_stop = True
+        solved = len(self._rates) == ROLLOUTS and all(lately >= self.rl.success_rate - ROUNDING)
+        trainer.should_stop |= self.rl.stop_when_solved and solved
         counts = f"{row['frames']:,.0f} frames, {row['episodes']:,.0f} episodes"
         printed = self.print_if_due(trainer, f"{counts}; success: {percentages(rates)}")
         if printed and trainer.should_stop and solved:
             self.console.print(
-                f"Every level succeeds in {self.success_rate:.0%} of its last "
+                f"Every level succeeds in {self.rl.success_rate:.0%} of its last "
                 f"{self.counts.window} episodes: training ends."
             )
 
@@ -91,10 +84,9 @@ class EpisodeMonitor(LineMonitor):
         """Return the row of all processes: counts are added up, rates averaged."""
         row = self.counts.row()
         if trainer.world_size > 1:
+            strategy = trainer.strategy
             values = torch.tensor(list(row.values()), dtype=torch.float64)
-            values = trainer.strategy.reduce(
-                values.to(trainer.strategy.root_device), reduce_op="mean"
-            )
+            values = strategy.reduce(values.to(strategy.root_device), reduce_op="mean")
             row = dict(zip(row, torch.as_tensor(values).tolist(), strict=True))
             for count in ("episodes", "frames"):
                 row[count] *= trainer.world_size

@@ -108,10 +108,7 @@ class RolloutCollector:
         _, next_values = agent(self.seen, self.begins)
         rollout = stack_steps(steps, settings.recurrence)
         advantages = generalised_advantages(
-            rollout.rewards,
-            rollout.values,
-            rollout.ends,
-            next_values,
+            *(rollout.rewards, rollout.values, rollout.ends, next_values),
             discount=settings.discount,
             decay=settings.gae_lambda,
         )
@@ -183,8 +180,7 @@ class RolloutLoader:
         collector: Plays.
         settings: Of the rollout and its minibatches.
         seed: Of the order of sequences.
-        arithmetic: Gives the context to play in. It must be that of learning, or the policy that
-            learns would be another one than the policy that played.
+        arithmetic: Gives the context to play in: that of learning, so that the policy is the same.
 
     Attributes:
         before_batch: As in `mttl.data.loader.ResumableLoader`.
@@ -217,12 +213,8 @@ class RolloutLoader:
                 self._sequences, self._next = self.collector.play(self.settings), 0
             self._order = self.generator.get_state()
         self.generator.set_state(self._order)
-        batches = minibatches(
-            self._sequences,
-            n_minibatches=self.settings.n_minibatches,
-            n_epochs=self.settings.n_epochs,
-            generator=self.generator,
-        )
+        numbers = self.settings.model_dump(include={"n_minibatches", "n_epochs"})
+        batches = minibatches(self._sequences, generator=self.generator, **numbers)
         for number, batch in islice(enumerate(batches), self._next, None):
             self.before_batch()
             self._next = number + 1

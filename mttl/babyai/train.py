@@ -73,11 +73,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     trainer = build_policy_trainer(
-        config,
-        folder,
-        levels,
-        model.inventory.groups,
-        learning.monitor,
+        *(config, folder, levels, model.inventory.groups, learning.monitor),
         every_n_steps=learning.every_n_steps,
         resumed_step=step,
     )
@@ -145,14 +141,9 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
         finally:
             environments.close()
 
-    monitor = EpisodeMonitor(
-        log,
-        success_rate=rl.success_rate,
-        stop_when_solved=rl.stop_when_solved,
-        console=Console(stderr=True),
-    )
+    monitor = EpisodeMonitor(log, rl, Console(stderr=True))
     every_n_steps = ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches
-    module = PpoModule(model, levels, config.optim, rl.ppo)
+    module = PpoModule(model, levels, config.optim, rl)
     return Learning(module, monitor, every_n_steps, open_data)
 
 
@@ -162,13 +153,7 @@ def _from_demonstrations(
     rl = config.rl
     assert rl.demonstrations is not None
     record = read_demonstrations(rl.demonstrations, levels)
-    module = ImitationModule(
-        model,
-        levels,
-        config.optim,
-        recurrence=rl.ppo.recurrence,
-        entropy_coef=rl.imitation.entropy_coef,
-    )
+    module = ImitationModule(model, levels, config.optim, rl)
 
     def open_data(trainer: pl.Trainer) -> AbstractContextManager[PolicyData]:
         ranks = {"rank": trainer.global_rank, "n_ranks": trainer.world_size}

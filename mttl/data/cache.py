@@ -55,7 +55,9 @@ def cached(build: Build, features: Features, key: str, cache_dir: str | Path) ->
     try:
         if not place.exists():
             _keep(build, features, place)
-        about = (place / _ABOUT).read_text(encoding="utf-8")
+        size, _, about = (place / _ABOUT).read_text(encoding="utf-8").partition("\n")
+        if size != str((place / _ROWS).stat().st_size):  # Arrow reads a part as a table, too
+            raise OSError("it was cut short: remove it")
         info = DatasetInfo(features=features, description=about)
         return Dataset.from_file(str(place / _ROWS), info=info)
     except (OSError, pa.ArrowInvalid) as error:
@@ -69,7 +71,8 @@ def _keep(build: Build, features: Features, place: Path) -> None:
         with new_folder(place) as building:
             with pa.ipc.new_stream(str(building / _ROWS), schema) as stream:
                 about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
-            (building / _ABOUT).write_text(about, encoding="utf-8")
+            size = (building / _ROWS).stat().st_size
+            (building / _ABOUT).write_text(f"{size}\n{about}", encoding="utf-8")
     except OSError:
         # Where another process was first, its rows are this one's equal.
         if not place.exists():

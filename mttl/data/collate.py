@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from mttl.routing.token.masks import IGNORED
@@ -26,13 +27,9 @@ from mttl.routing.token.masks import IGNORED
 
 @dataclass(frozen=True)
 class TrainCollator:
-    """Makes {input_ids, attention_mask, labels, task_ids} of a list of prepared rows.
-
-    Task ids are range-checked here, once and on the CPU, so that no layer has to.
-    """
+    """Makes {input_ids, attention_mask, labels, task_ids} of a list of prepared rows."""
 
     pad_id: int
-    n_tasks: int
     decoder_only: bool
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -46,7 +43,7 @@ class TrainCollator:
         return {
             **padded_inputs(inputs, self.pad_id),
             "labels": pad(labels, IGNORED),
-            "task_ids": checked_task_ids([row["task_id"] for row in rows], self.n_tasks),
+            "task_ids": torch.tensor([row["task_id"] for row in rows]),
         }
 
     def n_targets(self, batch: Mapping[str, Any]) -> int:
@@ -72,31 +69,19 @@ class EvalCollator(TrainCollator):
         shown: Sequence[Mapping[str, Any]] = rows
         if not rows:
             shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
-        batch = super().__call__(shown)
         prompts = [row["input_ids"] for row in shown]
-        batch["generation_inputs"] = (
-            padded_inputs(prompts, self.pad_id, left=True)
-            if self.decoder_only
-            else {key: batch[key] for key in ("input_ids", "attention_mask")}
-        )
-        batch["references"] = [list(row["references"]) for row in rows]
-        batch["inputs"] = [row["input"] for row in rows]
-        batch["samples"] = [row["sample"] for row in rows]
-        batch["rows"] = [row["row"] for row in rows]
-        return batch
+        return {
+            **super().__call__(shown),
+            "generation_inputs": padded_inputs(prompts, self.pad_id, left=self.decoder_only),
+            "references": [list(row["references"]) for row in rows],
+            **{f"{name}s": [row[name] for row in rows] for name in ("input", "sample", "row")},
+        }
 
 
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id to pad with: the tokenizer's own, else its end token's."""
     token_id: Any = tokenizer.pad_token_id
     return int(tokenizer.eos_token_id if token_id is None else token_id)  # pyright: ignore
-
-
-def checked_task_ids(task_ids: Sequence[int], n_tasks: int) -> Int[Tensor, "B"]:
-    """Return the ids as a tensor; one outside [0, n_tasks) is a ValueError."""
-    if outside := [task_id for task_id in task_ids if not 0 <= task_id < n_tasks]:
-        raise ValueError(f"task id {outside[0]} is out of range [0, {n_tasks})")
-    return torch.tensor(task_ids, dtype=torch.long)
 
 
 def padded_inputs(
@@ -109,9 +94,6 @@ def padded_inputs(
 
 def pad(sequences: Sequence[Sequence[int]], value: int, left: bool = False) -> Int[Tensor, "B L"]:
     """Fill all sequences up to the longest, on the right or on the left."""
-    longest = max(len(sequence) for sequence in sequences)
-    filled = []
-    for sequence in sequences:
-        filling = [value] * (longest - len(sequence))
-        filled.append([*filling, *sequence] if left else [*sequence, *filling])
-    return torch.tensor(filled, dtype=torch.long)
+    rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+    side = "left" if left else "right"
+    return pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)

@@ -21,7 +21,7 @@ from mttl.data.loader import ResumableLoader
 from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
-from mttl.data.samplers import TaskBatchSampler, drawing, evaluation_batches
+from mttl.data.samplers import TaskBatchSampler, evaluation_batches
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.tasks.folder import Gym
 
@@ -108,7 +108,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             "length_window": data.length_window,
             "seed": self.seed,
             **self._place,
-            **drawing(data.sampler.kind, data.sampler.temperature or 2.0),
+            "kind": data.sampler.kind,
+            "temperature": data.sampler.temperature or 2.0,
         }
         task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
         stacks = (prompts + answers)[:, None]
@@ -135,8 +136,8 @@ class TextToTextDataModule(pl.LightningDataModule):
                 *(len(batches), min(n_rows), max(n_rows)),
                 100 * padding_share(batches, stacks, packed),
             )
-        sizes = pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only
-        collate = TrainCollator(*sizes) if packed is None else PackedCollator(*sizes, packed)
+        form = pad_id_of(self.tokenizer), self.decoder_only
+        collate = TrainCollator(*form) if packed is None else PackedCollator(*form, packed)
         counted: dict[str, Any] = {}
         if n_parts > 1 or data.global_batch_size is not None:
             counted = {"n_targets": collate.n_targets, "n_parts": n_parts}
@@ -167,7 +168,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             batch_size=self.data.eval_batch_size,
             **self._place,
         )
-        collate = EvalCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
+        collate = EvalCollator(pad_id_of(self.tokenizer), self.decoder_only)
         # Its own generator: a loader draws seeds for workers, kept ones only once, and training has
         # to go on with the same noise whether it validated in this process or in an earlier one.
         generator = torch.Generator().manual_seed(self.seed)

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mttl.data.collate import TrainCollator, checked_task_ids, pad
+import torch
+
+from mttl.data.collate import TrainCollator, pad, padded_inputs
 from mttl.routing.token.masks import IGNORED
 
 
@@ -59,27 +61,19 @@ class PackedCollator(TrainCollator):
         tokens = [[*row["input_ids"], *row["labels"]] for row in rows]
         packed = PackedSequences.of(map(len, tokens), self.packed_length)
         longest = max(sum(len(tokens[row]) for row in sequence) for sequence in packed)
+        targets = [[*[IGNORED] * len(row["input_ids"]), *row["labels"]] for row in rows]
         ids, labels, positions, segments = [], [], [], []
         for sequence in packed:
             ids.append([token for row in sequence for token in tokens[row]])
             positions.append([place for row in sequence for place in range(len(tokens[row]))])
-            answers = (rows[row]["labels"] for row in sequence)
-            prompts = (len(rows[row]["input_ids"]) for row in sequence)
-            labels.append(
-                [
-                    label
-                    for n_prompt, answer in zip(prompts, answers, strict=True)
-                    for label in (*[IGNORED] * n_prompt, *answer)
-                ]
-            )
+            labels.append([label for row in sequence for label in targets[row]])
             segments += [len(tokens[row]) for row in sequence]
             segments[-1] += longest - len(ids[-1])
         task_ids = [rows[row]["task_id"] for sequence in packed for row in sequence]
         return {
-            "input_ids": pad(ids, self.pad_id),
-            "attention_mask": pad([[1] * len(sequence) for sequence in ids], 0),
+            **padded_inputs(ids, self.pad_id),
             "position_ids": pad(positions, 0),
             "labels": pad(labels, IGNORED),
-            "task_ids": checked_task_ids(task_ids, self.n_tasks),
+            "task_ids": torch.tensor(task_ids),
             "segments": segments,
         }

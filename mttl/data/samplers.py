@@ -33,8 +33,6 @@ from torch.utils.data import Sampler
 
 from mttl.io.errors import CheckpointError
 
-KINDS = ("proportional", "uniform", "temperature", "homogeneous")
-
 
 class TaskBatchSampler(Sampler[list[int]]):
     """Yields the batches of one process from its position to the end of the epoch.
@@ -45,9 +43,8 @@ class TaskBatchSampler(Sampler[list[int]]):
     Args:
         task_ids: The task of every row.
         batch_size: Rows per batch and process.
-        temperature: Draws tasks with p ∝ n^(1/temperature), `math.inf` being uniform. None takes
-            every row once per epoch (or, with ``homogeneous``, draws by size).
-        homogeneous: Fill each global batch from one task.
+        kind: One of the four.
+        temperature: Of the kind `temperature`.
         seed: Of the plan; the same on all ranks.
         rank: This process.
         world_size: Number of processes.
@@ -63,8 +60,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         task_ids: Sequence[int] | np.ndarray,
         *,
         batch_size: int,
-        temperature: float | None = None,
-        homogeneous: bool = False,
+        kind: str = "proportional",
+        temperature: float = 1.0,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -79,14 +76,12 @@ class TaskBatchSampler(Sampler[list[int]]):
         self.n_parts = n_parts
         self.global_batch_size = global_batch_size or batch_size * world_size * n_parts
         self.n_rows = ids.size
-        self.rank, self.world_size, self.seed = rank, world_size, seed
-        self.homogeneous = homogeneous
+        self.rank, self.world_size, self.seed, self.kind = rank, world_size, seed, kind
         self.tasks, sizes = np.unique(ids, return_counts=True)
         self.rows_of_task = [np.flatnonzero(ids == task) for task in self.tasks]
+        exponents = {"uniform": math.inf, "temperature": temperature, "homogeneous": 1.0}
         self.probabilities = (
-            None
-            if temperature is None and not homogeneous
-            else task_probabilities(sizes, 1.0 if temperature is None else temperature)
+            None if kind == "proportional" else task_probabilities(sizes, exponents[kind])
         )
         # Ranks without a row of the last batch repeat one: every rank must take every step.
         self.n_steps = math.ceil(self.n_rows / self.global_batch_size)
@@ -129,7 +124,7 @@ class TaskBatchSampler(Sampler[list[int]]):
     def _drawn(self, rng: np.random.Generator) -> np.ndarray:
         if self.probabilities is None:
             return rng.permutation(self.n_rows)
-        if self.homogeneous:
+        if self.kind == "homogeneous":
             tasks = rng.choice(len(self.tasks), size=self.n_steps, p=self.probabilities)
             tasks = np.repeat(tasks, self.global_batch_size)
         else:
@@ -192,7 +187,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             "global_batch_size": self.global_batch_size,
             "n_batches": self.n_steps,
             "seed": self.seed,
-            "homogeneous": self.homogeneous,
+            "kind": self.kind,
             "length_window": self.length_window,
             "probabilities": None
             if self.probabilities is None
@@ -205,21 +200,6 @@ def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) ->
     scores = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
-
-
-def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the arguments of a sampler by which tasks are drawn.
-
-    Args:
-        kind: One of `KINDS`.
-        temperature: Of the kind `temperature`.
-    """
-    return {
-        "proportional": {},
-        "uniform": {"temperature": math.inf},
-        "temperature": {"temperature": temperature},
-        "homogeneous": {"homogeneous": True},
-    }[kind]
 
 
 def evaluation_batches(

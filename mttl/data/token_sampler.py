@@ -38,7 +38,7 @@ class TokenBatchSampler(TaskBatchSampler):
         batch_size: The most rows of it.
         packed_length: The most tokens of a sequence of several rows; None gives each its own.
         length_window: Sort the rows of about so many batches by length; 0 leaves them as drawn.
-        options: As for `TaskBatchSampler`: temperature, seed, rank and world size.
+        options: As for `TaskBatchSampler`: kind, temperature, seed, rank and world size.
     """
 
     def __init__(

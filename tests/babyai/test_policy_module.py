@@ -17,6 +17,7 @@ from mttl.babyai.policy import Policy
 from mttl.babyai.policy_module import ImitationModule
 from mttl.babyai.policy_monitors import ImitationMonitor
 from mttl.babyai.rollouts import PolicyData
+from mttl.config.babyai_schema import Rl
 from mttl.config.optim_schema import Adam
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
@@ -41,18 +42,14 @@ LEVELS = [make_level(0, longest=4), make_level(1, longest=9)]
 CHOSEN = np.array([[0, 5, 3], [1, 4, 2]])
 
 
-def make_module(recurrence: int = 3, entropy_coef: float = 0.0) -> ImitationModule:
+def make_module(recurrence: int = 3) -> ImitationModule:
     torch.manual_seed(0)
     base = Policy(6, n_channels=4, memory_size=4, instruction_size=4, word_size=4, hidden_size=4)
     inventory = ModuleInventory(base, 2, kind="dense")
     router = PolytroponRouter(inventory.n_groups, len(NAMES), 1, 2, relaxed=False)
-    return ImitationModule(
-        ComposedModel(base, inventory, router),
-        NAMES,
-        OPTIMIZATION,
-        recurrence=recurrence,
-        entropy_coef=entropy_coef,
-    )
+    ppo = {"recurrence": recurrence, "n_steps": recurrence}
+    rl = Rl.model_validate({"levels": [*NAMES], "ppo": ppo, "imitation": {"entropy_coef": 0.0}})
+    return ImitationModule(ComposedModel(base, inventory, router), NAMES, OPTIMIZATION, rl)
 
 
 def plain_loss(module: ImitationModule) -> torch.Tensor:
@@ -69,7 +66,7 @@ def plain_loss(module: ImitationModule) -> torch.Tensor:
             missions = torch.from_numpy(level.missions[episode : episode + 1])
             for step in range(level.lengths[episode]):
                 frame = starts[episode] + step
-                if step % module.recurrence == 0:
+                if step % module.rl.ppo.recurrence == 0:
                     memory = memory.detach()
                 logits, _, memory = functional_call(
                     model.base,

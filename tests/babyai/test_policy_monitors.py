@@ -10,6 +10,7 @@ from rich.console import Console
 
 from mttl.babyai.policy_monitors import EpisodeMonitor, percentages
 from mttl.babyai.rl.learning_curve import EpisodeLog
+from mttl.config.babyai_schema import Rl
 
 
 def trainer(**changed: Any) -> Any:
@@ -35,9 +36,8 @@ def play(log: EpisodeLog, *won: bool) -> None:
 
 def test_training_ends_once_every_level_was_solved_in_ten_rollouts() -> None:
     log, text = EpisodeLog(["A", "B"], 2), io.StringIO()
-    monitor = EpisodeMonitor(
-        log, success_rate=0.96, stop_when_solved=True, console=Console(file=text, width=120)
-    )
+    rl = Rl(levels=["A", "B"], success_rate=0.96, stop_when_solved=True)
+    monitor = EpisodeMonitor(log, rl, Console(file=text, width=120))
     run = trainer()
     for number in range(12):
         play(log, True, number > 0)
@@ -53,9 +53,7 @@ def test_rows_leave_out_what_is_not_known_yet() -> None:
     log, run = EpisodeLog(["A", "B"], 1), trainer()
     ended = np.array([[True], [False]])
     log.update(ended, ended & False, ended.astype(np.float32), np.ones((2, 1), int))
-    monitor = EpisodeMonitor(
-        log, success_rate=1.0, stop_when_solved=True, console=Console(quiet=True)
-    )
+    monitor = EpisodeMonitor(log, Rl(levels=["A", "B"]), Console(quiet=True))
     monitor.on_train_epoch_end(run, None)  # type: ignore[arg-type]
     (row,) = run.loggers[0].rows
     assert row["success/A"] == 1.0
@@ -71,9 +69,7 @@ def test_counts_of_several_processes_are_added_up() -> None:
     log = EpisodeLog(["A"], 1)
     play(log, True)
     strategy = SimpleNamespace(root_device="cpu", reduce=lambda values, reduce_op: values / 2)
-    monitor = EpisodeMonitor(
-        log, success_rate=1.0, stop_when_solved=False, console=Console(quiet=True)
-    )
+    monitor = EpisodeMonitor(log, Rl(levels=["A"]), Console(quiet=True))
     row = monitor.row(trainer(world_size=2, strategy=strategy))
     assert (row["episodes"], row["frames"]) == (1.0, 1.0)
     assert row["success/A"] == pytest.approx(0.5)

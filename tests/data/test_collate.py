@@ -15,7 +15,7 @@ ROWS = [row([5, 6, 7], [8, 1], task_id=2), row([9], [4, 3, 1], task_id=0)]
 
 
 def test_encoder_decoder_training_batch():
-    batch = TrainCollator(PAD, 3, decoder_only=False)(ROWS)
+    batch = TrainCollator(PAD, decoder_only=False)(ROWS)
     assert set(batch) == {"input_ids", "attention_mask", "labels", "task_ids"}
     assert batch["input_ids"].tolist() == [[5, 6, 7], [9, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -27,7 +27,7 @@ def test_encoder_decoder_training_batch():
 
 
 def test_decoder_only_loss_is_on_the_answer_only():
-    batch = TrainCollator(PAD, 3, decoder_only=True)(ROWS)
+    batch = TrainCollator(PAD, decoder_only=True)(ROWS)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1], [9, 4, 3, 1, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     assert batch["labels"].tolist() == [[-100, -100, -100, 8, 1], [-100, 4, 3, 1, -100]]
@@ -35,14 +35,14 @@ def test_decoder_only_loss_is_on_the_answer_only():
 
 def test_the_mask_follows_lengths_where_padding_is_the_end_token():
     end = 1
-    batch = TrainCollator(end, 3, decoder_only=True)(ROWS)
+    batch = TrainCollator(end, decoder_only=True)(ROWS)
     assert batch["input_ids"].tolist()[1] == [9, 4, 3, 1, 1]
     assert batch["attention_mask"].tolist()[1] == [1, 1, 1, 1, 0]
     assert batch["labels"].tolist()[1] == [-100, 4, 3, 1, -100]
 
 
 def test_decoder_only_generation_pads_prompts_on_the_left():
-    batch = EvalCollator(PAD, 3, decoder_only=True)(ROWS)
+    batch = EvalCollator(PAD, decoder_only=True)(ROWS)
     generation = batch["generation_inputs"]
     assert generation["input_ids"].tolist() == [[5, 6, 7], [0, 0, 9]]
     assert generation["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
@@ -51,7 +51,7 @@ def test_decoder_only_generation_pads_prompts_on_the_left():
 
 
 def test_encoder_decoder_generation_uses_the_encoder_input():
-    batch = EvalCollator(PAD, 3, decoder_only=False)(ROWS)
+    batch = EvalCollator(PAD, decoder_only=False)(ROWS)
     assert set(batch["generation_inputs"]) == {"input_ids", "attention_mask"}
     assert torch.equal(batch["generation_inputs"]["input_ids"], batch["input_ids"])
     assert batch["references"] == [["x", "y"], ["x", "y"]]
@@ -62,17 +62,11 @@ def test_encoder_decoder_generation_uses_the_encoder_input():
 
 @pytest.mark.parametrize("decoder_only", [False, True])
 def test_a_batch_without_rows_has_one_that_nobody_asked_for(decoder_only):
-    batch = EvalCollator(PAD, 3, decoder_only)([])
+    batch = EvalCollator(PAD, decoder_only)([])
     assert batch["task_ids"].tolist() == [0]
     assert batch["generation_inputs"]["input_ids"].tolist() == [[PAD]]
     assert (batch["labels"] != -100).sum() == 1
     assert not any(batch[name] for name in ("references", "inputs", "samples", "rows"))
-
-
-@pytest.mark.parametrize("task_id", [-1, 3])
-def test_task_ids_out_of_range(task_id):
-    with pytest.raises(ValueError, match=rf"task id {task_id} is out of range \[0, 3\)"):
-        TrainCollator(PAD, 3, decoder_only=False)([row([1], [1], task_id=task_id)])
 
 
 def test_a_tokenizer_without_a_padding_token_pads_with_its_end(byte_tokenizer, gpt_like_tokenizer):

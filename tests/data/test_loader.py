@@ -52,7 +52,7 @@ class Answers(Dataset):
 
 
 def test_batches_of_a_step_know_its_tokens_and_fillers_have_none():
-    collate = TrainCollator(pad_id=0, n_tasks=1, decoder_only=False)
+    collate = TrainCollator(pad_id=0, decoder_only=False)
     sampler = TaskBatchSampler(
         [0] * 5,
         **{"batch_size": 1, "seed": 0, "global_batch_size": 4, "n_parts": 4},

@@ -27,7 +27,7 @@ ROWS = [
 
 
 def test_rows_follow_one_another():
-    batch = PackedCollator(0, 3, True, packed_length=9)(ROWS)
+    batch = PackedCollator(0, True, packed_length=9)(ROWS)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1, 9, 10, 1], [11, 12, 13, 1, 0, 0, 0, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 0, 0, 0, 0]]
     assert batch["labels"].tolist() == [
@@ -45,8 +45,8 @@ def test_a_packed_batch_holds_the_rows_of_a_padded_one(lengths, packed_length):
         {"input_ids": [3] * (n - n // 2), "labels": [row + 4] * (n // 2), "task_id": row}
         for row, n in enumerate(lengths)
     ]
-    batch = PackedCollator(0, len(rows), True, packed_length=packed_length)(rows)
-    padded = TrainCollator(0, len(rows), True)(rows)
+    batch = PackedCollator(0, True, packed_length=packed_length)(rows)
+    padded = TrainCollator(0, True)(rows)
     assert batch["input_ids"].shape[1] <= packed_length
     assert sum(batch["segments"]) == batch["input_ids"].numel()
     assert batch["attention_mask"].sum() == padded["attention_mask"].sum()

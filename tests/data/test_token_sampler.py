@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mttl.data.packing import PackedSequences
-from mttl.data.samplers import TaskBatchSampler, drawing
+from mttl.data.samplers import TaskBatchSampler
 from mttl.data.token_sampler import TokenBatchSampler
 from mttl.io.errors import CheckpointError
 
@@ -20,9 +20,8 @@ def sampler(rows, *, stacks=2, packed_length=None, kind="proportional", **option
     sizes = sizes if stacks == 2 else sizes.sum(1, keepdims=True)
     task_ids = np.arange(len(rows)) % 3
     settings = {"token_budget": BUDGET, "batch_size": MOST_ROWS, "seed": 3, **options}
-    return TokenBatchSampler(
-        task_ids, sizes=sizes, packed_length=packed_length, **settings, **drawing(kind, 2.0)
-    )
+    settings |= {"kind": kind, "temperature": 2.0, "packed_length": packed_length}
+    return TokenBatchSampler(task_ids, sizes=sizes, **settings)
 
 
 def cost(own, packed_length=None):

@@ -120,7 +120,7 @@ def test_answers_come_in_the_order_of_tasks_and_rows_and_only_once() -> None:
     loader = DataLoader(
         rows,  # type: ignore[arg-type]
         batch_sampler=[[4, 0], [3], [2, 1]],
-        collate_fn=EvalCollator(0, 3, False),
+        collate_fn=EvalCollator(0, False),
     )
     for _ in range(2):  # the second time, the answers of the first are gone
         found = predict(trainer, module, loader)
