@@ -44,7 +44,7 @@ def record_demonstrations(
         n_episodes: Demonstrations of each level.
         seed: Of the record; seeds of episodes are training seeds (see `envs.interface.slot_seed`).
         n_workers: Processes that play; with 0 this one does.
-        progress: Called with a level and the number of its demonstrations, after each of them.
+        progress: Called with a level and the number of its demonstrations so far.
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none, or the bot failed
@@ -56,8 +56,7 @@ def record_demonstrations(
     record = []
     try:
         for _ in range(n_workers):
-            name = "a worker that plays the bot"
-            workers.append(WorkerProcess("envs.demonstrations:attempt", name))
+            workers.append(WorkerProcess("envs.demonstrations:attempt", "a worker with the bot"))
         for level in levels:
             seeds = (slot_seed(seed, level, number) for number in count())
             attempts = _attempts(level, seeds, workers)

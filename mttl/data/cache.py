@@ -1,8 +1,7 @@
 """A cache of rows on disk; an entry is written whole or not at all.
 
-Rows are written as they are made, a piece at a time, and read where they lie: an Arrow file is
-mapped into memory, and its pages belong to the system, which takes them back when it needs room. So
-neither making nor reading rows takes more memory where there are more.
+Rows are written as they are made, a piece at a time, and read where they lie, in an Arrow file that
+is mapped into memory. So neither making nor reading rows takes more memory where there are more.
 
 An entry is built in a folder of its own and moved into place by one rename, so that processes
 that build at once do not meet: the first one there wins and the others use its work.
@@ -42,14 +41,8 @@ def in_memory(build: Build, features: Features) -> Dataset:
 def cached(build: Build, features: Features, key: str, cache_dir: str | Path) -> Dataset:
     """Return the rows kept under ``key``, building and keeping them if they are not there.
 
-    If the cache cannot be written or read (no space, no permission), they are built in memory, with
-    a warning.
-
-    Args:
-        build: As for `in_memory`.
-        features: The columns.
-        key: Names the rows; must change with everything that ``build`` depends on.
-        cache_dir: The folder of all caches; made if need be.
+    The key must change with everything that ``build`` depends on. If the cache cannot be written or
+    read (no space, no permission, cut short), they are built in memory, with a warning.
     """
     place = Path(cache_dir) / key
     try:

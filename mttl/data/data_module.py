@@ -33,15 +33,14 @@ class TextToTextDataModule(pl.LightningDataModule):
 
     Its state is the position in the training data: a run resumed in the middle of an epoch sees
     exactly the batches that were left. Build the trainer with ``use_distributed_sampler=False``:
-    the rows are dealt to the processes here, for training by `TaskBatchSampler`, for evaluation
-    each exactly once.
+    the rows are dealt to the processes here.
 
     Args:
         gym: Where the files are.
         tasks: The names of the tasks, in id order.
         tokenizer: Of the backbone.
-        data: Samples, splits, sampler, sizes of batches and form of the rows; its folder and
-            partition are not read, and without a ``cache_dir`` nothing is kept.
+        data: The section; its folder and partition are not read, and without a ``cache_dir``
+            nothing is kept.
         decoder_only: Whether the backbone is a decoder-only model.
         seed: Of the order of the training rows.
         n_examples: Training and development rows to keep of all that there are: the first of an
@@ -118,13 +117,9 @@ class TextToTextDataModule(pl.LightningDataModule):
         n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         if data.token_budget is None:
             # Prompt and answer both cost padding; the answer is read again by cross-attention.
-            sampler = TaskBatchSampler(
-                task_ids,
-                lengths=prompts + 2 * answers,
-                global_batch_size=data.global_batch_size,
-                n_parts=1 if data.global_batch_size is None else n_parts,
-                **order,
-            )
+            order |= {"lengths": prompts + 2 * answers, "global_batch_size": data.global_batch_size}
+            order["n_parts"] = 1 if data.global_batch_size is None else n_parts
+            sampler = TaskBatchSampler(task_ids, **order)
         else:
             order |= {"token_budget": data.token_budget, "packed_length": packed}
             sampler = TokenBatchSampler(task_ids, sizes=stacks, **order)
@@ -163,20 +158,15 @@ class TextToTextDataModule(pl.LightningDataModule):
         rows = self.prepared(split)
         if tasks is not None:
             rows = pick(rows, np.flatnonzero(np.isin(numbers_of(rows, "task_id"), tasks)))
-        batches = evaluation_batches(
-            lengths_of(rows, "input_ids"),
-            batch_size=self.data.eval_batch_size,
-            **self._place,
-        )
-        collate = EvalCollator(pad_id_of(self.tokenizer), self.decoder_only)
-        # Its own generator: a loader draws seeds for workers, kept ones only once, and training has
-        # to go on with the same noise whether it validated in this process or in an earlier one.
-        generator = torch.Generator().manual_seed(self.seed)
+        size, lengths = self.data.eval_batch_size, lengths_of(rows, "input_ids")
+        batches = evaluation_batches(lengths, batch_size=size, **self._place)
         return DataLoader(
             rows,  # pyright: ignore
             batch_sampler=batches,  # pyright: ignore
-            collate_fn=collate,
-            generator=generator,
+            collate_fn=EvalCollator(pad_id_of(self.tokenizer), self.decoder_only),
+            # A loader draws seeds for workers, kept ones only once: training has to go on with the
+            # same noise whether it validated in this process or in an earlier one.
+            generator=torch.Generator().manual_seed(self.seed),
             **self._options,
         )
 

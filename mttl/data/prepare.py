@@ -64,17 +64,16 @@ def prepare(
     """Read, format and tokenise the rows of ``tasks``, in the order task, sample, split, row.
 
     Rows that stand in several samples are kept as often (that is how the published results were
-    trained); but a test file that equals an earlier sample's of its task byte for byte is read
-    once, because it would only be scored twice.
+    trained); but a test file that equals an earlier sample's byte for byte is read once.
 
     Args:
-        gym: Where the files are.
+        gym: Where the files are, and the descriptions.
         tasks: Their names in id order: `task_id` is the index here.
         split: `train`, `dev`, `test`, or several joined by ``+``: `train+dev`.
         samples: Which few-shot samples.
         tokenizer: Of the backbone.
-        decoder_only: Whether the backbone is a decoder-only model; see `mttl.data.encode`.
-        form: How rows become text; descriptions are those in TASKS.csv.
+        decoder_only: Whether the backbone is a decoder-only model.
+        form: How rows become text.
         max_rows: Read only so many rows of every file, spread evenly.
         cache_dir: Where the result is kept; None keeps nothing.
 

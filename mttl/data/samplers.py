@@ -43,11 +43,8 @@ class TaskBatchSampler(Sampler[list[int]]):
     Args:
         task_ids: The task of every row.
         batch_size: Rows per batch and process.
-        kind: One of the four.
-        temperature: Of the kind `temperature`.
+        kind: One of the four; ``temperature`` is τ.
         seed: Of the plan; the same on all ranks.
-        rank: This process.
-        world_size: Number of processes.
         global_batch_size: Rows of a step of all processes; ``batch_size`` is then not read.
         n_parts: Batches in which each process gets its rows of such a step. What has no row repeats
             one (see `is_filler`), which must not count.
@@ -169,11 +166,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         """
         mine, saved = self._plan_identity(), state["plan"]
         if state["batch"] and saved != mine:
-            differs = ", ".join(
-                f"{key} {saved.get(key)} there, {mine[key]} here"
-                for key in mine
-                if saved.get(key) != mine[key]
-            )
+            pairs = {key: (saved.get(key), own) for key, own in mine.items()}
+            differs = ", ".join(f"{k} {x} there, {y} here" for k, (x, y) in pairs.items() if x != y)
             raise CheckpointError(
                 f"the checkpoint was saved at batch {state['batch']} of epoch {state['epoch']}, "
                 f"which cannot be continued with other data settings: {differs}. Resume with "
@@ -211,11 +205,10 @@ def evaluation_batches(
 ) -> list[list[int]]:
     """Deal every row exactly once over the ranks, in batches of rows of similar length.
 
-    Rows are sorted by length, cut into global batches whose sizes differ by one at most, and
-    these are put into a fixed random order: a validation that is limited to the first batches
-    then sees all lengths, and not the shortest rows only. Every rank gets the same number of
-    batches, so that processes that share a model run it together; where there are too few rows for
-    that, some batches are empty.
+    Rows are sorted by length, cut into global batches whose sizes differ by one at most, and these
+    are put into a fixed random order: a validation that is limited to the first batches sees all
+    lengths. Every rank gets the same number of batches, to run a model that all share; where there
+    are too few rows for that, some are empty.
     """
     order = np.argsort(np.asarray(lengths), kind="stable")
     n_batches = math.ceil(len(order) / (batch_size * world_size))

@@ -30,7 +30,6 @@ class TokenBatchSampler(TaskBatchSampler):
     """Yields the batches of one process, each within a budget of tokens.
 
     Args:
-        task_ids: The task of every row.
         sizes: Tokens of every row in each stack: (N, 2) for encoder and decoder, (N, 1) for a
             decoder-only model.
         token_budget: The most tokens of a batch of a process: rows × the most tokens of one in
@@ -68,7 +67,7 @@ class TokenBatchSampler(TaskBatchSampler):
             yield batches[i * self.world_size + self.rank].tolist()
 
     def is_filler(self, batch: int) -> bool:
-        """Return False: every batch has rows of its own, or repeats rows that count."""
+        """Return False: every batch has rows that count."""
         return False
 
     def global_batches(self, epoch: int) -> list[Int64[np.ndarray, "B"]]:

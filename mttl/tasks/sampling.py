@@ -14,8 +14,6 @@ References:
     EMNLP 2021, arXiv:2104.08835.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,19 +27,12 @@ Indices = NDArray[np.int64]
 Line = tuple[str, ...]
 
 
-class Cut(NamedTuple):
-    """Indices of lines: of the train split, and of the test split (or of train, held out)."""
-
-    pool: Indices
-    test: Indices
-
-
 def shuffled(n: int, seed: int) -> Indices:
     """Return the indices of `n` lines in the order of a seed."""
     return np.random.RandomState(seed).permutation(n).astype(np.int64)
 
 
-def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
+def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, Indices]:
     """Separate the lines that samples are drawn from, and those of the test file.
 
     Returns:
@@ -58,7 +49,7 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
         test = np.arange(n_test, dtype=np.int64)
         if source.test_share is not None:
             test = shuffled(n_test, HOLDOUT_SEED)[: int(source.test_share * n_test)]
-        found = Cut(np.arange(n_train, dtype=np.int64), test)
+        found = np.arange(n_train, dtype=np.int64), test
     for side, indices in zip(("to draw from", "of the test file"), found, strict=True):
         if not len(indices):
             lines = f"{n_train} lines of train"
@@ -68,13 +59,9 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
 
 
 def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
-    """Draw one sample.
+    """Draw one sample from a pool; a task without a `k` takes all of it, in its order.
 
-    Args:
-        task: Says how; one without a `k` takes the whole pool, in its order.
-        labels: Numbers of all lines of a classification task, equal where the outputs are equal.
-        pool: The lines to draw from, as from `cut`.
-        sample: Its seed.
+    Labels are numbers of all lines of a classification task, equal where the outputs are equal.
 
     Returns:
         The indices of the lines of train and of dev, in the order of the files.
@@ -103,11 +90,11 @@ def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[I
     return order[train], order[dev]
 
 
-def _held_out(holdout: Holdout, n: int) -> Cut:
+def _held_out(holdout: Holdout, n: int) -> tuple[Indices, Indices]:
     order = shuffled(n, HOLDOUT_SEED)
     start = holdout.pool if holdout.test_start is None else holdout.test_start
     end = n if holdout.test_end is None else _place(holdout.test_end, n)
-    return Cut(order[: _place(holdout.pool, n)], order[_place(start, n) : end])
+    return order[: _place(holdout.pool, n)], order[_place(start, n) : end]
 
 
 def _place(bound: Bound, n: int) -> int:

@@ -93,7 +93,7 @@ def test_what_ends_a_record_leaves_no_process(killed: bool, monkeypatch) -> None
     monkeypatch.setattr(demonstrations, "WorkerProcess", NotedWorker)
     error, message = KeyboardInterrupt, None
     if killed:
-        error, message = SimulationError, "a worker that plays the bot died: SIGKILL"
+        error, message = SimulationError, "a worker with the bot died: SIGKILL"
     with pytest.raises(error, match=message):
         record_demonstrations(["GoToObj"], 50, n_workers=1 + killed, progress=end)
     assert len(workers) == 1 + killed

@@ -29,16 +29,12 @@ Status = Literal["verified", "built", "differs", "incomplete", "unavailable", "f
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
+    """What became of a task, and why, where that needs words.
 
-    Attributes:
-        task: Its name.
-        status: ``verified``: all files have their published sums; ``built``: complete, and nothing
-            is published to compare with; ``differs``: complete, with other sums; ``incomplete``:
-            files are missing; ``unavailable``: its records cannot be had; ``failed``: a record is
-            malformed.
-        detail: Why, where that needs words.
-        skipped: Whether it was there already.
+    ``verified``: all files have their published sums; ``built``: complete, and nothing is published
+    to compare with; ``differs``: complete, with other sums; ``incomplete``: files are missing;
+    ``unavailable``: its records cannot be had; ``failed``: a record is malformed. It was
+    ``skipped`` if it was there already.
     """
 
     task: str

@@ -30,7 +30,7 @@ def build_many(
     n_workers: int = 1,
     build: Build = build_task,
 ) -> Iterator[Outcome]:
-    """Build tasks, and yield the outcome of each when it has ended.
+    """Build tasks into a gym, and yield the outcome of each when it has ended.
 
     Args:
         tasks: The tasks.
@@ -40,12 +40,8 @@ def build_many(
         n_workers: How many processes; 1: none but this one.
         build: Builds one task; a function of a module where there are several processes.
 
-    Yields:
-        What became of the tasks, in the order in which they end.
-
     Raises:
-        OSError: If the disk refuses to be written, once the processes have left. Files of finished
-            tasks stay.
+        OSError: If the disk refuses to be written, once the processes have left.
     """
     one = partial(_guarded, build, out=out, samples=samples, raw=raw)
     if n_workers == 1 or len(tasks) == 1:
@@ -85,10 +81,8 @@ def _in_processes(
                 try:
                     answer = connection.recv()  # type: ignore[union-attr]
                 except (EOFError, ConnectionError):
-                    name = running[connection][1].name
-                    answer = Outcome(
-                        name, "failed", "its process died; was there too little memory?"
-                    )
+                    name, why = running[connection][1].name, "was there too little memory?"
+                    answer = Outcome(name, "failed", f"its process died; {why}")
                 if isinstance(answer, OSError):
                     raise answer
                 del running[connection]
@@ -103,9 +97,7 @@ def _in_processes(
 
 def _serve(connection: Connection, one: Callable[[Task], Outcome], task: Task) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and decides
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit()
-    )  # which removes files that are half written
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # removes files that are half written
     try:
         answer: Any = one(task)
     except OSError as error:
