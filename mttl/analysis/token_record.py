@@ -154,11 +154,7 @@ def has_token_record(folder: str | Path) -> bool:
 
 
 def read_token_record(folder: str | Path) -> TokenRoutingRecord:
-    """Read what a run wrote down about the experts that its tokens chose.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged.
-    """
+    """Read what a run wrote down; a missing or damaged file is a `CheckpointError`."""
     folder = Path(folder)
     path = folder / "plots" / "token_routing.npz"
     fields = TokenRoutingRecord.__dataclass_fields__

@@ -26,19 +26,12 @@ def test_encoder_decoder_training_batch():
         assert tensor.is_contiguous()
 
 
-def test_decoder_only_loss_is_on_the_answer_only():
-    batch = TrainCollator(PAD, decoder_only=True)(ROWS)
-    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1], [9, 4, 3, 1, 0]]
+@pytest.mark.parametrize("pad", [PAD, 1])  # also where padding is the end token
+def test_decoder_only_loss_is_on_the_answer_only(pad):
+    batch = TrainCollator(pad, decoder_only=True)(ROWS)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1], [9, 4, 3, 1, pad]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     assert batch["labels"].tolist() == [[-100, -100, -100, 8, 1], [-100, 4, 3, 1, -100]]
-
-
-def test_the_mask_follows_lengths_where_padding_is_the_end_token():
-    end = 1
-    batch = TrainCollator(end, decoder_only=True)(ROWS)
-    assert batch["input_ids"].tolist()[1] == [9, 4, 3, 1, 1]
-    assert batch["attention_mask"].tolist()[1] == [1, 1, 1, 1, 0]
-    assert batch["labels"].tolist()[1] == [-100, 4, 3, 1, -100]
 
 
 def test_decoder_only_generation_pads_prompts_on_the_left():
