@@ -58,9 +58,6 @@ def test_rows_leave_out_what_is_not_known_yet() -> None:
     (row,) = run.loggers[0].rows
     assert row["success/A"] == 1.0
     assert "success/B" not in row
-
-
-def test_the_line_has_a_dash_where_too_few_episodes_have_ended() -> None:
     assert percentages({"A": 0.456, "B": float("nan")}) == "A 46  B –"
 
 

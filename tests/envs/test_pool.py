@@ -90,8 +90,6 @@ def test_misuse_and_a_step_after_an_interrupted_one_are_told() -> None:
         env.step(action)
     with pytest.raises(NotImplementedError, match=r"cannot be saved.* backend 'minigrid'"):
         env.state()
-    with pytest.raises(NotImplementedError, match=r"cannot be restored.* backend 'minigrid'"):
-        env.load_state({})
     first = env.reset()
     env._pools[1].recv = interrupt
     with pytest.raises(KeyboardInterrupt):
