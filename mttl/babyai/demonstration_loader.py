@@ -1,8 +1,7 @@
 """Demonstrations as training data: one epoch is one pass over them, in batches of whole episodes.
 
 Every batch has the same number of episodes of every level. The level that has most says how many a
-pass takes; the others begin again, each time in another order, until they have as many. What the
-last batch lacks is filled up in the same way.
+pass takes; the others, and what the last batch lacks, begin again, each time in another order.
 
 Episodes of a batch are padded to the longest, so those of a window of batches are sorted by length
 first, each level for itself: the short ones of all levels meet in one batch.
@@ -70,10 +69,7 @@ class DemonstrationBatch:
 
 
 def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:
-    """Read the demonstrations of some levels from a file.
-
-    Returns:
-        Those of each level, in the order of the names.
+    """Read the demonstrations of some levels from a file, in the order of the names.
 
     Raises:
         ConfigError: If there is no such file, it is damaged, or it lacks a level.
@@ -132,8 +128,7 @@ def pad_episodes(
 class DemonstrationLoader:
     """Hands out the batches of a pass from its position on, and keeps that position.
 
-    Passes are functions of the seed and their number. Processes share one plan: each takes its
-    batches of it in turn.
+    Passes are functions of the seed and their number; processes take batches of one plan in turn.
 
     Attributes:
         before_batch: As in `mttl.data.loader.ResumableLoader`.

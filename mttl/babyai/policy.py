@@ -30,8 +30,6 @@ CHANNELS_PER_GROUP = 16
 class Policy(nn.Module):
     """Action logits and state values of one task's agent, for sequences of observations.
 
-    Everything before the memory runs on all frames at once; only the memory goes step by step.
-
     What follows a convolution is ``norm``: ``"group"`` normalises each frame by itself, ``"batch"``
     over all frames of a call (in evaluation too: it keeps no running averages), ``"none"`` not at
     all. With ``init`` ``"kaiming"`` linear and convolutional weights are drawn from the uniform
@@ -87,7 +85,6 @@ class Policy(nn.Module):
         Args:
             images: What each agent sees: type, colour and door state of the cells of its view.
             missions: The E distinct missions of these steps as M tokens, padded with 0 at the end.
-                Columns that only pad cost time: leave them out.
             mission_index: Which of them each agent follows at each step.
             memory: The agents' memories before the first step.
             begins: Whether a step is the first of an episode; memory is set to 0 before it.

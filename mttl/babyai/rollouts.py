@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Agent:
     """The policies of some tasks, acting side by side: their parameters are mixed once.
 
-    Make a new agent when weights have changed. The model is in evaluation mode: noise in the
-    routing would change the policy between rollout and learning.
+    The model is in evaluation mode: noise in the routing would change the policy between rollout
+    and learning.
 
     Attributes:
         memory: Shape (T, N, 2 × memory size).
@@ -139,10 +139,7 @@ class RolloutCollector:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on exactly, or from new episodes where that is all.
-
-        Environments that cannot be saved begin new episodes in a resumed run.
-        """
+        """Return what is needed to go on exactly, or with new episodes where none can be saved."""
         state: dict[str, Any] = {"log": self.log.state_dict()}
         state["generator"] = self.generator.get_state()
         if self.seen is None:  # they have not begun
@@ -156,11 +153,7 @@ class RolloutCollector:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state.
-
-        Raises:
-            CheckpointError: If it is of other environments, or damaged.
-        """
+        """Go on from a saved state; one of other environments is a `CheckpointError`."""
         self.log.load_state_dict(state["log"])
         self.generator.set_state(state["generator"])
         if "environments" in state:
@@ -252,8 +245,7 @@ class RolloutLoader:
 class PolicyData(pl.LightningDataModule):
     """The batches of a loader as Lightning's training data; its state is that of the loader.
 
-    The loader itself offers Lightning no state: it would be restored too late, when the loader has
-    been asked for its length.
+    A state of the loader itself would be restored after it has been asked for its length.
     """
 
     def __init__(self, loader: "DemonstrationLoader | RolloutLoader") -> None:

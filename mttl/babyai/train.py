@@ -44,12 +44,7 @@ BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 
 @contextmanager
 def environment_errors(advice: str) -> Iterator[None]:
-    """Turn errors of environments into those of the package inside a ``with`` block.
-
-    Raises:
-        ConfigError: If a level is unknown, or a backend is not installed.
-        TrainingError: If an environment breaks.
-    """
+    """Turn errors of environments into a `ConfigError` or, of one that breaks, `TrainingError`."""
     try:
         yield
     except (LevelError, ImportError) as error:
@@ -101,8 +96,6 @@ class Learning:
     """How policies learn.
 
     Attributes:
-        module: Turns batches into losses.
-        monitor: Says how well it goes.
         every_n_steps: Steps between two checkpoints.
         open_data: Gives the batches of a trainer's process while it is open.
     """
