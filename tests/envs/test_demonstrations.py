@@ -118,13 +118,10 @@ def test_a_file_that_is_missing_foreign_or_damaged_is_told(record, tmp_path) -> 
     path = tmp_path / "record.npz"
     with pytest.raises(FileNotFoundError):
         load_demonstrations(path)
-    np.savez(path, images=record[0].images)
-    foreign = path.read_bytes()
-    np.save(tmp_path / "single.npy", np.zeros(3))
     save_demonstrations(record, path)
     whole = path.read_bytes()
-    single = (tmp_path / "single.npy").read_bytes()
-    for data in (b"", b"text", whole[: len(whole) // 2], foreign, single):
+    np.savez(path, images=record[0].images)
+    for data in (path.read_bytes(), b"text", whole[: len(whole) // 2]):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="' is not a file of demonstrations, or damaged: "):
             load_demonstrations(path)
