@@ -195,27 +195,17 @@ def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
         for expert, load in enumerate(loads[number]):
             tokens, previous = expert_tokens(record, number, expert, n=10)
             experts.append({"load": f"{load:.1%}", "tokens": tokens, "previous": previous})
-        layers.append(
-            {
-                "name": name,
-                "experts": experts,
-                "numbers": (
-                    f"Load entropy {evenness[number]:.3f} of 1; dropped "
-                    f"{record.dropped[number]:.1%}. A choice has {record.expert_bits[number]:.2f} "
-                    f"bits; the task tells {record.task_bits[number]:.2f}, the token before "
-                    f"{record.previous_bits[number]:.2f}, the token "
-                    f"{record.token_bits[number]:.2f}."
-                ),
-                "history": []
-                if history is None
-                else np.round(history.load[:, number].T.astype(float), 4).tolist(),
-            }
+        numbers = (
+            f"Load entropy {evenness[number]:.3f} of 1; dropped {record.dropped[number]:.1%}. "
+            f"A choice has {record.expert_bits[number]:.2f} bits; the task tells "
+            f"{record.task_bits[number]:.2f}, the token before {record.previous_bits[number]:.2f}, "
+            f"the token {record.token_bits[number]:.2f}."
         )
-    return {
-        "what": (
-            f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages: which "
-            "share of a token's choices in the layer this expert has."
-        ),
-        "steps": [] if history is None else history.steps.tolist(),
-        "layers": layers,
-    }
+        curve = [] if history is None else history.load[:, number].T.astype(float).round(4).tolist()
+        layers.append({"name": name, "experts": experts, "numbers": numbers, "history": curve})
+    what = (
+        f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages: which "
+        "share of a token's choices in the layer this expert has."
+    )
+    steps = [] if history is None else history.steps.tolist()
+    return {"what": what, "steps": steps, "layers": layers}

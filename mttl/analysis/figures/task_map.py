@@ -61,9 +61,8 @@ def task_map(
         axes.plot(*way[0], "o", color=INK, markerfacecolor="white", markersize=6, zorder=2)
     looks = category_looks(categories)
     mark_categories(axes, inches, categories)
-    for task, category, point, box in zip(
-        tasks, categories, inches, place_labels(inches, widths, size), strict=True
-    ):
+    boxes = place_labels(inches, widths, size)
+    for task, category, point, box in zip(tasks, categories, inches, boxes, strict=True):
         nearest = np.clip(point, box[:2], box[2:])
         if np.linalg.norm(nearest - point) > 1.8 * DOT:
             axes.plot(*np.stack([point, nearest]).T, color=FAINT, linewidth=0.6, zorder=1)

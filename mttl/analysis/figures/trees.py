@@ -86,8 +86,7 @@ def radial_dendrogram(
     for leaf, category, theta, direction in zip(leaves, chosen, angles, directions, strict=True):
         left_half = direction[0] < 0  # there the text is turned, so that it is never upside down
         axes.text(
-            (radius + 0.16) * direction[0],
-            (radius + 0.16) * direction[1],
+            *(radius + 0.16) * direction,
             tasks[leaf],
             rotation=np.degrees(theta) + (180 if left_half else 0),
             rotation_mode="anchor",
