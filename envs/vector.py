@@ -114,20 +114,13 @@ class WorkerVectorEnv(VectorEnv):
         return {**states[0], "slots": [[slot for part in row for slot in part] for row in rows]}
 
     def load_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state, taken with any number of workers or none.
-
-        Raises:
-            ValueError: As `LocalVectorEnv.load_state`.
-        """
-        parts = [
-            {
-                **state,
-                "first_slot": state["first_slot"] + part.start,
-                "slots": [row[part] for row in state["slots"]],
-            }
-            for part in self._parts
-        ]
-        self._ask("load_state", [(part,) for part in parts])
+        """Go on from a state, taken with any number of workers or none."""
+        arguments = []
+        for part in self._parts:
+            own = {"first_slot": state["first_slot"] + part.start}
+            own["slots"] = [row[part] for row in state["slots"]]
+            arguments.append((state | own,))
+        self._ask("load_state", arguments)
         return observation_of(self._slots)
 
     def close(self) -> None:

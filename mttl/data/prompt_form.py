@@ -106,11 +106,7 @@ def task_code(task: str) -> str:
 
 
 def check_codes(tasks: Sequence[str]) -> None:
-    """Check that every task has a code of its own.
-
-    Raises:
-        TaskError: If two share one.
-    """
+    """Refuse two tasks of one code, by a `TaskError`."""
     owners: dict[str, str] = {}
     for task in tasks:
         if (owner := owners.setdefault(task_code(task), task)) != task:
