@@ -117,7 +117,7 @@ class WorkerVectorEnv(VectorEnv):
         """Go on from a state, taken with any number of workers or none."""
         arguments = []
         for part in self._parts:
-            own = {"first_slot": state["first_slot"] + part.start}
+            own: dict[str, Any] = {"first_slot": state["first_slot"] + part.start}
             own["slots"] = [row[part] for row in state["slots"]]
             arguments.append((state | own,))
         self._ask("load_state", arguments)
