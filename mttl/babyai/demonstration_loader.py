@@ -31,12 +31,7 @@ WINDOW = 16  # batches; more would leave less to chance about which episodes mee
 
 @dataclass(frozen=True)
 class LevelDemonstrations:
-    """The E demonstrations of one level, their F frames laid end to end, an image per action.
-
-    Attributes:
-        lengths: Frames of each demonstration.
-        missions: Tokens of what each was asked, padded with 0.
-    """
+    """The E demonstrations of one level, their F frames laid end to end, an image per action."""
 
     images: UInt8[np.ndarray, "F 7 7 3"]
     actions: UInt8[np.ndarray, "F"]
@@ -54,8 +49,7 @@ class LevelDemonstrations:
 class DemonstrationBatch:
     """N whole demonstrations of each of T levels, in as many steps S as the longest takes.
 
-    Attributes:
-        mask: The demonstration had not ended; where it had, the other fields only pad.
+    Where one had ended, the mask is false, and the other fields only pad.
     """
 
     images: UInt8[Tensor, "T S N 7 7 3"]

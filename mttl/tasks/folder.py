@@ -151,12 +151,10 @@ class Gym:
     def factors(self, task: str) -> list[str]:
         """Return what TASKS.csv says a task is made of, as ``name=value``; else a `TaskError`."""
         words = self._said(task, "factors").split()
-        if not words or not all(
-            name and value for name, _, value in (w.partition("=") for w in words)
-        ):
+        if not words or not all(re.fullmatch("[^=]+=.+", word) for word in words):
             raise TaskError(
-                f"'{self.table}' has the factors '{' '.join(words)}' of "
-                f"'{task}'; write name=value name=value in the column 'factors'"
+                f"'{self.table}' has the factors '{' '.join(words)}' of '{task}'; "
+                "write name=value name=value in the column 'factors'"
             )
         return words
 

@@ -20,19 +20,13 @@ ROUNDING = 1e-9
 class EpisodeLog:
     """Counts episodes and frames of T levels and remembers the last episodes of each.
 
-    Means are NaN until a level has ended as many episodes as the window holds: a rate over a few
-    would look like one over many.
-
-    Args:
-        levels: Names of the levels, in the order of the task axis.
-        window: Episodes of a level that the means are over.
-
-    Attributes:
-        frames: Steps of each level, those of unfinished episodes included.
+    Means are over ``window`` episodes of a level, and NaN until so many have ended: a rate over a
+    few would look like one over many. Frames are those of unfinished episodes, too.
     """
 
     episodes: Int[np.ndarray, "T"]
     frames: Int[np.ndarray, "T"]
+    last: Float[np.ndarray, "T window 3"]
 
     def __init__(self, levels: Sequence[str], window: int = 100) -> None:
         self.levels = tuple(levels)
@@ -40,7 +34,7 @@ class EpisodeLog:
         self.episodes = np.zeros(len(levels), dtype=np.int64)
         self.frames = np.zeros(len(levels), dtype=np.int64)
         # Success, reward and steps of the last episodes; number e is at place e % window.
-        self._last = np.zeros((len(levels), window, 3))
+        self.last = np.zeros((len(levels), window, 3))
 
     def update(
         self,
@@ -61,7 +55,7 @@ class EpisodeLog:
         place = (self.episodes[level] + earlier) % self.window
         values = np.stack([terminated & (reward > 0), reward, length], axis=-1)
         # Where a step ends more episodes than the window holds, numpy keeps the last.
-        self._last[level, place] = values[level, slot]
+        self.last[level, place] = values[level, slot]
         self.episodes += ended.sum(axis=1)
         self.frames += ended.shape[1]
 
@@ -70,35 +64,22 @@ class EpisodeLog:
 
         ``success`` is the mean over levels.
         """
-        success, rewards, steps = self._means().T
-        row = {
-            "episodes": float(self.episodes.sum()),
-            "frames": float(self.frames.sum()),
-            "success": float(success.mean()),
-        }
-        for name, values in (("success", success), ("reward", rewards), ("steps", steps)):
-            row |= {
-                f"{name}/{level}": float(x) for level, x in zip(self.levels, values, strict=True)
-            }
+        full = self.episodes >= self.window
+        means = np.where(full[:, None], self.last.mean(axis=1), np.nan).T
+        row = {"episodes": float(self.episodes.sum()), "frames": float(self.frames.sum())}
+        row["success"] = float(means[0].mean())
+        for name, values in zip(("success", "reward", "steps"), means.tolist(), strict=True):
+            row |= {f"{name}/{level}": x for level, x in zip(self.levels, values, strict=True)}
         return row
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on, as plain lists and numbers."""
-        return {
-            "episodes": self.episodes.tolist(),
-            "frames": self.frames.tolist(),
-            "last": self._last.tolist(),
-        }
+        return {name: getattr(self, name).tolist() for name in ("episodes", "frames", "last")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        self.episodes = np.array(state["episodes"], dtype=np.int64)
-        self.frames = np.array(state["frames"], dtype=np.int64)
-        self._last = np.array(state["last"], dtype=np.float64)
-
-    def _means(self) -> Float[np.ndarray, "T 3"]:
-        full = self.episodes >= self.window
-        return np.where(full[:, None], self._last.mean(axis=1), np.nan)
+        for name, values in state.items():
+            getattr(self, name)[:] = values
 
 
 def smooth(rates: Float[np.ndarray, "R T"], rows: int) -> Float[np.ndarray, "R T"]:

@@ -96,8 +96,7 @@ def hub_in_reach() -> bool:
 def hub_records(source: Source, split: str) -> Iterator[Record]:
     """Return the records of one split, from the first of the names of a data set that has them.
 
-    Raises:
-        UnavailableError: If no name leads to them; the message has the reason for each.
+    If none leads to them, an `UnavailableError` has the reason for each.
     """
     reasons: list[str] = []
     names = [(str(source.path), source.revision), *((name, None) for name in source.mirrors)]
