@@ -22,7 +22,7 @@ from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset
 from mttl.analysis.figures.task_map import task_map
 from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
 from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
-from mttl.analysis.routing_record import Ablation
+from mttl.analysis.routing_record import Ablation, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.statistics import STATISTICS
 from mttl.tasks.task_file import crossfit
@@ -155,12 +155,8 @@ def test_statistics_by_layer() -> None:
 
 
 def test_statistics_over_training() -> None:
-    steps = np.array([0, 10])
-    curves = {
-        "usage": (steps, np.array([1.0, 0.5])),
-        "encoder/usage": (steps, np.array([1.0, 0.7])),
-        "discreteness": (steps, np.array([0.0, 0.1])),
-    }
+    values = {"usage": [1.0, 0.5], "encoder/usage": [1.0, 0.7], "discreteness": [0.0, 0.1]}
+    curves = {name: (np.array([0, 10]), np.array(both)) for name, both in values.items()}
     figure = statistics_over_training(curves, title="Statistics")
     panels = [axes for axes in figure.axes if axes.get_xlabel() == "step"]
     assert [axes.get_title(loc="left") for axes in panels] == ["discreteness", "usage"]
@@ -271,11 +267,7 @@ def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
 def test_members_of_a_library_are_the_same_skill_in_every_group(crossfit_view: RoutingView) -> None:
     tasks = crossfit_view.record.tasks[:3]
     weights = np.random.default_rng(0).random((2, 3, 4))
-    record = replace(
-        *(crossfit_view.record,),
-        **{"tasks": tasks, "groups": ("first", "second"), "history": None},
-        **{"weights": weights, "probabilities": weights},
-    )
+    record = RoutingRecord(Path("library"), tasks, ("first", "second"), weights, weights)
     members = (tasks[2], "other", tasks[0], tasks[1])
     view = RoutingView(record, crossfit_view.categories[:3], members=members)
     ordered = [tasks[task] for task in view.order]
