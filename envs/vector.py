@@ -1,7 +1,6 @@
 """Make the environments of many levels that step together, here or dealt to worker processes.
 
-What goes back and forth between processes in a step is one short message to each worker and its
-answer; actions, observations, rewards and flags lie in memory that all share.
+Workers are asked by short messages; actions, observations, rewards and flags are in shared memory.
 """
 
 import mmap
@@ -63,10 +62,9 @@ def make_vector_env(
 class WorkerVectorEnv(VectorEnv):
     """Environments played by ``n_workers`` processes; see `make_vector_env`.
 
-    Every worker has neighbouring slots of all levels, so that each has easy and hard ones. The
-    results are those of a `LocalVectorEnv`, and so are the states. An interrupted call is finished
-    before the next one begins. The workers end with `close`, with this object, or with this
-    process.
+    Every worker has neighbouring slots of all levels, so that each has easy and hard ones. Results
+    and states are those of a `LocalVectorEnv`. An interrupted call is finished before the next one
+    begins. The workers end with `close`, with this object, or with this process.
     """
 
     def __init__(
@@ -140,10 +138,7 @@ _env: LocalVectorEnv  # what this process plays, if it is a worker
 
 
 def play(method: str, *arguments: Any) -> Any:
-    """Make the environments of this worker, or call a method of theirs.
-
-    What `reset`, `load_state` and `act` bring lies in the slots.
-    """
+    """Make the environments of this worker, or call a method; what most bring lies in the slots."""
     global _env
     if method == "make":
         memory, shape, part, given = arguments
