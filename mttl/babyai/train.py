@@ -19,7 +19,7 @@ from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.policy_module import ImitationModule, PolicyModule, PpoModule
 from mttl.babyai.policy_monitors import EpisodeMonitor, ImitationMonitor
 from mttl.babyai.rl.learning_curve import EpisodeLog
-from mttl.babyai.rollouts import PolicyData, RolloutCollector, RolloutLoader
+from mttl.babyai.rollouts import PolicyData, RolloutLoader
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -127,10 +127,9 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
             n_workers=rl.n_workers,
             first_slot=trainer.global_rank * rl.n_slots,
         )
-        collector = RolloutCollector(model, environments, log, seed=seed)
-        arithmetic = trainer.precision_plugin.forward_context
+        how = {"seed": seed, "arithmetic": trainer.precision_plugin.forward_context}
         try:
-            yield PolicyData(RolloutLoader(collector, rl.ppo, seed=seed, arithmetic=arithmetic))
+            yield PolicyData(RolloutLoader(model, environments, log, rl.ppo, **how))
         finally:
             environments.close()
 
