@@ -67,11 +67,6 @@ class RoutingView:
         return matched(self.record.weights, self.pairs).mean(0)
 
     @cached_property
-    def mean_probabilities(self) -> Float[np.ndarray, "T K"]:
-        """The probabilities likewise."""
-        return matched(self.record.probabilities, self.pairs).mean(0)
-
-    @cached_property
     def tree(self) -> Float[np.ndarray, "T-1 4"]:
         """The tree of tasks."""
         return task_tree(self.similarity)

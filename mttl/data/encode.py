@@ -166,14 +166,12 @@ class TextEncoder:
                 # How much stays at the beginning; the rest of the room is for the end.
                 n_kept = room
                 if prompt_prefixes is not None and self.truncate == "start":
-                    n_kept = min(room, self._n_ids(prompt_prefixes[place].text))
+                    # The blank at its end may be part of the next word's token.
+                    kept = prompt_prefixes[place].text.rstrip()
+                    kept_ids = self.user_text.encode([self.leading_space + kept])[0] if kept else []
+                    n_kept = min(room, len(kept_ids))
                 encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
         return [[*before, *ids, *after] for ids in encoded]
-
-    def _n_ids(self, prompt_prefix: str) -> int:
-        # The blank at its end may be part of the next word's token.
-        kept = self.leading_space + prompt_prefix.rstrip()
-        return len(self.user_text.encode([kept])[0]) if prompt_prefix else 0
 
 
 def check_positions(

@@ -57,10 +57,11 @@ class PromptForm(Section):
             raise TaskError(
                 f"the model was trained with descriptions of tasks, and has none of '{task}'"
             )
+        shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[self.prefix]
         if self.template == "plain":
-            return PromptPrefix(prompt_prefix(task, self.prefix, description))
+            return PromptPrefix(shown + ("" if description is None else f"{description.strip()} "))
         system = "\n\n".join(text.strip() for text in (self.system, description) if text)
-        return PromptPrefix(prompt_prefix(task, self.prefix), system or None)
+        return PromptPrefix(shown, system or None)
 
     def text(self, task: str, question: str) -> str:
         """Return an input as the model reads it; blanks around it are dropped, as in training."""
@@ -83,12 +84,6 @@ class PromptForm(Section):
         described = "A description." if self.descriptions else None  # some task's
         system = (self.system or "").strip() or described
         return ChatEncoder(tokenizer, system=system, date=self.date, **lengths)
-
-
-def prompt_prefix(task: str, prefix: TaskPrefix, description: str | None = None) -> str:
-    """Return the text before the inputs of a task."""
-    shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[prefix]
-    return shown if description is None else f"{shown}{description.strip()} "
 
 
 def task_code(task: str) -> str:

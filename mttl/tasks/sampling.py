@@ -44,7 +44,10 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, I
     """
     source = task.source
     if n_test is None:
-        found = _held_out(source.holdout or Holdout(), n_train)
+        holdout, order = source.holdout or Holdout(), shuffled(n_train, HOLDOUT_SEED)
+        start = holdout.pool if holdout.test_start is None else holdout.test_start
+        end = n_train if holdout.test_end is None else _place(holdout.test_end, n_train)
+        found = order[: _place(holdout.pool, n_train)], order[_place(start, n_train) : end]
     else:
         test = np.arange(n_test, dtype=np.int64)
         if source.test_share is not None:
@@ -88,13 +91,6 @@ def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[I
         )
     train, dev = (np.concatenate([group[a:b] for group in groups]) for a, b in ((0, k), (k, 2 * k)))
     return order[train], order[dev]
-
-
-def _held_out(holdout: Holdout, n: int) -> tuple[Indices, Indices]:
-    order = shuffled(n, HOLDOUT_SEED)
-    start = holdout.pool if holdout.test_start is None else holdout.test_start
-    end = n if holdout.test_end is None else _place(holdout.test_end, n)
-    return order[: _place(holdout.pool, n)], order[_place(start, n) : end]
 
 
 def _place(bound: Bound, n: int) -> int:

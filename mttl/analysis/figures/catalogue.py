@@ -52,7 +52,8 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
     yield "dendrogram", dendrogram(view.tree, **title)
     yield "dendrogram_radial", radial_dendrogram(view.tree, **title)
     title = of(f"skills with a probability above one half ({over})")
-    yield "skill_subsets", subset_table(view.mean_probabilities > 0.5, **title)
+    active = matched(record.probabilities, view.pairs).mean(0) > 0.5
+    yield "skill_subsets", subset_table(active, **title)
 
     points, shares = principal_components(weights)
     trails = [on_components(weights, rows) for rows in view.trails.values()]
