@@ -75,5 +75,3 @@ def test_umap_itself_separates_two_kinds_of_tasks() -> None:
     points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))
     within = np.linalg.norm(points[:10] - points[:10].mean(0), axis=1).max()
     assert np.linalg.norm(points[:10].mean(0) - points[10:].mean(0)) > within
-
-

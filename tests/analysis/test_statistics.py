@@ -26,8 +26,6 @@ def test_discreteness_is_one_minus_the_mean_entropy_in_bits():
     assert discreteness(p) == pytest.approx(expected, abs=1e-6)
 
 
-
-
 def test_usage():
     even = torch.eye(3).view(1, 3, 1, 3)
     assert usage(even) == pytest.approx(1)
