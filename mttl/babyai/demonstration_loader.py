@@ -19,8 +19,7 @@ import torch
 from jaxtyping import Bool, Int, Int64, UInt8
 from torch import Tensor
 
-from envs.bot import Demonstration
-from envs.demonstrations import load_demonstrations
+from envs.demonstrations import Demonstration, load_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.rl.sequences import without_padding
 from mttl.io.errors import CheckpointError, ConfigError, nearest

@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Data
-from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
+from mttl.data.collate import EvalCollator, PackedCollator, TrainCollator, pad_id_of
 from mttl.data.loader import ResumableLoader
-from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
 from mttl.data.samplers import TaskBatchSampler, evaluation_batches

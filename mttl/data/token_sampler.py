@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from mttl.data.packing import PackedSequences
+from mttl.data.collate import PackedSequences
 from mttl.data.samplers import TaskBatchSampler
 
 # Batches that an epoch has beyond those of the first, as a fraction.

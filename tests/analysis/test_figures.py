@@ -19,8 +19,7 @@ from mttl.analysis.figures.canvas import INK, save_figure
 from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
-from mttl.analysis.figures.task_map import task_map
-from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
+from mttl.analysis.figures.task_maps import dendrogram, radial_dendrogram, task_map
 from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation, RoutingRecord
 from mttl.analysis.routing_view import RoutingView

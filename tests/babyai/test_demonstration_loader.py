@@ -9,8 +9,7 @@ import torch
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from envs.bot import Demonstration
-from envs.demonstrations import record_demonstrations, save_demonstrations
+from envs.demonstrations import Demonstration, record_demonstrations, save_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.demonstration_loader import (
     DemonstrationLoader,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mttl.data.packing import PackedSequences
+from mttl.data.collate import PackedSequences
 from mttl.data.samplers import TaskBatchSampler
 from mttl.data.token_sampler import TokenBatchSampler
 from mttl.io.errors import CheckpointError

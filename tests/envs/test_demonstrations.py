@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
-from envs import bot, demonstrations
-from envs.bot import BotFailed, Demonstration, demonstrate
+from envs import demonstrations
 from envs.demonstrations import (
     MOST_FAILURES,
+    BotFailed,
+    Demonstration,
+    demonstrate,
     load_demonstrations,
     record_demonstrations,
     save_demonstrations,
@@ -158,6 +160,6 @@ def test_planning_for_ever_ends() -> None:
 
 
 def test_running_out_of_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bot._BoundedBot, "replan", lambda self: 6)
+    monkeypatch.setattr(demonstrations._BoundedBot, "replan", lambda self: 6)
     with pytest.raises(BotFailed, match="its 64 steps do not fulfil the mission"):
         demonstrate("GoToObj", 0)

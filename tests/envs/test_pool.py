@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.bot import _BoundedBot
+from envs.demonstrations import _BoundedBot
 from envs.interface import SimulationError
 from envs.levels import PAPER_LEVELS, LevelError
 from envs.pool import PoolVectorEnv

@@ -15,9 +15,8 @@ from helpers.backbones import BACKBONES
 from helpers.skills import skilled
 from helpers.trainer import quiet_trainer
 from mttl.config.optim_schema import AdamW
-from mttl.data.collate import TrainCollator
+from mttl.data.collate import PackedCollator, TrainCollator
 from mttl.data.loader import ResumableLoader
-from mttl.data.packing import PackedCollator
 from mttl.data.samplers import TaskBatchSampler
 from mttl.data.token_sampler import TokenBatchSampler
 from mttl.io.errors import DivergedError

@@ -11,8 +11,7 @@ from torch import nn
 from helpers.backbones import BACKBONES
 from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
-from mttl.data.collate import TrainCollator
-from mttl.data.packing import PackedCollator
+from mttl.data.collate import PackedCollator, TrainCollator
 from mttl.io.errors import ConfigError
 from mttl.training.loss import global_mean
 from mttl.training.packing_check import check_packing

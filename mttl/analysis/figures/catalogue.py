@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
-from mttl.analysis.figures.task_map import task_map
-from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
+from mttl.analysis.figures.task_maps import dendrogram, radial_dendrogram, task_map
 from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
