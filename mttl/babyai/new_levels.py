@@ -20,7 +20,7 @@ from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.policy_monitors import ROLLOUTS
+from mttl.babyai.policy_module import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoints.inventory_files import inventory_digest

@@ -16,8 +16,13 @@ from mttl.assembly.trainer import build_policy_trainer
 from mttl.babyai.build_policy import build_policies, policy_settings
 from mttl.babyai.demonstration_loader import DemonstrationLoader, read_demonstrations
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
-from mttl.babyai.policy_module import ImitationModule, PolicyModule, PpoModule
-from mttl.babyai.policy_monitors import EpisodeMonitor, ImitationMonitor
+from mttl.babyai.policy_module import (
+    EpisodeMonitor,
+    ImitationModule,
+    ImitationMonitor,
+    PolicyModule,
+    PpoModule,
+)
 from mttl.babyai.rl.learning_curve import EpisodeLog
 from mttl.babyai.rollouts import PolicyData, RolloutLoader
 from mttl.checkpoints.run_folder import (
