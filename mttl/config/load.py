@@ -152,13 +152,8 @@ def dump_config(config: Section) -> str:
     return yaml12.dump(settings)
 
 
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file; its mistakes are errors of the configuration."""
-    return yaml12.read_yaml(path, ConfigError)
-
-
 def _read(path: Path) -> Tree:
-    tree = read_yaml(path)
+    tree = yaml12.read_yaml(path, ConfigError)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -36,7 +36,6 @@ class GracefulStop(Checkpoint):
         self._first_step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen, and look before each batch whether to leave."""
         self._first_step = trainer.global_step
         # Later than `setup`: Lightning's own handlers for training, which would end a validation
         # with exit status 0, are in place by now and come back afterwards.
@@ -45,16 +44,13 @@ class GracefulStop(Checkpoint):
         self.last.leave_if_asked = self._leave_if_asked
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave if asked to after the last step; else give the signals back."""
         self._leave_if_asked(trainer)
         self._listening.close()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen."""
         self._listening.enter_context(handling(self._leave))
 
     def on_exception(self, *args: Any) -> None:
-        """Give the signals back."""
         self._listening.close()
 
     on_test_end = on_exception
@@ -91,7 +87,6 @@ class TemperatureAnnealing(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
-        """Set the temperature of the coming step."""
         router: Any = pl_module.model.router  # type: ignore[union-attr]
         last_step = trainer.estimated_stepping_batches - 1
         progress = min(1.0, trainer.global_step / max(1, last_step))

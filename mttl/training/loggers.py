@@ -38,16 +38,14 @@ class _RunLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The name of the file or folder."""
         return self.path.name
 
     @property
     def version(self) -> str:
-        """Always empty: a run has one logger of a kind."""
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the run folder holds the configuration."""
+        pass  # the run folder holds the configuration
 
 
 class MetricsFile(_RunLogger):
@@ -72,20 +70,17 @@ class MetricsFile(_RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add values to the row of a step."""
         step = max(self.rows, default=0) if step is None else step
         self.rows.setdefault(step, {"step": step}).update(metrics)
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file."""
         if self.rows:
             columns = sorted({name for row in self.rows.values() for name in row} - {"step"})
             rows = (self.rows[step] for step in sorted(self.rows))
             write_table(self.path, ["step", *columns], rows)
 
     def finalize(self, status: str) -> None:
-        """Write what is left."""
         self.save()
 
 
@@ -155,7 +150,6 @@ class ExperimentLogger(_RunLogger):
             self.close(failed=True)
 
     def close(self, *, failed: bool = False) -> None:
-        """End."""
         self._try(lambda: self._end(failed))
         self._is_open = False
 
@@ -222,7 +216,6 @@ class TensorBoard(ExperimentLogger):
         self.writer.add_text(name, "\n".join(lines), step)
 
     def save(self) -> None:
-        """Bring what was written to the disk."""
         self._try(lambda: self.writer.flush())
 
     def _end(self, failed: bool) -> None:
@@ -354,13 +347,11 @@ class StepMonitor(Callback):
         self._seconds = self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
         self._since = time.monotonic()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Count the step, and measure what it uses."""
         self._steps += 1
         if (trainer.global_step + 1) % self.every_n_steps == 0:
             self._numbers |= rates_and_norms(optimizer)
@@ -392,11 +383,9 @@ class StepMonitor(Callback):
         self._seconds, self._since = 0.0, now
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop the clock."""
         self._seconds += time.monotonic() - self._since
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on."""
         self._since = time.monotonic()
 
 

@@ -91,7 +91,6 @@ class TextToTextModule(ResumableModule):
         self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
 
     def configure_model(self) -> None:
-        """Spread the model over the processes, where the strategy is to."""
         if self.device_mesh is not None:
             device = self.trainer.strategy.root_device
             shard_model(self.model, self.device_mesh["data_parallel"], device)
@@ -188,7 +187,6 @@ class TextToTextModule(ResumableModule):
         return loss * (self.trainer.accumulate_grad_batches / batch["step_parts"])
 
     def on_validation_epoch_start(self) -> None:
-        """Forget earlier losses."""
         # Half precision, which the weights may have, could not count beyond 256 rows.
         dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
         self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
@@ -214,7 +212,6 @@ class TextToTextModule(ResumableModule):
         super().on_save_checkpoint(checkpoint)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Add a batch to the losses and scores of its tasks."""
         losses, labels, _ = self.nll(batch)
         if batch["rows"]:
             means = example_means(losses, labels)
@@ -251,7 +248,6 @@ class TextToTextModule(ResumableModule):
         self.log("val/score", mean, prog_bar=True, sync_dist=True)
 
     def on_test_epoch_start(self) -> None:
-        """Forget earlier answers."""
         self.answers.clear()
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:

@@ -51,7 +51,7 @@ FUSED = "aggregation.kind=fusion; aggregation.source=x; router.kind=average"
         ("skills.n_skills=0", "skills.n_skills: '0' must be greater than 0, or be per_task"),
         ("skills.rank='3'", "skills.rank: '3' must be a whole number"),
         ("skills.targets=[]", "skills.targets: '[]' must have at least 1 item"),
-        ("router.logit_dropout=1", "router.logit_dropout: '1' must be less than 1"),
+        ("optim.label_smoothing=1", "optim.label_smoothing: '1' must be less than 1"),
         ("router.relaxed=false; router.final_temperature=0.1", "final_temperature (0.1) needs"),
         ("skills.scale=0.5; skills.alpha=4; skills.rslora=true", "scale (0.5) must stay out with"),
         ("skills.init=svd", "skills.init: 'svd' must be one of zero, pissa, orthogonal"),

@@ -63,7 +63,7 @@ class MemberRouter(TokenRouter):
         """Return how well each member fits each token."""
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are no parameters."""
+        pass
 
     def choose(self, tokens: Tokens) -> Assignment:
         logits = self.scores(tokens.states) / self.temperature
@@ -202,8 +202,7 @@ class PhatgooseRouter(MemberRouter):
         self.learning = False
 
     def reset_parameters(self) -> None:
-        """Open all gates half."""
-        nn.init.zeros_(self.gates)
+        nn.init.zeros_(self.gates)  # all are half open
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:

@@ -82,7 +82,6 @@ class TokenRouter(Bounded, nn.Module, ABC):
         )
 
     def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
         return f"in_features={self.in_features}, n_experts={self.n_experts}"
 
 
@@ -106,7 +105,6 @@ class LinearRouter(TokenRouter):
         LinearRouter.reset_parameters(self)
 
     def reset_parameters(self) -> None:
-        """Re-initialise the weight."""
         nn.init.normal_(self.weight, std=(self.init_scale / self.in_features) ** 0.5)
 
 

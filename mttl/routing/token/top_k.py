@@ -1,7 +1,7 @@
 """Top-k routing: each token goes to its most probable experts, also by noise or chance."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -66,7 +66,6 @@ class TopKRouter(LinearRouter):
         self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
 
     def reset_parameters(self) -> None:
-        """Re-initialise the weight and set the bias to 0."""
         super().reset_parameters()
         if self.bias is not None:
             self.bias.reset_parameters()
@@ -94,24 +93,13 @@ class SwitchRouter(TopKRouter):
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
     """
 
+    internal = ("top_k", "normalise")
+
     def __init__(
-        self,
-        in_features: int,
-        n_experts: int,
-        *,
-        jitter: Fraction = 1e-2,
-        bias: BiasBalance | None = None,
-        balance: Balance | None = None,
+        self, in_features: int, n_experts: int, *, jitter: Fraction = 1e-2, **settings: Any
     ) -> None:
-        super().__init__(
-            in_features,
-            n_experts,
-            top_k=1,
-            normalise=False,
-            jitter=jitter,
-            bias=bias,
-            balance=balance,
-        )
+        fixed = {"top_k": 1, "normalise": False}
+        super().__init__(in_features, n_experts, jitter=jitter, **fixed, **settings)
 
 
 class ExampleRouter(TopKRouter):
@@ -266,8 +254,7 @@ class NoisyTopKRouter(TokenRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set both weights to 0: at first, noise alone decides."""
-        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.weight)  # at first, noise alone decides
         nn.init.zeros_(self.noise_weight)
 
     def choose(self, tokens: Tokens) -> Assignment:
