@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.command import ROOT, arguments, column, load_recipe, read_csv, start, train
+from helpers.command import arguments, column, read_csv, start, train
 from helpers.gyms import TASKS, TINY_T5, write_config, write_gym
 from helpers.nodes import free_port, torchrun, train_on_two
 from mttl.checkpoints.run_folder import RunFolder
@@ -247,18 +247,3 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
         end = f"trainer.max_steps={step + 2 * more}"
         finished(start(config, "killed", *settings, *single, end, resume=True))
         assert load_torch(killed.last, "")["global_step"] == step + 2 * more
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_sharded_run_is_adapted_and_searched_as_any(
-    config: Path, two: tuple[RunFolder, str]
-) -> None:
-    source = str(two[0].path)
-    new = ["-c", str(config), "--from", source, "--tasks", "copy", "--allow-seen"]
-    new += ["-k", "adapt.max_steps=2", "adapt.eval_every=1", "data.batch_size=4"]
-    adapt, search = (load_recipe(ROOT / name) for name in ("pl_finetune.py", "pl_search.py"))
-    assert adapt.main(new) == 0
-    assert (two[0].path / "adapt-all" / "results.jsonl").read_text()
-    assert search.main([*new, "search.grid={adapt.lr: [1e-3, 1e-2]}"]) == 0
-    assert read_csv(two[0].path / "search-all" / "trials.csv")
