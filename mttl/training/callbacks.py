@@ -17,13 +17,8 @@ class GracefulStop(Checkpoint):
     """On Ctrl-C or SIGTERM, finishes the step and its validation, saves, and leaves.
 
     The first signal asks; a second one ends the training at once, which loses what came after the
-    last checkpoint. After training, while answers are generated, the first one does.
-
-    Args:
-        last: Saves the state; a callback of the same trainer.
-
-    Attributes:
-        request: What the signals of training have asked.
+    last checkpoint. After training, while answers are generated, the first one does. The state is
+    saved by ``last``, a callback of the same trainer.
     """
 
     def __init__(self, last: SaveLast) -> None:
@@ -74,10 +69,6 @@ class TemperatureAnnealing(Callback):
     """Lowers the temperature of a router's draws along a geometric path over training.
 
     At fraction p of the way from the first step to the last it is ``start^(1 - p) · end^p``.
-
-    Args:
-        start: Temperature at the first step.
-        end: Temperature at the last.
     """
 
     def __init__(self, start: float, end: float) -> None:

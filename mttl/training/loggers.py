@@ -85,12 +85,7 @@ class MetricsFile(_RunLogger):
 
 
 class ExperimentLogger(_RunLogger):
-    """Logs a run. A logger that does not start is refused; one that fails later is left alone.
-
-    Args:
-        folder: Of the run; the logger has one of its own in it.
-        resumed_step: The step that a resumed run continues from.
-    """
+    """Logs a run. A logger that does not start is refused; one that fails later is left alone."""
 
     title: str
     advice: str
@@ -334,9 +329,6 @@ class StepMonitor(Callback):
     """Logs learning rates and norms of gradients by role, before clipping, and tokens per second.
 
     ``metrics.csv`` has none of it: it is the same from start to start, and speed is not.
-
-    Args:
-        every_n_steps: Steps between two records.
     """
 
     def __init__(self, every_n_steps: int) -> None:

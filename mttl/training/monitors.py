@@ -25,12 +25,7 @@ COLOR = np.array([8, 48, 107])  # of the largest weight; no weight is white
 
 
 class HistoryMonitor(Callback):
-    """Logs statistics from time to time, and keeps the arrays that they were computed from.
-
-    Args:
-        path: File of the arrays.
-        every_n_steps: Most steps between two records.
-    """
+    """Logs statistics from time to time, and keeps the arrays that they were computed from."""
 
     def __init__(self, path: Path, every_n_steps: int) -> None:
         self.path = path
@@ -79,13 +74,8 @@ def write_arrays(path: Path, **arrays: Any) -> None:
 class RoutingMonitor(HistoryMonitor):
     """Logs how discrete, dense and evenly used the routing is, and keeps its history.
 
-    Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)`` and ``groups``.
-
-    Args:
-        folder: Where to write.
-        groups: Names of the routed groups.
-        tasks: Names of the tasks in the order of their ids.
-        every_n_steps: Most steps between two records; each validation is one too.
+    Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)``, ``groups`` and
+    ``tasks``. Each validation is a record, and so is every step that ends ``every_n_steps``.
     """
 
     def __init__(
@@ -176,12 +166,7 @@ class TokenMonitor(HistoryMonitor):
 
     Writes ``token_history.npz`` with ``steps (S,)``, ``load (S, M, E)``: the share of a layer's
     pairs that chose each expert since the record before, ``dropped (S, M)``: the share that found
-    no room, and ``layers``.
-
-    Args:
-        folder: Where to write.
-        layers: Names of the M layers that route tokens.
-        every_n_steps: Steps between two records.
+    no room, and the names of the M ``layers``.
     """
 
     def __init__(self, folder: Path, layers: tuple[str, ...], every_n_steps: int = 50) -> None:

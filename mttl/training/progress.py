@@ -15,9 +15,6 @@ class TrainingProgress(ProgressBar):
 
     Validations and tests get a bar of their own below it. Where the output is not a terminal,
     it prints a line from time to time instead.
-
-    Args:
-        console: Where to draw; standard error by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:

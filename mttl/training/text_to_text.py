@@ -49,14 +49,8 @@ class Prediction:
 class TextToTextModule(ResumableModule):
     """Trains a skilled model on text-to-text tasks and scores its answers.
 
-    Args:
-        model: Backbone, skills and router.
-        tokenizer: Turns generated ids into text.
-        metrics: Metric of every task; the order gives the task ids.
-        optim: Optimizer, learning rates, schedule and label smoothing.
-        generation: How answers are searched; greedily by default.
-        max_output_length: Most tokens to generate.
-        loss: Custom training loss; cross-entropy by default.
+    ``metrics`` has the metric of every task, in the order of the task ids. By default answers are
+    searched greedily, and the loss is cross-entropy.
     """
 
     model: SkilledModel
@@ -102,12 +96,7 @@ class TextToTextModule(ResumableModule):
     def nll(
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Return the loss of every position of a batch, their labels, and the routing of the pass.
-
-        Args:
-            batch: ``input_ids``, ``attention_mask``, ``labels`` and ``task_ids``.
-            label_smoothing: ε of the loss.
-        """
+        """Return the loss of every position of a batch, the labels, and the routing of the pass."""
         logits, labels, places, routing = _answered(self.model, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
