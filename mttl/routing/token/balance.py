@@ -188,11 +188,8 @@ class BiasBalance(nn.Module):
     r"""Balancing without a loss: a bias per expert, for choosing only, that follows the load.
 
     Experts are chosen by :math:`p_e + b_e`, gates stay those of p. After each step,
-    :math:`b_e \leftarrow b_e + u\,\mathrm{sign}(\bar c - c_e)` with the load c of that step.
-
-    Args:
-        n_experts: Experts E.
-        rate: The step u.
+    :math:`b_e \leftarrow b_e + u\,\mathrm{sign}(\bar c - c_e)` with the load c of that step and the
+    ``rate`` u.
 
     References:
         Wang, Gao, Zhao, Sun and Dai, *Auxiliary-Loss-Free Load Balancing Strategy for
