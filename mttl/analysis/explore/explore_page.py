@@ -72,8 +72,11 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
     looks = category_looks(view.categories)
     tasks = [
         {
-            **{"name": task, "category": category, "scores": scores.get(task, [])},
-            **{"answers": read_answers(folder, task), "curves": of_tasks.get(task, {})},
+            "name": task,
+            "category": category,
+            "scores": scores.get(task, []),
+            "answers": read_answers(folder, task),
+            "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)
     ]

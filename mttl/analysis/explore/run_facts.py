@@ -143,9 +143,13 @@ def _adapted(place: Path, *, several_modes: bool) -> tuple[Facts, Float[np.ndarr
     if curve:
         kept = int(np.searchsorted(steps, min(score_steps[np.argmax(curve)], steps[-1])))
     facts = {
-        **{"name": f"{place.name}{mode}", "category": "adapted from this run", "adapted": True},
-        **{"scores": by_task.get(task, []), "answers": read_answers(place, task)},
-        **{"curves": {"score": (score_steps.tolist(), curve)}},
-        **{"steps": steps.tolist(), "kept": kept},
+        "name": f"{place.name}{mode}",
+        "category": "adapted from this run",
+        "adapted": True,
+        "scores": by_task.get(task, []),
+        "answers": read_answers(place, task),
+        "curves": {"score": (score_steps.tolist(), curve)},
+        "steps": steps.tolist(),
+        "kept": kept,
     }
     return facts, weights[:, :, 0].astype(np.float64)
