@@ -37,12 +37,6 @@ class LevelDemonstrations:
     lengths: Int64[np.ndarray, "E"]
     missions: UInt8[np.ndarray, "E M"]
 
-    def frames(self, episodes: Int[np.ndarray, "N"], n_steps: int) -> Int64[np.ndarray, "S N"]:
-        """Return where the steps of some episodes are; the last repeats where one has ended."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        steps = np.arange(n_steps)[:, None]
-        return starts[episodes] + np.minimum(steps, self.lengths[episodes] - 1)
-
 
 @dataclass(frozen=True)
 class DemonstrationBatch:
@@ -106,15 +100,20 @@ def pad_episodes(
     """Return some demonstrations as a batch, all as long as the longest of them."""
     pairs = list(zip(demonstrations, chosen, strict=True))
     lengths = np.stack([level.lengths[episodes] for level, episodes in pairs])  # (T, N)
-    n_steps = int(lengths.max())
-    frames = [(level, level.frames(episodes, n_steps)) for level, episodes in pairs]
+    steps = np.arange(lengths.max())[:, None]
+    frames = []
+    for level, episodes in pairs:
+        starts = np.cumsum(level.lengths) - level.lengths
+        # The last step repeats where an episode has ended.
+        last = level.lengths[episodes] - 1
+        frames.append((level, starts[episodes] + np.minimum(steps, last)))
     missions = np.stack([level.missions[episodes] for level, episodes in pairs])
     actions = np.stack([level.actions[own] for level, own in frames])
     return DemonstrationBatch(
         images=torch.from_numpy(np.stack([level.images[own] for level, own in frames])),
         missions=without_padding(torch.from_numpy(missions)),
         actions=torch.from_numpy(actions.astype(np.int64)),
-        mask=torch.from_numpy(np.arange(n_steps)[:, None] < lengths[:, None]),
+        mask=torch.from_numpy(steps < lengths[:, None]),
     )
 
 
