@@ -53,11 +53,10 @@ def test_decoder_only_generation_pads_prompts_on_the_left():
 
 def test_encoder_decoder_generation_uses_the_encoder_input():
     batch = EvalCollator(PAD, decoder_only=False)(ROWS)
-    assert set(batch["generation_inputs"]) == {"input_ids", "attention_mask"}
-    assert torch.equal(batch["generation_inputs"]["input_ids"], batch["input_ids"])
+    for name in ("input_ids", "attention_mask"):
+        assert torch.equal(batch["generation_inputs"][name], batch[name])
     assert batch["references"] == [["x", "y"], ["x", "y"]]
-    assert batch["inputs"] == ["text", "text"]
-    assert batch["samples"] == [13, 13]
+    assert (batch["inputs"], batch["samples"]) == (["text", "text"], [13, 13])
     assert batch["rows"] == [7, 7]
 
 

@@ -42,10 +42,8 @@ def test_texts_for_an_encoder_decoder(byte_tokenizer, bart_like_tokenizer):
 
 
 def test_bpe_for_a_decoder_only_model(bart_like_tokenizer, gpt_like_tokenizer):
-    prompt, answer = (
-        encoder(bart_like_tokenizer, decoder_only=True).prompts(["the train"])[0],
-        encoder(bart_like_tokenizer, decoder_only=True).answers(["the"])[0],
-    )
+    bart = encoder(bart_like_tokenizer, decoder_only=True)
+    (prompt,), (answer,) = bart.prompts(["the train"]), bart.answers(["the"])
     assert prompt[0] == bart_like_tokenizer.bos_token_id
     assert bart_like_tokenizer.eos_token_id not in prompt
     assert answer[-1] == bart_like_tokenizer.eos_token_id
@@ -112,14 +110,6 @@ def test_what_cannot_be_encoded(byte_tokenizer, gpt_like_tokenizer):
 def test_identity_changes_with_what_matters(
     byte_tokenizer, bart_like_tokenizer, gpt_like_tokenizer
 ):
-    identities = [
-        tokenizer_identity(tokenizer)
-        for tokenizer in (
-            byte_tokenizer,
-            ByT5Tokenizer(eos_token="<end>"),
-            ByT5Tokenizer(extra_ids=7),
-            bart_like_tokenizer,
-            gpt_like_tokenizer,
-        )
-    ]
-    assert len(set(identities)) == len(identities)
+    changed = ByT5Tokenizer(eos_token="<end>"), ByT5Tokenizer(extra_ids=7)
+    others = byte_tokenizer, *changed, bart_like_tokenizer, gpt_like_tokenizer
+    assert len(set(map(tokenizer_identity, others))) == len(others)
