@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
@@ -19,15 +19,8 @@ from mttl.runtime.progress_bar import counting
 ELSEWHERE = "Use those, or another folder with --out"
 
 
-class JobResult(Protocol):
-    """The result of one job: a `Record`, or a dataclass of pydantic."""
-
-    # ruff: noqa: D102
-    @property
-    def job(self) -> Hashable: ...
-
-
-Result = TypeVar("Result", bound=JobResult)
+# A `Record`, or a dataclass of pydantic, with its ``job``.
+Result = TypeVar("Result", bound=Any)
 
 
 class Diverged:

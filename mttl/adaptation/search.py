@@ -1,29 +1,37 @@
-"""Trials of a search, each with the results of its jobs: their files, scores and table.
+"""Trials of a search, each with the results of its jobs: their points, files, scores and table.
 
 No test row is read: jobs are run without their test score.
 
 References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: rates are chosen on development
     tasks.
+    Points of ranges are those of a tree-structured Parzen estimator: Bergstra, Bardenet, Bengio and
+    Kégl, Algorithms for Hyper-Parameter Optimization, NeurIPS 2011; by Optuna: Akiba, Sano, Yanase,
+    Ohta and Koyama, KDD 2019, arXiv:1907.10902.
 """
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.config.load import Tree, with_value
+from mttl.config.schema import Range, Search
 from mttl.io import yaml12
 from mttl.io.errors import MttlError, some
-from mttl.io.files import write_table, write_text
+from mttl.io.files import drop_cut_line, write_table, write_text
 from mttl.io.reading import read_json
+from mttl.runtime.libraries import check_libraries
 from mttl.runtime.text_table import TextTable
 from mttl.training.text_to_text import mean_score
 
@@ -136,3 +144,60 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
 def _names(trials: Sequence[Trial]) -> list[str]:
     """Return the settings that any trial searched: a folder may hold trials of several grids."""
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
+
+
+def search_ranges(
+    search: Search,
+    evaluate: Callable[[Values], float],
+    *,
+    jobs: Sequence[FewShotJob],
+    journal: Path,
+) -> None:
+    """Draw and evaluate trials until there are enough, continuing an earlier start.
+
+    Draws depend only on the seed and the finished trials, so an interrupted search ends like an
+    uninterrupted one. Trials of an earlier start are evaluated again, from the results of their
+    jobs. Other jobs, ranges or seeds begin another search in the same journal. The folder is
+    locked by the caller.
+    """
+    check_libraries("optuna")
+    import optuna.storages.journal
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    ranges, seed = search.ranges, search.seed
+    drop_cut_line(journal)
+    # The folder has a lock. Optuna's own is a file that a kill leaves, and all wait for.
+    held: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
+    backend = optuna.storages.journal.JournalFileBackend(str(journal), held)
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        study_name=_digest(ranges, seed, jobs),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    states = optuna.trial.TrialState
+    for trial in study.get_trials(states=(states.RUNNING,)):
+        study.tell(trial.number, state=states.FAIL)  # it was interrupted
+    finished = study.get_trials(states=(states.COMPLETE,))[: search.trials]
+    for trial in finished:
+        evaluate({name: trial.params[name] for name in ranges})
+    for number in range(len(finished), search.trials):
+        # A seed for each trial: one for all would begin its draws again after every start. A sum
+        # would give trials of neighbouring seeds the same draws.
+        own_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        study.sampler = optuna.samplers.TPESampler(seed=own_seed)
+        trial = study.ask()
+        values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
+        study.tell(trial, evaluate(values))
+
+
+def _draw(trial: Any, name: str, bounds: Range) -> float:
+    whole = isinstance(bounds.low, int) and isinstance(bounds.high, int)
+    suggest = trial.suggest_int if whole else trial.suggest_float
+    return suggest(name, bounds.low, bounds.high, log=bounds.log)
+
+
+def _digest(ranges: Mapping[str, Range], seed: int, jobs: Sequence[FewShotJob]) -> str:
+    bounds = [[name, [own.low, own.high, own.log]] for name, own in ranges.items()]
+    text = json.dumps([bounds, seed, [list(vars(job).values()) for job in jobs]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

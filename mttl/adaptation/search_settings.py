@@ -27,11 +27,11 @@ from mttl.adaptation.search import (
     grid_points,
     job_results,
     note_values,
+    search_ranges,
     trial_name,
     trials_table,
     write_trials,
 )
-from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.run_callbacks import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there
@@ -52,15 +52,14 @@ MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 @dataclass(frozen=True)
 class AdaptationTrials:
-    """Trials that are few-shot jobs, of which a part runs here, each in ``trials/NAME``."""
+    """Trials that are few-shot jobs, of which a part runs here."""
 
-    folder: Path
     adaptation: Adaptation
     shard: Shard
 
     @property
     def title(self) -> str:
-        """Of the table."""
+        """Title of the table."""
         return f"Search, mode {self.adaptation.given.adapt.mode} (%)"
 
     @property
@@ -72,41 +71,25 @@ class AdaptationTrials:
         """Return the results of all jobs of the trial in a folder, none unless all have ended."""
         return job_results(place, self.jobs)
 
-    def run(self, values: Values, count: Count, diverged: Diverged) -> TrialResults:
-        """Run a trial, unless that has ended before, and return its results if it has all."""
-        place, name = self.folder / "trials" / trial_name(values), trial_name(values)
+    def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:
+        """Run the trial of a folder, unless that has ended before."""
         trial = replace(self.adaptation, given=with_settings(self.adaptation.given, values))
         note_values(place, values)
         with Results(place, self.shard).writing() as results:
             for job in self.shard.share(self.jobs):
                 if job not in results.finished:
-                    with diverged.noted(f"{name}: {job}"):
+                    with diverged.noted(f"{place.name}: {job}"):
                         results.add(trial.run_job(job, score_test=False))
                 count.advance()
-        return self.results(place)
 
 
 @dataclass(frozen=True)
 class TrainingTrials:
     """Trials that are each a `mttl train`; a finished one is read, an interrupted one continues."""
 
-    folder: Path
     config: Config
     title = "Search of training (%)"
     jobs = ()
-
-    @classmethod
-    def of(cls, config: Config, out: str | None) -> "TrainingTrials":
-        """Note what trials are made from, by default in ``search-NAME`` of the folder of runs."""
-        if config.data.split == "train+dev":
-            raise ConfigError(
-                "data.split 'train+dev' trains on the rows that a search scores: set -k "
-                "data.split=train data.validation=dev, and train with what is found on both"
-            )
-        folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
-        problem = f"the trials in '{folder}' were made with other settings"
-        keep_settings(folder / "config.yaml", dump_config(config), problem, ignore=MAY_CHANGE)
-        return cls(folder, config)
 
     def results(self, place: Path) -> TrialResults:
         """Return the development scores of the training in a folder, none if it has not ended."""
@@ -126,15 +109,13 @@ class TrainingTrials:
             if row["split"] == "dev" and row["task"] != MEAN
         )
 
-    def run(self, values: Values, count: Count, diverged: Diverged) -> TrialResults:
-        """Train with some settings, unless that has ended before, and return the scores."""
-        place, name = self.folder / "trials" / trial_name(values), trial_name(values)
-        with diverged.noted(name):
+    def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:
+        """Train as the folder says, unless that has ended before."""
+        with diverged.noted(place.name):
             if not self.results(place):
                 self._train(values, place)
             note_values(place, values)
             count.advance()
-        return self.results(place)
 
     def _train(self, values: Values, path: Path) -> None:
         settings = {"run.dir": str(path.parent), "run.name": path.name, "data.evaluate": ["dev"]}
@@ -179,7 +160,15 @@ def search_run(
                 f"{', '.join(useless)} would change nothing: settings of training ({named}) are "
                 "searched by trainings, on the tasks of training; leave them out"
             )
-        work = TrainingTrials.of(config, out)
+        if config.data.split == "train+dev":
+            raise ConfigError(
+                "data.split 'train+dev' trains on the rows that a search scores: set -k "
+                "data.split=train data.validation=dev, and train with what is found on both"
+            )
+        folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
+        problem = f"the trials in '{folder}' were made with other settings"
+        keep_settings(folder / "config.yaml", dump_config(config), problem, ignore=MAY_CHANGE)
+        work = TrainingTrials(config)
     else:
         if source is None:
             raise ConfigError(f"{named} are of adaptation: name a trained run with --from RUN")
@@ -195,17 +184,18 @@ def search_run(
         if workers > 1:
             start_workers(workers, shard, command)
         adaptation.to_device(shard.number)
-        work = AdaptationTrials(folder, adaptation, shard)
+        work = AdaptationTrials(adaptation, shard)
 
-    folder, points = work.folder, points_of(search)
+    points = points_of(search)
     n_trials, n_tried = len(points) or search.trials, 0
     # The best is sought among all trials of the folder, those of earlier grids too.
-    found = finished_trials(folder / "trials", work.results)
+    places = folder / "trials"
+    found = finished_trials(places, work.results)
     trials, diverged = {trial_name(trial.values): trial for trial in found}, Diverged()
     with counting(status, "searching", n_trials * max(1, len(work.jobs))) as count:
         if shard.n_shards > 1:
             for values in points:
-                work.run(values, count, diverged)
+                work.run(values, places / trial_name(values), count, diverged)
             part = f"part {shard.number} of {shard.n_shards}"
             status.print(f"{part} has ended; start without --shard")
             diverged.report()
@@ -213,7 +203,9 @@ def search_run(
 
         def evaluate(values: Values) -> float:
             nonlocal n_tried
-            results, name, score = work.run(values, count, diverged), trial_name(values), -math.inf
+            name, score = trial_name(values), -math.inf
+            work.run(values, places / name, count, diverged)
+            results = work.results(places / name)
             n_tried += 1
             trials.pop(name, None)  # those of this start stand last, in their order
             if results:

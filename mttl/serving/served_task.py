@@ -13,21 +13,13 @@ from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, Completio
 
 @dataclass(frozen=True)
 class ServedTask:
-    """A task and the model that answers it.
-
-    Attributes:
-        name: Name of the task.
-        predictor: The model, which may answer other tasks, too.
-        encoder: Encoder of the model.
-        most_tokens: Largest ``max_tokens``; the length of answers in training is always allowed.
-        truncate: Whether long questions are cut as in training; else they are refused.
-    """
+    """A task and the model that answers it, which may answer other tasks, too."""
 
     name: str
     predictor: Predictor
     encoder: TextEncoder
-    most_tokens: int
-    truncate: bool
+    most_tokens: int  # largest ``max_tokens``; answers may always be as long as in training
+    truncate: bool  # cut long questions as in training; else they are refused
 
     @property
     def form(self) -> PromptForm:

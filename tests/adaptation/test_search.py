@@ -18,14 +18,14 @@ from mttl.adaptation.search import (
     job_results,
     note_values,
     ranked,
+    search_ranges,
     trial_name,
     trials_table,
     write_trials,
 )
-from mttl.adaptation.search_ranges import search_ranges
 from mttl.config.schema import Range, Search
 from mttl.io import yaml12
-from mttl.io.errors import ConfigError, MttlError
+from mttl.io.errors import MttlError
 
 
 def trial(lr: float, **scores: list[float]) -> Trial:
@@ -196,5 +196,5 @@ def test_other_seeds_and_jobs_begin_anew(tmp_path: Path) -> None:
 
 def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match="pip install optuna"):
+    with pytest.raises(MttlError, match="pip install optuna"):
         search(tmp_path / "journal", Evaluator(), 1)

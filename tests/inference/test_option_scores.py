@@ -11,8 +11,12 @@ from helpers.skills import skilled
 from mttl.config.load import load_config
 from mttl.data.collate import TrainCollator
 from mttl.inference import option_scores as scoring
-from mttl.inference.option_scorer import OptionScorer, OptionTraining
-from mttl.inference.option_scores import option_losses, option_scores
+from mttl.inference.option_scores import (
+    OptionScorer,
+    OptionTraining,
+    option_losses,
+    option_scores,
+)
 from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills import SkilledModel

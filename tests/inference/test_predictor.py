@@ -125,7 +125,9 @@ def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:
 
 def test_one_task_as_a_function(run: Built) -> None:
     reverse = run.pipeline("reverse")
+    run.model.train()
     both = run.predict("reverse", ["ab", " c "])
+    assert not run.model.training
     assert reverse(["ab", "c"]) == both
     assert reverse("ab", max_new_tokens=6) == both[0]
     assert run.predict("reverse", []) == []
@@ -141,12 +143,6 @@ def test_answers_may_be_searched_otherwise(run: Built) -> None:
     assert drawn != run.predict("copy", words)
     short = run.predict("copy", words, max_new_tokens=1)
     assert all(len(answer.encode()) <= 3 for answer in short)  # a byte, maybe no UTF-8
-
-
-def test_prediction_ends_the_training_mode(run: Built) -> None:
-    run.model.train()
-    run.predict("copy", ["ab"])
-    assert not run.model.training
 
 
 @pytest.mark.parametrize("per_token", [False, True])

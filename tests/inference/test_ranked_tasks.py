@@ -10,7 +10,7 @@ from helpers.command import train
 from helpers.gyms import write_config, write_gym
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm
-from mttl.inference.option_scorer import OptionScorer
+from mttl.inference.option_scores import OptionScorer
 from mttl.inference.task_options import task_options, wanted_options
 from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import load_tokenizer
@@ -37,12 +37,13 @@ def test_options_are_named_or_few_answers_of_training_rows(tmp_path: Path) -> No
     assert task_options(gym, "parity", [100]) == ["even", "odd"]
     assert task_options(gym, "first", [100, 13]) == [f"begins with {letter}" for letter in "abc"]
     assert task_options(gym, "copy", [100]) == []
-    assert wanted_options(gym, list(TASKS), [100], "both").keys() == {"parity", "first"}
-    assert wanted_options(gym, list(TASKS), [100], "generate") == {}
+    samples = [(task, [100]) for task in TASKS]
+    assert wanted_options(gym, samples, "both").keys() == {"parity", "first"}
+    assert wanted_options(gym, samples, "generate") == {}
     with pytest.raises(
         TaskError, match=r"have no answers to rank: copy\. Name them in .*'options'"
     ):
-        wanted_options(gym, list(TASKS), [100], "rank")
+        wanted_options(gym, samples, "rank")
 
 
 @pytest.mark.parametrize("named", ["a| |b", "a|b|a"])
@@ -53,7 +54,7 @@ def test_wrong_options_are_refused(named: str, tmp_path: Path) -> None:
 
 
 def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_path: Path) -> None:
-    options = wanted_options(Gym(gym_of(tmp_path, "abcd| abce")), ["copy"], [100], "rank")
+    options = wanted_options(Gym(gym_of(tmp_path, "abcd| abce")), [("copy", [100])], "rank")
     assert options == {"copy": ["abcd", "abce"]}
     for length in (4, 5):
         form = PromptForm(max_output_length=length)

@@ -46,17 +46,6 @@ class Batch:
         return ["".join(p.text for p in self.pieces[place]) for place in range(len(self.rows))]
 
 
-def test_beams_are_those_of_the_run(beams: Path) -> None:
-    run = mttl.load(beams)
-    batch = Batch(run)
-    for word in WORDS:
-        batch.want("reverse", word)
-    found = batch.texts()
-    assert found == run.predict("reverse", WORDS)
-    assert found != run.predict("reverse", WORDS, num_beams=1)
-    assert all(len(pieces) == 1 for pieces in batch.pieces.values())
-
-
 def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
     batch = Batch(mttl.load(beams))
     place = batch.want("copy", "ab", most_tokens=500)

@@ -155,7 +155,7 @@ def test_what_is_served_is_one_run_and_says_why_it_cannot_answer(
         lambda *given, **settings: served.update(settings, tasks=given[1], told=given[2]("/")),
     )
     assert run_command(lambda: SCRIPT.main([run, "--serve", "--port", "0"])) == 0
-    page = served["add_routes"].__self__.page
+    page = served["add_routes"].args[0]
     assert served["tasks"] == {}
     (line, reason) = served["told"]
     assert (line, reason) == (f"exploring '{run}' at /", f"The run cannot answer: {reason[23:]}")
