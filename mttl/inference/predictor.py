@@ -6,7 +6,7 @@ the same answer everywhere.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -268,7 +268,7 @@ class Predictor:
             )
         return names
 
-    @property
+    @cached_property
     def encoder(self) -> TextEncoder:
         """What encodes inputs and answers as in training."""
         return self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)

@@ -135,7 +135,7 @@ class Service:
         task = self.task(asked.model)
         request.state.model = task.name
         questions = (
-            [chat_question(asked.messages, task.form, task.name)]
+            [chat_question(asked.messages, task.predictor.form, task.name)]
             if isinstance(asked, ChatRequest)
             else asked.prompt
         )

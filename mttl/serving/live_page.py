@@ -20,7 +20,6 @@ from torch import Tensor
 from mttl.analysis.token_record import quoted
 from mttl.assembly.load_tasks import load_tasks
 from mttl.data.collate import pad, pad_id_of, padded_inputs
-from mttl.data.encode import TextEncoder
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import MttlError
 from mttl.models.teacher_forcing import forced_inputs
@@ -85,8 +84,8 @@ class LiveModel:
         mixed = id(predictor) in self._rows
         return {
             "name": name,
-            "prompt_prefix": task.form.prompt_prefix(name).text,
-            "options": task.form.task_options.get(name, []),
+            "prompt_prefix": predictor.form.prompt_prefix(name).text,
+            "options": predictor.form.task_options.get(name, []),
             "unmixed": self._unmixed(predictor),
             "row": self._shown(self._row(task, name)).tolist() if mixed else [],
             "mixes": list(predictor.tasks) if mixed else [],
@@ -139,9 +138,9 @@ class LiveModel:
         """Answer a question with a mixture or the task's routing weights, in the model's thread."""
         predictor = task.predictor if row is None else self._mixed(task, row)
         answer = predictor.predict(task.name, [text])[0]
-        found: dict[str, Any] = {"answer": answer, "read": task.form.text(task.name, text)}
+        found: dict[str, Any] = {"answer": answer, "read": predictor.form.text(task.name, text)}
         if predictor.model.routes_tokens:
-            found["tokens"] = token_experts(predictor, task.encoder, task.name, text, answer)
+            found["tokens"] = token_experts(predictor, task.name, text, answer)
         return found
 
     def _mixed(self, task: ServedTask, row: Float[Tensor, "G H K"]) -> Predictor:
@@ -157,9 +156,7 @@ class LiveModel:
 
 
 @torch.no_grad()
-def token_experts(
-    predictor: Predictor, encoder: TextEncoder, task: str, text: str, answer: str
-) -> dict[str, Any]:
+def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> dict[str, Any]:
     """Return the tokens of a question and of its answer, and the experts that took each.
 
     The model reads the answer once more, as it reads right answers in training, without its end.
@@ -169,7 +166,7 @@ def token_experts(
         number of ``experts``, and what tokens ``chose``: a list of experts, the preferred one first
         where the router has one, for every token of the prompt and then of the answer.
     """
-    form, model = predictor.form, predictor.model
+    form, model, encoder = predictor.form, predictor.model, predictor.encoder
     (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
     read = encoder.answers([answer])[0][:-1]
     tokenizer: Any = predictor.tokenizer

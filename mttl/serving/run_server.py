@@ -102,13 +102,9 @@ def served_tasks(
 ) -> dict[str, ServedTask]:
     """Return the tasks of models; models that differ only in routing weights become one."""
     models = share_backbone(models)
-    encoders = {id(predictor): predictor.encoder for predictor in models.values()}
     for name, predictor in models.items():
         predictor.form.prompt_prefix(name)  # raises where a description is missing
-    return {
-        name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
-        for name, predictor in models.items()
-    }
+    return {name: ServedTask(name, own, most_tokens, truncate) for name, own in models.items()}
 
 
 def uvicorn_settings(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import ByT5Tokenizer
 
+from helpers.adapted import BATCH
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation import gradient_free
@@ -16,13 +17,6 @@ from mttl.io.errors import DivergedError
 from mttl.routing import CoefficientRouter
 from mttl.skills import SkilledModel
 from mttl.training.text_to_text import TextToTextModule
-
-BATCH = {
-    "input_ids": torch.arange(10).view(2, 5) + 2,
-    "attention_mask": torch.ones(2, 5).long(),
-    "labels": torch.arange(6).view(2, 3) + 2,
-    "task_ids": torch.tensor([0, 0]),
-}
 
 
 def objective(model: SkilledModel, coefficients: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
 from mttl.adaptation.fine_tune import best_task
-from mttl.adaptation.job import JobRun, job_config, seeded, with_settings
+from mttl.adaptation.job import JobRun, job_config, with_settings
 from mttl.adaptation.modes import adapted, row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.config.load import load_config
@@ -94,14 +94,6 @@ def test_empty_answers_are_counted_where_the_test_is_not_scored(gym, monkeypatch
     monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))
     blind = JobRun(model, tokenizer, JOB, gym, SETTINGS).run(score_test=False).result
     assert (blind.n_empty, blind.n_answers) == (5, 5)
-
-
-def test_a_seed_holds_inside_the_block_only() -> None:
-    before = torch.get_rng_state()
-    with seeded(7, torch.device("cpu")):
-        drawn = torch.rand(3)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
 
 def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:

@@ -276,12 +276,6 @@ def test_examples_are_split_written_and_read_back(tmp_path: Path) -> None:
     assert len(gym.rows(name, "dev", 0)) == 1
 
 
-def test_one_question_is_asked_in_a_list(run: Path) -> None:
-    adapted = mttl.adapt_to(run, PAIRS, task="new", mode="zero_shot")
-    with pytest.raises(TypeError, match=re.escape("write ['abc']")):
-        adapted("abc")
-
-
 def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "gym")
     build_random("t5", TINY_T5["config"]).save_pretrained(tmp_path / "base")

@@ -148,14 +148,6 @@ class Score:
     score: float
 
 
-def test_a_second_start_reads_what_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "results.jsonl"
-    with ResumableJobs(path, Score).writing() as results:
-        results.add(Score("a", 0.5))
-    assert path.read_text() == '{"job": "a", "score": 0.5}\n'
-    assert ResumableJobs(path, Score).finished == {"a": Score("a", 0.5)}
-
-
 def test_an_error_of_the_work_is_not_taken_for_another_writer(tmp_path: Path) -> None:
     results = ResumableJobs(tmp_path / "results.jsonl", Score)
     with pytest.raises(BlockingIOError), results.writing():

@@ -125,21 +125,6 @@ def test_extremes_draw_what_has_a_share(temperature: float, uniform: float) -> N
     assert draw(logits, *settings).tolist() == [1]
 
 
-def test_rows_do_not_see_each_other() -> None:
-    drawing = {"temperature": 1.3, "top_p": 0.95, "seed": "7/0"}
-    alone = TokenChoice([row(**drawing)], torch.device("cpu"))
-    mixed = TokenChoice(
-        [row(), row(**drawing), row(temperature=0.4, seed="x")], torch.device("cpu")
-    )
-    torch.manual_seed(0)
-    for _ in range(20):
-        logits = torch.randn(3, 50)
-        both = mixed(torch.zeros(3, 1).long(), logits.clone())
-        one = alone(torch.zeros(1, 1).long(), logits[1:2].clone())
-        assert both[1].argmax() == one[0].argmax()
-        assert torch.equal(both[0], logits[0])  # the likeliest is taken by `generate` itself
-
-
 def test_tokens_are_scored_whatever_the_temperature() -> None:
     choice = TokenChoice(
         [row(n_logprobs=2), row(), row(temperature=2.0, seed="1", n_logprobs=0)],
