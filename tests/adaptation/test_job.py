@@ -119,6 +119,20 @@ def test_settings_change_by_name() -> None:
         ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
         ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
         ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must name each only once"),
+        ({"adapt.gradient_free": True}, "set mode: router_only and init: coefficients, not 'all'"),
+        ({"adapt.mode": "average", "adapt.init": "coefficients"}, "'average' takes no row over"),
+        ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "so init 'factors' sets none"),
+        ({"adapt.init": "best_coefficients", "adapt.examples": 0}, "and examples is 0; use 'mean'"),
+        ({"adapt.init": "private_skill", "adapt.mode": "zero_shot"}, "'zero_shot' does not train"),
+        ({"adapt.init": "expert_row", "adapt.mode": "average"}, "takes no init 'expert_row'"),
+        ({"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"}, "are losses of gradient descent"),
+        ({"adapt.unlikelihood": 1, "adapt.examples": 0}, "are losses of gradient descent"),
+        ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) searches answers"),
+        ({"generation.per_token": False}, "per_token (false) is for answers that are ranked"),
+        (
+            {"generation.mode": "both", "trainer.strategy": "fsdp2"},
+            "(fsdp2) does not work with generation.mode (both)",
+        ),
     ],
 )
 def test_mistakes_are_answered(values: dict, message: str) -> None:

@@ -155,21 +155,8 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     ("given", "kind", "message"),
     [
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
-        (
-            {"init": "private_skill", "mode": "zero_shot"},
-            ConfigError,
-            "which mode 'zero_shot' does not train",
-        ),
-        (
-            {"init": "nearest_task", "mode": "average"},
-            ConfigError,
-            "mode 'average' takes no row over",
-        ),
-        ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean'"),
-        ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
         ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
-        ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' sets none"),
         ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
