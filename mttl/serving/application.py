@@ -265,7 +265,7 @@ def arrivals() -> tuple[Pieces, Callable[[int, Piece], None]]:
 
 
 def make_application(
-    service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
+    service: Service, add_routes: Callable[[Service, FastAPI], object] = lambda *given: None
 ) -> FastAPI:
     """Return the application that answers requests."""
     application = FastAPI(title="mttl", openapi_url=None)
@@ -279,7 +279,7 @@ def make_application(
     guarded.get("/metrics")(service.metrics)
     application.include_router(guarded)
     application.get("/health")(service.health)
-    add_routes(application)
+    add_routes(service, application)
 
     async def refuse(request: Request, error: Exception) -> Response:
         headers = None

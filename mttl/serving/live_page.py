@@ -27,6 +27,7 @@ from mttl.routing.task.fixed import GivenRows
 from mttl.serving.application import Service, arrivals
 from mttl.serving.generation_request import GenerationRequest
 from mttl.serving.protocol import ApiError, Part, Text, parse_part
+from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
 from mttl.serving.served_task import ServedTask
 from mttl.skills.attention import AttendedInventory
@@ -263,14 +264,10 @@ def serve_page(
         warnings = [facts["problem"]] if "problem" in facts else []
         if host not in LOCAL:
             warnings.append("warning: anybody who reaches this address may ask")
+        queue = RequestQueue(batch_size=8, wait=0, most=64)
         answer_requests(
             listener,
-            tasks,
+            Service(tasks, queue, most_bytes=1 << 20, seconds=120),
             lambda place: [f"exploring '{run}' at {place}", *warnings],
-            most_bytes=1 << 20,
-            seconds=120,
-            batch_size=8,
-            wait=0,
-            most_waiting=64,
-            add_routes=partial(add_page, make_page(facts), model),
+            partial(add_page, make_page(facts), model),
         )

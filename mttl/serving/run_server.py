@@ -47,17 +47,15 @@ def serve(options: Namespace) -> None:
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
         warning = "warning: anybody who reaches this address may ask; see --api-key"
         warnings = [warning] * (options.host not in LOCAL and key is None)
+        queue = RequestQueue(
+            batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
+        )
+        limits = {"most_bytes": options.most_bytes, "seconds": options.timeout}
         answer_requests(
             listener,
-            tasks,
+            Service(tasks, queue, **limits, key=key),
             lambda place: [f"serving {len(tasks)} tasks at {place}v1", *warnings],
-            key=key,
-            most_bytes=options.most_bytes,
-            seconds=options.timeout,
-            batch_size=options.batch_size,
-            wait=options.wait / 1000,
-            most_waiting=options.most_waiting,
-            add_routes=partial(allow_origins, options.cors),
+            partial(allow_origins, options.cors),
         )
 
 
@@ -70,29 +68,20 @@ def allow_origins(origins: Sequence[str], service: Service, application: FastAPI
 
 def answer_requests(
     listener: socket.socket,
-    tasks: Mapping[str, ServedTask],
+    service: Service,
     notices: Callable[[str], Sequence[str]],
-    *,
-    most_bytes: int,
-    seconds: float,
-    batch_size: int,
-    wait: float,
-    most_waiting: int,
-    key: str | None = None,
-    add_routes: Callable[[Service, FastAPI], object] = lambda service, application: None,
+    add_routes: Callable[[Service, FastAPI], object],
 ) -> None:
     """Answer as `serve` does; ``notices`` returns the lines to print first, given the address."""
-    queue = RequestQueue(batch_size=batch_size, wait=wait, most=most_waiting)
-    service = Service(tasks, queue, most_bytes=most_bytes, seconds=seconds, key=key)
-    server = Server(uvicorn_settings(service, partial(add_routes, service)), queue)
+    server = Server(uvicorn_settings(service, add_routes), service.queue)
     host, port = listener.getsockname()[:2]
     first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
     lines = [f"{first} (Ctrl-C or SIGTERM ends)", *others]
     make_console(stderr=True).print("\n".join(lines), markup=False)
     server.run(sockets=[listener])
     listener.close()
-    queue.close(at_once=server.force_exit)
-    queue.join()
+    service.queue.close(at_once=server.force_exit)
+    service.queue.join()
     if server.force_exit:
         raise KeyboardInterrupt
 
@@ -108,7 +97,7 @@ def served_tasks(
 
 
 def uvicorn_settings(
-    service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
+    service: Service, add_routes: Callable[[Service, FastAPI], object]
 ) -> uvicorn.Config:
     """Return uvicorn's settings; when it ends, clients that do not read are not waited for."""
     return uvicorn.Config(

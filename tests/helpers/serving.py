@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
     limits = {"most_bytes": settings.get("body", 1 << 16), "seconds": settings.get("seconds", 60.0)}
     service = Service(tasks, queue, **limits, key=settings.get("key"))
     routes = settings["add_routes"](tasks) if "add_routes" in settings else lambda *given: None
-    server = uvicorn.Server(uvicorn_settings(service, partial(routes, service)))
+    server = uvicorn.Server(uvicorn_settings(service, routes))
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
