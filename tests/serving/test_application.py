@@ -404,14 +404,14 @@ def test_a_slow_body_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> 
 
 
 def test_a_fault_is_told_without_its_traceback_and_counted(serve, folders, monkeypatch) -> None:
-    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
-        with monkeypatch.context() as patch:
+    with serve(mttl.load(folders["t5"])) as served:
+        with client(served.address) as ask, monkeypatch.context() as patch:
             patch.setattr(served.service.queue, "put", None)
             with pytest.raises(openai.InternalServerError, match="internal error") as fault:
                 ask.completions.create(model="copy", prompt="a")
             assert "NoneType" not in str(fault.value)
         monkeypatch.setattr(Reply, "part", None)
-        with pytest.raises((openai.APIError, httpx.TransportError)):
+        with client(served.address) as ask, pytest.raises((openai.APIError, httpx.TransportError)):
             list(ask.completions.create(model="copy", prompt="a", stream=True))
         faults = 'mttl_requests_total{model="copy",status="500"}'
         until(lambda: counters(served.address).get(faults) == 2)
