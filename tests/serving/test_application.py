@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import mttl
-from helpers.command import ROOT, load_recipe
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
 from mttl.serving.generation_request import Piece
@@ -63,17 +62,10 @@ class Slow:
         answer_batch(predictor, wanted)
 
 
-def test_answers_are_those_of_the_run_and_of_the_command(serve, run, folder, tmp_path) -> None:
-    questions, out = tmp_path / "q.jsonl", tmp_path / "a.jsonl"
-    rows = [{"task": task, "input": word} for word in WORDS for task in run.tasks]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["--from", str(folder), "--in", str(questions), "--out", str(out)]
-    assert load_recipe(ROOT / "pl_predict.py").main(given) == 0
-    written = [json.loads(line) for line in out.read_text().splitlines()]
+def test_answers_are_those_of_the_run(serve: Any, run: Built) -> None:
     with serve(run) as served, client(served.address) as ask:
         for task in run.tasks:
             expected = run.predict(task, WORDS)
-            assert expected == [row["prediction"] for row in written if row["task"] == task]
             found = ask.completions.create(model=task, prompt=WORDS)
             assert [choice.text for choice in found.choices] == expected
             for word, answer in zip(WORDS[:3], expected, strict=False):
@@ -85,20 +77,13 @@ def test_answers_are_those_of_the_run_and_of_the_command(serve, run, folder, tmp
 
 def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
     drawn: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "seed": 5, "max_tokens": 20}
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
     with serve(run) as served, client(served.address) as ask:
         for settings in ({}, drawn, {"stop": ["a", "~~~"], "max_tokens": 20}):
-            whole = ask.completions.create(model="copy", prompt=WORDS, n=2, **settings)
-            texts = dict.fromkeys(range(16), "")
-            ends: dict[int, str] = {}
-            counts = []
-            for part in ask.completions.create(
-                model="copy",
-                prompt=WORDS,
-                n=2,
-                stream=True,
-                stream_options={"include_usage": True},
-                **settings,
-            ):
+            given: dict[str, Any] = {"model": "copy", "prompt": WORDS, "n": 2, **settings}
+            whole = ask.completions.create(**given)
+            texts, ends, counts = dict.fromkeys(range(16), ""), {}, []
+            for part in ask.completions.create(**given, **usage):
                 counts += [part.usage] if part.usage else []
                 for choice in part.choices:
                     texts[choice.index] += choice.text
@@ -107,21 +92,18 @@ def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
             assert [texts[place] for place in range(16)] == [c.text for c in whole.choices]
             assert [ends[place] for place in range(16)] == [c.finish_reason for c in whole.choices]
             assert counts == [whole.usage]
-        drawn |= {"logprobs": True, "top_logprobs": 2}
-        whole = ask.chat.completions.create(model="reverse", messages=chat("ab"), **drawn)
+        given = {"model": "reverse", "messages": chat("ab"), "logprobs": True, "top_logprobs": 2}
+        (whole,) = ask.chat.completions.create(**given, **drawn).choices
         text, tokens, roles = "", [], []
-        for part in ask.chat.completions.create(
-            model="reverse", messages=chat("ab"), stream=True, **drawn
-        ):
+        for part in ask.chat.completions.create(**given, **drawn, stream=True):
             (choice,) = part.choices
             text += choice.delta.content or ""
             roles += [choice.delta.role] if choice.delta.role else []
             tokens += (choice.logprobs and choice.logprobs.content) or []
-        (choice,) = whole.choices
-        assert (text, roles) == (choice.message.content, ["assistant"])
-        assert choice.logprobs
+        assert (text, roles) == (whole.message.content, ["assistant"])
+        assert whole.logprobs
         assert [(t.token, t.logprob) for t in tokens] == [
-            (t.token, pytest.approx(t.logprob, abs=1e-4)) for t in choice.logprobs.content or []
+            (t.token, pytest.approx(t.logprob, abs=1e-4)) for t in whole.logprobs.content or []
         ]
         assert "".join(token.token for token in tokens) == text
 

@@ -100,15 +100,8 @@ def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
     queue = start(model, most=2)
     put: Any = queue.put
     put(ONE, [row("a")])
-    with pytest.raises(
-        ApiError, match="1 answers are waiting, at most 2 can; try again"
-    ) as refused:
+    with pytest.raises(ApiError, match="1 answers are waiting, at most 2 can; try again"):
         put(ONE, [row("b"), row("c")])
-    assert refused.value.status == 429
-    assert refused.value.headers == {"Retry-After": "1"}
-    with pytest.raises(ApiError, match="wants 3 answers, at most 2 can wait; ask for") as refused:
-        put(ONE, [row("x"), row("y"), row("z")])
-    assert (refused.value.status, refused.value.headers) == (400, {})
     dropped = row("d")
     put(ONE, [dropped])
     dropped.dropped = True
@@ -123,9 +116,8 @@ def test_a_closed_queue_answers_what_it_has(model: Model) -> None:
     assert queue.is_open
     queue.close()
     assert not queue.is_open
-    with pytest.raises(ApiError, match="shutting down") as refused:
+    with pytest.raises(ApiError, match="shutting down"):
         put(ONE, [row("b")])
-    assert refused.value.status == 503
     assert finish(queue, model) == [(ONE, ["a"])]
 
 
