@@ -35,21 +35,13 @@ KEY_OR_VALUE = re.compile(r"\.(k|v|key|value)(_proj)?$")
 
 @dataclass(frozen=True)
 class Place:
-    """Where experts go.
-
-    Attributes:
-        path: The module's path in the backbone.
-        stack: Whose tokens it sees: ``"encoder"``, ``"decoder"`` or ``"model"``.
-        in_features: Features I of its input.
-        out_features: Features O of its output.
-        block: Its parts, where it is a feed-forward block.
-    """
+    """A module that gets experts."""
 
     path: str
-    stack: str
+    stack: str  # whose tokens it sees: "encoder", "decoder" or "model"
     in_features: int
     out_features: int
-    block: FeedForwardBlock | None = None
+    block: FeedForwardBlock | None = None  # its parts, where it is one
 
 
 @dataclass(frozen=True)
@@ -79,8 +71,8 @@ class Selection:
         features = {path: found[path] for path in parts} if self.blocks else found
         if not features:
             raise ValueError(
-                "this backbone has no feed-forward block of a known form (T5, BART, Llama and "
-                "those like them); use experts on its linear layers"
+                "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
+                "experts on its linear layers"
             )
         outer = block_paths(backbone)
         targets = ["all" if self.blocks and name == "mlp" else name for name in self.targets]
@@ -89,10 +81,7 @@ class Selection:
         known = dict.fromkeys(stack_name(path) for path in inside)
         for name in self.stacks or ():
             if name not in known:
-                raise ValueError(
-                    f"stacks: this backbone has no '{name}', only {', '.join(known)}. "
-                    "A decoder-only model is one stack, 'model'"
-                )
+                raise ValueError(f"stacks: this backbone has no '{name}', only {', '.join(known)}")
         places = [
             Place(
                 path,
@@ -107,7 +96,7 @@ class Selection:
         if not places:
             raise ValueError(
                 f"no layer is left: targets {', '.join(self.targets)} of every {self.every}-th "
-                f"block of {', '.join(self.stacks or known)}; lower every, or name other targets"
+                f"block of {', '.join(self.stacks or known)}; lower every"
             )
         return places
 
@@ -128,8 +117,7 @@ def attach_experts(
 ) -> Attachment:
     """Replace or augment modules of a backbone by layers whose tokens choose experts, in place.
 
-    Call it after `mttl.skills.attach_skills` where layers have skills of tasks too: experts then
-    come on top.
+    Experts come on top of skills of tasks: `mttl.skills.attach_skills` is called first.
 
     Args:
         backbone: Any model.
@@ -150,13 +138,11 @@ def attach_experts(
     places = selection.places(backbone)
     outer = block_paths(backbone)
     numbers = {name: number for number, name in enumerate(groups)}
+    names = [group_name(place.path, granularity, outer) for place in places]
     made: list[MoELayer] = []
     layers: list[Attached] = []
-    for place in places:
-        group = None
-        if settings.get("prior") is not None:
-            name = group_name(place.path, granularity, outer)
-            group = numbers.setdefault(name, len(numbers))
+    for place, name in zip(places, names, strict=True):
+        routed = settings.get("prior") is not None
         try:
             experts = make_experts(place, n_experts)
             layer = MoELayer(
@@ -168,14 +154,14 @@ def attach_experts(
                 shared=None if shared is None else SharedExpert(shared(place)),
                 name=place.path,
                 stack=place.stack,
-                group=group,
+                group=numbers.setdefault(name, len(numbers)) if routed else None,
                 causal=place.stack != "encoder",
                 **settings,
             )
         except ValueError as error:
             raise ValueError(f"{error}; at '{place.path}'") from error
         made.append(layer)
-    for place, layer in zip(places, made, strict=True):
+    for place, name, layer in zip(places, names, made, strict=True):
         path = place.path
         base = separate(backbone, path) if selection.blocks else backbone.get_submodule(path)
         device = next(base.parameters()).device
@@ -186,8 +172,7 @@ def attach_experts(
         setattr(backbone.get_submodule(above), child, layer)
         parts = layer.experts, layer.router, layer.shared or nn.Identity()
         n_parameters = sum(p.numel() for part in parts for p in part.parameters())
-        group = group_name(path, granularity, outer)
-        layers.append(Attached(path, place.in_features, place.out_features, group, n_parameters))
+        layers.append(Attached(path, place.in_features, place.out_features, name, n_parameters))
     return Attachment(tuple(layers), tuple(numbers))
 
 

@@ -95,9 +95,8 @@ def choose_layers(
         for path in sorted(found & unknown.keys()):
             raise ValueError(
                 f"the target '{target}' matches '{path}', a {unknown[path]}, which does not tell "
-                "how many features it reads and returns (in_features, out_features), so that no "
-                "skills can be made for it. Name other targets, or load a backbone in floating "
-                "point, or quantised by bitsandbytes or torchao (backbone.quantize)"
+                "how many features it reads and returns (in_features, out_features). Name other "
+                "targets, or load a backbone in floating point, or with backbone.quantize"
             )
         if not places:
             raise ValueError(

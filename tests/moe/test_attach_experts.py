@@ -7,7 +7,7 @@ from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
 from mttl.moe.attach_experts import Selection, attach_experts
-from mttl.routing import RoutingSlot, SharedRouter, expert_router
+from mttl.routing import RoutingSlot, expert_router
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -56,14 +56,9 @@ def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
     assert [name for name, _ in backbone.named_modules()] == before
 
 
-def test_a_model_checks_its_token_layers():
-    model = token_model(tiny_t5())
-    with pytest.raises(ValueError, match="reads another routing slot than the model's"):
-        SkilledModel(model.backbone, SharedRouter(0, 3), RoutingSlot())
+def test_a_router_of_other_experts_is_refused():
     with pytest.raises(ValueError, match="has 4 skills or experts and 1 heads, the router 5 and"):
         token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 5), 8))
-    with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):
-        SkilledModel(tiny_t5(), SharedRouter(0, 3), RoutingSlot())
 
 
 # Padding.

@@ -78,14 +78,6 @@ def test_layers_hold_the_index_of_their_group(family, granularity):
     assert len(set(attachment.groups)) == len(attachment.groups)
 
 
-def test_base_layers_keep_their_weights():
-    backbone = BACKBONES["t5"]()
-    before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    attach(backbone, ["attention"])
-    after = {name.replace(".base.", "."): value for name, value in backbone.state_dict().items()}
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
 def test_the_report_counts_layers_of_one_kind_together():
     attachment = attach(BACKBONES["llama"](), ["attention", "down_proj"])
     assert attachment.summary() == [

@@ -114,6 +114,7 @@ REFUSED = [
     (AttendedInventory, (LoRAInventory(4, 6, K, n_heads=2),), {}, r"n_heads \(2\) must be 1"),
     (AttendedInventory, (LoRAInventory(4, 6, K),), {"query": "key"}, r"query \('key'\) must be"),
     (GatedInventory, (LoRAInventory(4, 4, K, n_heads=2),), {}, r"n_heads \(2\) must be 1 for G"),
+    (GatedInventory, (PrefixInventory(4, 4, 2, 2, gated=False),), {}, "prefixes with gated: true"),
     (GatedInventory, (SupermaskInventory(4, 4, K),), {}, "gate must be false .*that add to one"),
     (GatedInventory, (HeadMaskInventory(4, 4, K, 2),), {}, "gate must be false .*add to one"),
 ]

@@ -2,9 +2,20 @@
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.skills import filled, mixing
 from mttl.skills import BitFitInventory
+
+
+def test_one_skill_is_the_bias_itself():
+    """Outputs and gradients are those of a layer whose bias is trained."""
+    base, inventory = nn.Linear(4, 6).double(), BitFitInventory(4, 6, 1).double()
+    x, weights = torch.randn(2, 3, 4).double(), torch.ones(2, 1, 1).double()
+    inventory.combine_linear(x, base, inventory.merge(weights)).square().sum().backward()
+    base(x).square().sum().backward()
+    # Both passes added to the gradient of the layer's own bias.
+    torch.testing.assert_close(2 * inventory.bias.grad[0], base.bias.grad)
 
 
 def test_a_layer_without_a_bias_cannot_be_folded():

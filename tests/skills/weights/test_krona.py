@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.skills import filled, mixing
-from mttl.skills import KronAInventory
+from mttl.skills import KronABlockInventory, KronAInventory
 
 
 @pytest.mark.parametrize("mix", ["factors", "deltas"])
@@ -47,3 +47,24 @@ def test_one_skill_is_lokr_of_peft() -> None:
     gradient = ours.left.grad[0], ours.right.grad[0]
     theirs(x).square().sum().backward()
     torch.testing.assert_close(gradient, (left.grad, right.grad))
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("shape", [(2, 4), (12, 1), (1, 12)])
+def test_equals_a_plain_kronecker_product_and_a_share(
+    residual: bool, shape: tuple[int, int]
+) -> None:
+    inventory = filled(
+        KronABlockInventory(12, 12, 3, shape=shape, scale=0.5, residual=residual)
+    ).double()
+    x, y = torch.randn(5, 2, 12).double(), torch.randn(5, 2, 12).double()
+    weights = mixing(5, 1, 3).double()
+    found = inventory(x, y, weights)
+    parts = inventory.product.left, inventory.product.right
+    for b in range(5):
+        w = weights[b, 0]
+        left, right = (torch.einsum("k,koi->oi", w, f) for f in parts)
+        change = 0.5 * torch.kron(left, right)
+        if residual:
+            change = change + (w @ inventory.residual) * torch.eye(12)
+        torch.testing.assert_close(found[b], y[b] + x[b] @ change.T)

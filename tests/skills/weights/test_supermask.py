@@ -28,7 +28,9 @@ def test_equals_a_loop_over_masked_layers(n_heads, bias):
         assert 0 < mask.mean() < 1
         expected = nn.functional.linear(x[b], base.weight * mask, base.bias)
         torch.testing.assert_close(found[b], expected)
-        assert torch.equal(inventory.mask(weights[b]), mask)
+        assert torch.equal(inventory.merge(weights)[0][b], mask)
+    fresh = SupermaskInventory(I, O, K, n_heads=n_heads)  # under its threshold, none is off
+    assert fresh.merge(weights)[0].all()
 
 
 def test_gradients_pass_through_the_threshold_as_if_it_were_the_identity():
