@@ -119,18 +119,11 @@ def attach_experts(
 
     Experts come on top of skills of tasks: `mttl.skills.attach_skills` is called first.
 
-    Args:
-        backbone: Any model.
-        make_experts: Makes a number of experts for a place.
-        make_router: Makes the router of a place.
-        selection: Which modules.
-        slot: Where the layers find the routing of a forward pass.
-        n_experts: Experts E of each layer.
-        replace: The experts take the module's place; else they are added to what it computes.
-        shared: Makes the one expert that is always on, where there is one.
-        granularity: Which layers share a row of the task router; see `attach_skills`.
-        groups: Routed groups that exist already; those of the result follow.
-        **settings: As for `MoELayer`: ``prior`` and both factors of capacity.
+    ``make_experts`` makes so many experts for a place, ``make_router`` its router, and ``shared``
+    the one expert that is always on. Experts ``replace`` the module, or are added to what it
+    computes. As with `attach_skills` layers of a granularity share a row of the task router;
+    ``groups`` exist already, and those of the result follow. Settings are those of `MoELayer`:
+    ``prior`` and both factors of capacity.
 
     Raises:
         ValueError: If the selection is empty or a layer cannot be made. The backbone is left alone.

@@ -10,7 +10,8 @@ A custom class takes part without a line: a configuration names it as ``module:C
 2. All other arguments are settings: keyword-only, with a type, bounds
    (`mttl.plugins.part_settings`) and a default. ``**settings`` stands for those of the base
    class. A dataclass is a section within.
-3. The first line of the docstring describes the part, and ``Args`` each setting.
+3. The first line of the docstring describes the part, and ``Args`` each setting that is not one of
+   a base class.
 4. ``lacks`` names features that the part does not have, each with a reason, or with a condition on
    its settings and a reason; ``asks`` those that it asks of others; ``refuses`` conditions on its
    settings that bounds cannot state, each with a sentence in which ``{name}`` is a value. Entries

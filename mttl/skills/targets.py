@@ -68,13 +68,9 @@ def choose_layers(
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
 
-    Args:
-        places: Features in and out of all layers that can have skills, by path.
-        targets: Words and patterns; see `mttl.skills.attach_skills`.
-        blocks: Paths of the blocks.
-        unknown: Classes of layers that do not tell their features, by path.
-        words: Words for targets, and the paths that each stands for.
-        noun: What such a layer is called in messages.
+    Places have features in and out by path, and blocks are paths; targets are ``words``, each for
+    some paths, and patterns, as for `mttl.skills.attach_skills`. Of ``unknown`` layers, classes by
+    path, the features cannot be read. The ``noun`` is what a layer is called in messages.
 
     Raises:
         ValueError: If there is no target, or one matches no layer, or one of an unknown class.

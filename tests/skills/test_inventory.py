@@ -14,6 +14,7 @@ from mttl.plugins.describe import described
 from mttl.skills import (
     KINDS,
     AdapterInventory,
+    BitFitInventory,
     CompacterInventory,
     DenseInventory,
     DiffPruningInventory,
@@ -115,8 +116,8 @@ REFUSED = [
     (AttendedInventory, (LoRAInventory(4, 6, K),), {"query": "key"}, r"query \('key'\) must be"),
     (GatedInventory, (LoRAInventory(4, 4, K, n_heads=2),), {}, r"n_heads \(2\) must be 1 for G"),
     (GatedInventory, (PrefixInventory(4, 4, 2, 2, gated=False),), {}, "prefixes with gated: true"),
-    (GatedInventory, (SupermaskInventory(4, 4, K),), {}, "gate must be false .*that add to one"),
-    (GatedInventory, (HeadMaskInventory(4, 4, K, 2),), {}, "gate must be false .*add to one"),
+    (GatedInventory, (SupermaskInventory(4, 4, K),), {}, "gate must be false .*add to an output"),
+    (GatedInventory, (HeadMaskInventory(4, 4, K, 2),), {}, "gate must be false .*add to an output"),
 ]
 
 
@@ -131,6 +132,8 @@ def test_what_a_kind_cannot_do_is_refused():
     for masks in (SupermaskInventory(8, 8, 2), HeadMaskInventory(8, 8, 2, 4)):
         with pytest.raises(TypeError, match="Inventory needs the layer itself: call combine_lin"):
             masks(x, y, weights)
+    with pytest.raises(NotImplementedError, match="the layer has no bias"):
+        BitFitInventory(8, 8, 2).fold(torch.randn(8, 8), None, weights[0])
     with pytest.raises(NotImplementedError, match="IA3Inventory do not end in a product"):
         AttendedInventory(IA3Inventory(8, 8, 2)).merge(weights)
 

@@ -34,9 +34,8 @@ class BottleneckInventory(Inventory):
     :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
     :math:`\sum_e g_e f_e(h)`.
 
-    Where skills are ``stages``, the first ones change y, the next ones read what these made of it
-    and change that: of MAD-X those of a language under those of a task. Each stage is mixed by its
-    share of a row, :math:`w_k / \sum_{j} w_j` over its own skills; one without weight adds nothing.
+    Each of several ``stages`` is mixed by its share of a row, :math:`w_k / \sum_{j} w_j` over its
+    own skills; one without weight adds nothing.
 
     Args:
         hidden_features: Width of the bottleneck.
@@ -247,7 +246,6 @@ class SparseAdapterInventory(BottleneckInventory):
     and its gradient: the choice is random, per projection, as in the release's scripts.
 
     Args:
-        hidden_features: Width of the bottleneck.
         sparsity: Fraction of the entries of both projections that stay 0.
 
     References:

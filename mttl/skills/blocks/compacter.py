@@ -26,8 +26,6 @@ class CompacterInventory(BottleneckInventory):
     draws both projections, so that it begins with a change.
 
     Args:
-        hidden_features: Width of the bottleneck.
-        activation: Between the two projections.
         n_products: Kronecker products in a projection's sum; must divide all sizes.
         rank: Rank of the factors of a layer's own; none keeps them whole (PHM).
         shared: All layers share the small factors.

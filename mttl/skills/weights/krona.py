@@ -39,7 +39,6 @@ class KronAInventory(ProductInventory):
             near the roots.
         scale: Factor on the change.
         mix: Average the two matrices, or their products.
-        n_heads: Heads H; for ``"factors"`` only 1, else it must divide O.
         init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
 
     References:

@@ -27,12 +27,9 @@ class LoRAInventory(ProductInventory):
     :math:`y = W_0 x + s (\sum_k w_k B_k)(\sum_k w_k A_k)^\top x` (see `mttl.aggregation.mix`).
     Where tokens choose, gates weigh outputs, whatever the mixing.
 
-    With dropout, the change reads :math:`d(x)` and the base layer x: entries of the input of the
-    first factor are dropped in training, token by token, once for all skills of a layer.
-
-    With a shared input side, as in HydraLoRA, there is one A for all skills of the layer. Weights
-    of a task, and gates of a token, then mix the :math:`B_k` alone; with ``"factors"`` their sum
-    multiplies A once more, which is 1 where rows are normalised.
+    Dropout is of the change's input alone, token by token, once for all skills of a layer. With a
+    shared input side, as in HydraLoRA, weights of a task and gates of a token mix the :math:`B_k`
+    alone; with ``"factors"`` their sum multiplies A once more: it is 1 where rows are normalised.
 
     Starts from the weight, ``"pissa"`` and ``"orthogonal"``, are its singular directions. What a
     fresh mixture would add is subtracted for good, which leaves the weight itself alone: the start
@@ -43,19 +40,16 @@ class LoRAInventory(ProductInventory):
 
     Args:
         rank: Rank r of each.
-        n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
         scale: Factor s on the change; alpha / rank by default.
         alpha: That alpha, in the place of scale; 1 by default.
         rslora: Divide alpha by the root of the rank (rsLoRA).
         dropout: Probability that an entry of the change's input is dropped in training.
-        shared_down: All of a layer share the factor that reads the input, and differ in the other
-            (HydraLoRA).
+        shared_down: Skills of a layer share the factor that reads the input (HydraLoRA).
         mix: Average the factors, their products, or the outputs; of tensors that are composed,
             the products by default.
         init: What fresh skills are: one factor 0; each at the leading singular directions of the
             layer's weight (PiSSA); or each at directions of its own. None changes anything before
-            it is trained. ``"kaiming"``, for networks without a pretrained base, draws both
-            factors.
+            it is trained. ``"kaiming"``, for networks without a pretrained base, draws both.
 
     References:
         Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,

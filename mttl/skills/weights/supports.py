@@ -123,14 +123,10 @@ def select_support(
 ) -> dict[str, Tensor]:
     """Return the entries with the largest scores; equal ones in the order of the tensors.
 
-    Args:
-        scores: A score per entry of every tensor, of the tensor's shape.
-        density: Fraction of all entries, rounded, at least one; with rows or blocks, as many whole
-            units as fit into it, and at least one.
-        scope: The best of all tensors together (``"global"``), so that some tensors may get none,
-            and are left out, or of every ``"tensor"``, in proportion to its size.
-        structure: What is chosen as a whole; see `Units`.
-        block: Side of a block.
+    There is a score per entry, and the density is a fraction of all entries, rounded, at least one;
+    with rows or blocks (`Units`), as many whole units as fit into it, and at least one. The scope
+    is all tensors together (``"global"``), so that some may get none, and are left out, or every
+    ``"tensor"``, in proportion to its size.
 
     Raises:
         ValueError: If there is no score, one is not a number, or an argument is out of range.

@@ -299,7 +299,7 @@ def test_a_stage_without_weight_adds_nothing():
     plain = AdapterInventory(SIZE, SIZE, 5, **sizes)
     plain.load_state_dict(inventory.state_dict())
     x, y = torch.randn(B, L, SIZE), torch.randn(B, L, SIZE)
-    weights = torch.tensor([0, 1.0, 0, 0, 0]).expand(B, 1, K).clone().requires_grad_()
+    weights = torch.tensor([0, 1.0, 0, 0, 0]).expand(B, 1, 5).clone().requires_grad_()
     found = inventory(x, y, weights)
     torch.testing.assert_close(found, plain(x, y, weights))
     found.sum().backward()

@@ -111,15 +111,8 @@ def test_equals_plain_modules_one_after_another(kind, router):
         for name, expected_gradient in expected_gradients.items():
             # Float64, sums in another order; the smallest gradients are sums that cancel.
             torch.testing.assert_close(own[name], expected_gradient, atol=1e-10, rtol=1e-7)
-
-
-@PAIRS
-def test_every_parameter_is_trained_and_has_a_role(kind, router):
-    model = composed(kind=kind, router=router).train()
-    loss = loss_of(model(IDS, *observations())) + model.router.prior_loss()
-    loss.backward()
     roles = parameter_roles(model)
-    assert roles.keys() == gradients(model).keys()
+    assert roles.keys() == own.keys()
     for name, role in roles.items():
         part = name.split(".")[0]
         assert role == {"inventory": "skills", "router": "router", "base": "backbone"}[part]
