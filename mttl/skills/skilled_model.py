@@ -202,7 +202,8 @@ class NotedIds:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
         ids = inputs.get("input_ids", args[0] if args else None)
         if ids is not None and self.slot.in_use:
-            self.slot.current.ids |= dict.fromkeys(self.stacks, ids)
+            for stack in self.stacks:
+                self.slot.current.ids[stack] = ids
 
 
 class FinishedRows:
