@@ -44,69 +44,63 @@ class Place:
     block: FeedForwardBlock | None = None  # its parts, where it is one
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which modules get experts.
+def expert_places(
+    backbone: nn.Module,
+    targets: Sequence[str],
+    *,
+    blocks: bool,
+    every: int = 1,
+    stacks: Sequence[str] | None = None,
+) -> list[Place]:
+    """Return the modules that get experts: feed-forward ``blocks``, or else linear layers.
 
-    Args:
-        blocks: Feed-forward blocks, or else linear layers.
-        targets: As for `mttl.skills.attach_skills`; of blocks, ``"all"`` or patterns of paths.
-        every: Only every n-th transformer block of a stack, the first of them the n-th.
-        stacks: Only of these stacks (``"encoder"``, ``"decoder"``, ``"model"``); all by default.
+    Targets are as for `mttl.skills.attach_skills`; of blocks, ``"all"`` or patterns of paths. They
+    are in the n-th of ``every`` n transformer blocks, of these stacks alone (``"encoder"``,
+    ``"decoder"``, ``"model"``).
+
+    Raises:
+        ValueError: If nothing is left, or a target or a stack does not exist.
     """
-
-    blocks: bool
-    targets: Sequence[str]
-    every: int = 1
-    stacks: Sequence[str] | None = None
-
-    def places(self, backbone: nn.Module) -> list[Place]:
-        """Return the places in a backbone.
-
-        Raises:
-            ValueError: If nothing is left, or a target or a stack does not exist.
-        """
-        parts = feed_forward_blocks(backbone) if self.blocks else {}
-        found = block_places(backbone) if self.blocks else linear_places(backbone)
-        features = {path: found[path] for path in parts} if self.blocks else found
-        if not features:
-            raise ValueError(
-                "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
-                "experts on its linear layers"
-            )
-        outer = block_paths(backbone)
-        targets = ["all" if self.blocks and name == "mlp" else name for name in self.targets]
-        # The output head stands outside the blocks, and outside the stacks.
-        inside = [path for path in features if inside_block(path, outer)] or list(features)
-        known = dict.fromkeys(stack_name(path) for path in inside)
-        for name in self.stacks or ():
-            if name not in known:
-                raise ValueError(f"stacks: this backbone has no '{name}', only {', '.join(known)}")
-        places = [
-            Place(
-                path,
-                "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
-                *(features[path][0], features[path][1]),
-                parts.get(path),
-            )
-            for path in choose_layers(features, targets, outer, words=members(backbone, features))
-            if (self.stacks is None or stack_name(path) in self.stacks)
-            and _is_nth(path, outer, self.every)
-        ]
-        if not places:
-            raise ValueError(
-                f"no layer is left: targets {', '.join(self.targets)} of every {self.every}-th "
-                f"block of {', '.join(self.stacks or known)}; lower every"
-            )
-        return places
+    parts = feed_forward_blocks(backbone) if blocks else {}
+    found = block_places(backbone) if blocks else linear_places(backbone)
+    features = {path: found[path] for path in parts} if blocks else found
+    if not features:
+        raise ValueError(
+            "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
+            "experts on its linear layers"
+        )
+    outer = block_paths(backbone)
+    words = ["all" if blocks and name == "mlp" else name for name in targets]
+    # The output head stands outside the blocks, and outside the stacks.
+    inside = [path for path in features if inside_block(path, outer)] or list(features)
+    known = dict.fromkeys(stack_name(path) for path in inside)
+    for name in stacks or ():
+        if name not in known:
+            raise ValueError(f"stacks: this backbone has no '{name}', only {', '.join(known)}")
+    places = [
+        Place(
+            path,
+            "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
+            *(features[path][0], features[path][1]),
+            parts.get(path),
+        )
+        for path in choose_layers(features, words, outer, words=members(backbone, features))
+        if (stacks is None or stack_name(path) in stacks) and _is_nth(path, outer, every)
+    ]
+    if not places:
+        raise ValueError(
+            f"no layer is left: targets {', '.join(targets)} of every {every}-th "
+            f"block of {', '.join(stacks or known)}; lower every"
+        )
+    return places
 
 
 def attach_experts(
     backbone: nn.Module,
+    places: Sequence[Place],
     make_experts: Callable[[Place, int], Inventory],
     make_router: Callable[[Place], TokenRouter],
     *,
-    selection: Selection,
     slot: RoutingSlot,
     n_experts: int,
     replace: bool = False,
@@ -126,9 +120,8 @@ def attach_experts(
     ``prior`` and both factors of capacity.
 
     Raises:
-        ValueError: If the selection is empty or a layer cannot be made. The backbone is left alone.
+        ValueError: If a layer cannot be made. The backbone is left alone.
     """
-    places = selection.places(backbone)
     outer = block_paths(backbone)
     numbers = {name: number for number, name in enumerate(groups)}
     names = [group_name(place.path, granularity, outer) for place in places]
@@ -156,7 +149,7 @@ def attach_experts(
         made.append(layer)
     for place, name, layer in zip(places, names, made, strict=True):
         path = place.path
-        base = separate(backbone, path) if selection.blocks else backbone.get_submodule(path)
+        base = separate(backbone, path) if place.block else backbone.get_submodule(path)
         device = next(base.parameters()).device
         layer.to(device).train(base.training)
         if not replace:
