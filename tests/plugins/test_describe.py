@@ -128,7 +128,7 @@ def test_a_type_that_no_configuration_holds_is_refused() -> None:
     ("make", "message"),
     [
         (lambda: PolytroponRouter(2, 3, 1, 4, temperature=0.0), r"temperature \(0.0\) .* above 0"),
-        (lambda: PolytroponRouter(2, 3, 1, 4, logit_dropout=1.0), r"\(1.0\) must be below 1"),
+        (lambda: TopKRouter(4, 3, jitter=1.0), r"jitter \(1.0\) must be below 1"),
         (lambda: PolytroponRouter(2, 3, 1, 4, normalise="max"), "one of sum, average_correction"),
         (lambda: TopKRouter(4, 3, top_k=0), r"top_k \(0\) must be above 0"),
         (lambda: LoRAInventory(4, 4, 4, scale=float("nan")), r"scale \(nan\) must be above 0"),
