@@ -25,7 +25,7 @@ def attach(backbone, targets=("all",), granularity="linear", make=None):
     ("name", "everything"), [("t5", 32), ("bart", 32), ("llama", 14), ("gpt2", 8)]
 )
 def test_words_find_the_projections(name, everything):
-    """Attention and feed-forward layers, of which `test_roles.py` counts each; not the head."""
+    """Attention and feed-forward layers, of which `test_targets.py` counts each; not the head."""
     paths = [layer.path for layer in attach(BACKBONES[name](), ["attention", "mlp"]).layers]
     assert paths == [layer.path for layer in attach(BACKBONES[name]()).layers]
     assert len(paths) == everything

@@ -9,15 +9,12 @@ from torch import nn
 from helpers.backbones import tiny_gpt2
 from helpers.compare import assert_same
 from helpers.skills import filled, mixing, skilled
-from mttl.skills import (
-    BitFitInventory,
-    DenseInventory,
-    HeadMaskInventory,
-    KronABlockInventory,
-    KronAInventory,
-    LoRAInventory,
-    SupermaskInventory,
-)
+from mttl.skills.weights.bitfit import BitFitInventory
+from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.head_mask import HeadMaskInventory
+from mttl.skills.weights.krona import KronABlockInventory, KronAInventory
+from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.supermask import SupermaskInventory
 
 B, L, I, O, K = 5, 2, 8, 12, 3  # noqa: E741
 LoRA = partial(LoRAInventory, rank=2)
