@@ -72,12 +72,9 @@ FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS)
 
 
 def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]:
-    """Return a class by the name that a setting gives.
+    """Return a class by the name that a setting gives; see above.
 
-    Args:
-        family: Kind of the class.
-        name: ``module:Class``, ``file.py:Class``, or that of an entry point.
-        trusted: Whether the user named it, and not a file of a run.
+    It is ``trusted`` if the user named it, and not a file of a run.
 
     Raises:
         PluginError: If it is missing, cannot be imported, is not trusted, or is of another family.

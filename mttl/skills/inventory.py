@@ -100,15 +100,7 @@ class Inventory(Bounded, nn.Module, ABC):
 
         I collects all axes but the first: those of a convolution's filter, for example. Vectors
         (biases, scales of normalisations) have I = 1, and their skills begin at 0.
-
-        Raises:
-            ValueError: If the tensor has too few axes.
         """
-        if len(shape) < cls.smallest_ndim:
-            raise ValueError(
-                f"a tensor of shape {tuple(shape)} has too few axes: {cls.__name__} needs at least "
-                f"{cls.smallest_ndim}"
-            )
         settings = {**cls.composed_defaults, **settings}
         if len(shape) < 2:
             settings["init"] = "zero"
@@ -260,10 +252,9 @@ class Inventory(Bounded, nn.Module, ABC):
         return weight + self.delta(weights[None])[0], bias
 
     def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
-        """Return what each skill alone has in front of its last product.
+        """Return what each skill alone has in front of its last product, if there is one.
 
-        Raises:
-            NotImplementedError: If changes do not end in a product; so do the two methods below.
+        Else this and the two methods below raise NotImplementedError.
         """
         raise NotImplementedError(f"{type(self).__name__} do not end in a product")
 

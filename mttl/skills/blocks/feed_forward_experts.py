@@ -93,11 +93,7 @@ ActivationSetting = Annotated[
 
 
 def activation_of(name: str | Activation) -> Activation:
-    """Return the activation of a name, or a function as it is.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the activation of a name, ValueError if there is none; or a function as it is."""
     if not isinstance(name, str):
         return name
     require_one_of(ACTIVATIONS, activation=name)

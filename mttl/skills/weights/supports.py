@@ -76,13 +76,7 @@ PERMUTED = 2**22
 
 
 def random_indices(size: int, n: int, generator: torch.Generator | None = None) -> Int[Tensor, "n"]:
-    """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable.
-
-    Raises:
-        ValueError: If ``n`` is not between 1 and ``size``.
-    """
-    if not 1 <= n <= size:
-        raise ValueError(f"n ({n}) must be between 1 and the number of entries ({size})")
+    """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable."""
     # On the meta device, where sizes are planned, a set of places has no length to go by.
     if size <= PERMUTED or 2 * n > size or torch.get_default_device().type == "meta":
         return torch.randperm(size, generator=generator)[:n].sort().values
