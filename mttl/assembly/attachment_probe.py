@@ -16,7 +16,7 @@ from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.context import Routing, RoutingSlot
-from mttl.skills.inputs.skilled_attention import SkilledAttention
+from mttl.skills.inputs.prefix import SkilledAttention
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.training.packing_check import apart, evaluating
 

@@ -31,7 +31,7 @@ from mttl.models.generation import cache_argument
 from mttl.models.teacher_forcing import forced_logits, run_at
 from mttl.routing.context import Routing
 from mttl.routing.token.masks import IGNORED
-from mttl.skills.inputs.skilled_embedding import SkilledEmbedding
+from mttl.skills.inputs.prompt import SkilledEmbedding
 from mttl.skills.skilled_model import SkilledModel
 
 # Answers that go through the model together, unless one prompt has more.

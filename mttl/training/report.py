@@ -15,7 +15,7 @@ from lightning_fabric.utilities import move_data_to_device
 from rich.table import Table
 from torch import Tensor
 
-from mttl.aggregation.packed_weights import count_entries
+from mttl.aggregation.packed_weights import stored
 from mttl.analysis.token_counts import TokenCounts
 from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import is_first, whole_parameters
@@ -60,7 +60,7 @@ def attachment_table(
         table.add(layers, count, shape, f"{size:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(count_entries(p) for p in model.parameters())
+    total = sum(math.prod(stored(p)[0]) for p in model.parameters())
     covered = [
         f"{n} of {m} linear layers in {word}" for word, (n, m) in attachment.coverage.items()
     ]
