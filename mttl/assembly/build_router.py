@@ -80,12 +80,9 @@ def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
 
 
 def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[Tensor, "T K"]:
-    """Read the weights of the Expert baseline.
+    """Read the weights of the Expert baseline for some tasks; the file may hold more.
 
-    Args:
-        name: A CSV file: a header ``task`` and the skills' names, then a row per task.
-        tasks: The tasks whose rows to return, in this order; the file may hold more.
-        n_skills: Skills K of the inventory.
+    It is a CSV file with a header of ``task`` and the skills' names, and a row per task.
 
     Raises:
         ConfigError: If the file is missing or malformed, has columns for another number of skills,

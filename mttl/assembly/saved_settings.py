@@ -90,15 +90,10 @@ def _known_as(name: str) -> str:
 
 
 def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
-    """Refuse settings of a command line that would change nothing.
+    """Refuse settings of a command line that would change nothing of an adaptation of a run.
 
     Only training reads them; or they are of a section that is the run's, or of how rows look, and
-    differ from the run.
-
-    Args:
-        run: The folder of the trained run.
-        config: The configuration, with the settings of the command line.
-        overrides: These, as ``section.key=value``.
+    differ from the run. The configuration has them, too.
     """
     split = (text.partition("=") for text in overrides)
     given = {name.strip(): value.strip() for name, _, value in split}
@@ -116,9 +111,9 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
     names = [name for name in given if name.partition(".")[0] in OF_THE_RUN or name in form]
     if not names:
         return
-    wanted, trained = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
+    trees = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
     for name in names:
-        here, there = _value(wanted, name), _value(trained, name)
+        here, there = (_value(tree, name) for tree in trees)
         if here != there:
             has = "has no such setting"
             if there is not _ABSENT:

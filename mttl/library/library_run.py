@@ -46,16 +46,9 @@ def make_run(
 ) -> tuple[Config, Built]:
     """Write a run whose K skills, or experts, are members of a library, each with a task.
 
-    Args:
-        library: The library.
-        names: Of the members.
-        config: The run's; the sections skills and moe take their number, rank and layers from the
-            members.
-        out: Its folder, a new one.
-        mix: How skills combine where a task uses several.
-        descriptions: That are shown before the inputs, by task.
-        general: Names of members whose mean is taken from the others.
-        prepare: Called with the configuration and the model before it is written.
+    The sections skills and moe take their number, rank and layers from the members; ``mix`` says
+    how skills combine where a task uses several. The mean of the ``general`` members is taken from
+    the others. ``prepare`` is called with the configuration and the model before it is written.
 
     Raises:
         ConfigError: If a section does not fit members, or two members have one task.

@@ -68,10 +68,7 @@ def search_settings(
 ) -> dict[str, Any]:
     """Return what a model's ``generate`` takes, in evaluation and wherever answers equal it.
 
-    Args:
-        generation: How answers are searched.
-        max_output_length: Most tokens of an answer.
-        own: The model's ``generation_config``; what no search applies is taken out of it.
+    What no search applies is taken out of the model's ``own`` configuration.
     """
     for name in own_settings(own).keys() - _OF_TOKENS:
         setattr(own, name, None)

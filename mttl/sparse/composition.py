@@ -19,12 +19,9 @@ MOST_SHOWN = 10
 
 
 class SparseComposition:
-    """A network together with the sparse skills that are on it.
+    """A network, given without skills and changed in place, with the sparse skills that are on it.
 
     While skills are on it, nothing else may change the weights at their supports.
-
-    Args:
-        model: The network, without skills; its parameters are changed in place.
 
     References:
         Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual
@@ -102,12 +99,8 @@ class SparseComposition:
         if name in self._skills and name != instead:
             raise ConfigError(f"a skill '{name}' is on the network already; name each once")
         if not math.isfinite(weight):
-            raise ConfigError(
-                f"the weight of the skill '{name}' ({weight}) must be a finite number"
-            )
-        others = [
-            other for other, (_, own) in self._skills.items() if own.masks and other != instead
-        ]
+            raise ConfigError(f"the weight of skill '{name}' ({weight}) must be a finite number")
+        others = [key for key, (_, own) in self._skills.items() if own.masks and key != instead]
         if skill.masks and others:
             raise CheckpointError(
                 f"the skill '{name}' sets weights to 0, and so does '{others[0]}': two such skills "

@@ -38,13 +38,8 @@ def language_loss(
 ) -> Float[Tensor, ""]:
     """Return the mean loss of the labelled tokens.
 
-    Args:
-        model: A language model of transformers.
-        inputs: Ids of each example.
-        labels: Ids to predict: of the answer for an encoder–decoder, else as many as inputs, -100
-            where nothing is predicted.
-        pad_id: Fills up.
-        masked: Labels are those of their own positions, not of the next ones.
+    Labels are ids of the answer for an encoder–decoder, else as many as inputs, -100 where nothing
+    is predicted; ``masked`` ones are those of their own positions, not of the next ones.
     """
     device = next(model.parameters()).device
     batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
@@ -62,11 +57,7 @@ class TaskObjective:
         self._prompts = encoder.prompts([row[0] for row in rows])
         self._answers = encoder.answers([row[1] for row in rows])
         self._pad_id = pad_id_of(encoder.tokenizer)
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows there are."""
-        return len(self._prompts)
+        self.n_rows = len(rows)
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss of a token of the answers; nothing is drawn."""
@@ -100,12 +91,8 @@ class _Text:
         self.lines: list[list[int]] = [ids[:room] for ids in encoded if ids]
         if not self.lines:
             raise ConfigError("the text has no line to learn from")
+        self.n_rows = len(self.lines)
         self.pad_id = pad_id_of(tokenizer)
-
-    @property
-    def n_rows(self) -> int:
-        """How many lines there are."""
-        return len(self.lines)
 
     def whole(self, row: int) -> list[int]:
         return [*self.before, *self.lines[row], *self.after]

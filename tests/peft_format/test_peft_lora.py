@@ -9,15 +9,14 @@ from helpers.compare import relative_error
 from helpers.skills import filled, skilled
 from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
-from mttl.merging.fold import average_mixing, task_mixing
-from mttl.peft_format.peft_folder import read_peft, write_peft
+from mttl.merging.fold import average_mixing, skill_mixing, task_mixing
+from mttl.peft_format.peft_folder import of_base, read_peft, write_peft
 from mttl.peft_format.peft_lora import (
     common_scaling,
     common_settings,
     lora_adapter,
     mixture_adapter,
     read_lora,
-    skill_mixing,
 )
 from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -39,13 +38,9 @@ TARGETS = {
 def export(model, mixing, folder, family, rank=None):
     adapter = mixture_adapter(model, mixing, rank)
     config, tensors = lora_adapter(
-        adapter,
-        base=None,
-        task_type=TASK_TYPES[family],
-        transposed=family == "gpt2",
-        scaling=common_scaling(model),
+        adapter, transposed=family == "gpt2", scaling=common_scaling(model)
     )
-    write_peft(folder, config, tensors)
+    write_peft(folder, config | of_base(None, TASK_TYPES[family]), tensors)
     return adapter
 
 
@@ -84,7 +79,7 @@ def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
     slot_model = model.router
     for name, mixing, ids in (
         ("mean", average_mixing(slot_model), AverageRouter(slot_model.n_groups, 1, 1, 3)),
-        ("one", skill_mixing(model, 1), PrivateRouter(slot_model.n_groups, 3)),
+        ("one", skill_mixing(slot_model, 1), PrivateRouter(slot_model.n_groups, 3)),
     ):
         adapter = export(model, mixing, tmp_path / name, "t5")
         assert {part.rank for part in adapter.values()} == {6 if name == "mean" else 2}
@@ -93,7 +88,7 @@ def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
         model.router = slot_model
         assert relative_error(loaded("t5", tmp_path / name)(**batch(3)).logits, expected) < ROUNDING
     with pytest.raises(CheckpointError, match="there is no skill 3: they are numbered 0 … 2"):
-        skill_mixing(model, 3)
+        skill_mixing(slot_model, 3)
 
 
 def test_scales_and_a_layer_at_two_paths_are_refused():
