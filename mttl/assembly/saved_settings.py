@@ -59,11 +59,7 @@ def read_found_settings(saved: SavedInventory) -> ModelSettings:
 def read_settings(
     saved: SavedInventory, schema: type[S], plugins: Mapping[str, str] | None = None
 ) -> S:
-    """Return the validated settings of a saved inventory; ``plugins`` is as for `load_config`.
-
-    Raises:
-        CheckpointError: If they do not validate.
-    """
+    """Return the validated settings of an inventory; ``plugins`` is as for `load_config`."""
     try:
         return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:

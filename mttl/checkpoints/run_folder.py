@@ -60,8 +60,7 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     """Return the step to continue from: 0 for a new run, and for one without a saved state.
 
     Raises:
-        ConfigError: As for `check_place`, or if the configuration has changed outside its section
-            ``trainer``.
+        ConfigError: As for `check_place`, or if settings outside of ``trainer`` have changed.
         CheckpointError: If a file of the interrupted run is missing or damaged.
     """
     from lightning_fabric.utilities.rank_zero import rank_zero_only

@@ -198,8 +198,8 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
     now if it was moved.
 
     Raises:
-        CheckpointError: If it is not such a folder, or one of another version, a file is missing or
-            damaged, or what a task was adapted from is missing or another.
+        CheckpointError: If a file is missing, damaged or of another version, or what a task was
+            adapted from is missing or another.
     """
     folder = inventory_folder(folder)
     meta = read_facts(folder)

@@ -60,11 +60,7 @@ def embedded(products: Float[Tensor, "K K"], n_components: int) -> Float[Tensor,
 
 
 def k_means(points: Float[Tensor, "K c"], n_clusters: int, *, seed: int = 0) -> Int[Tensor, "K"]:
-    """Return the cluster of every point: the best of ten starts; numbered by their first points.
-
-    Raises:
-        ConfigError: If there are fewer points than clusters, or no cluster.
-    """
+    """Return the cluster of every point: the best of ten starts; numbered by their first points."""
     from sklearn.cluster import KMeans
 
     if not 1 <= n_clusters <= len(points):

@@ -73,11 +73,7 @@ class Library(Record):
         return list(self.members)
 
     def chosen(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the names that patterns with ``*`` and ``?`` match; without any, all.
-
-        Raises:
-            ConfigError: If a pattern matches no member.
-        """
+        """Return the names that patterns with ``*`` and ``?`` match; without any, all."""
         found: dict[str, None] = {}
         for pattern in patterns or ["*"]:
             names = [name for name in self.members if fnmatchcase(name, pattern)]
@@ -98,11 +94,7 @@ class Library(Record):
         return MemberCard.read(self.place(name) / CARD)
 
     def member(self, name: str) -> Member:
-        """Return a member.
-
-        Raises:
-            CheckpointError: If a file is missing, or not the one that was noted.
-        """
+        """Return a member; a `CheckpointError` if a file is missing, or not the one noted."""
         folder = self.place(name)
         if _digest(folder) != self.members[name]:
             raise CheckpointError(
@@ -178,11 +170,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
 
 
 def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
-    """Remove the members that patterns match, or none (see `Library.chosen`); return their names.
-
-    Raises:
-        CheckpointError: If the folder is not a library.
-    """
+    """Remove the members that patterns match (see `Library.chosen`); return their names."""
     open_library(folder).chosen(patterns)
     with locked(Path(folder) / ".lock"):
         library = open_library(folder)
@@ -193,12 +181,7 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
 
 
 def library_to_be(folder: str | Path) -> Library | None:
-    """Return the library in a folder, or None where one can be made.
-
-    Raises:
-        CheckpointError: If the library is damaged.
-        ConfigError: If other files lie there.
-    """
+    """Return the library in a folder, or None where one can be made: no other files lie there."""
     path = Path(folder)
     # What is hidden is a lock, or what another writer begins with.
     strange = path.is_file() or (

@@ -85,11 +85,7 @@ def make_run(
 
 
 def tasks_of(members: Sequence[Member]) -> list[str]:
-    """Return the task of each member.
-
-    Raises:
-        ConfigError: If two members have one.
-    """
+    """Return the task of each member; a `ConfigError` if two have one."""
     owners: dict[str, str] = {}
     for member in members:
         task, name = member.card.task, member.card.name
@@ -105,11 +101,7 @@ def tasks_of(members: Sequence[Member]) -> list[str]:
 def with_members(
     config: Config, layers: Mapping[str, tuple[Tensor, Tensor]], *, mix: str
 ) -> Config:
-    """Return a configuration whose skills, or experts, are as many and as large as the members.
-
-    Raises:
-        ConfigError: If a section does not fit members.
-    """
+    """Return a configuration whose skills, or experts, are as many and as large as the members."""
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
         raise ConfigError(

@@ -15,11 +15,7 @@ _FORBIDDEN = "*/:?[\\]"
 
 
 def check_library(folder: str | Path) -> Path:
-    """Return the file of a library that says which members count.
-
-    Raises:
-        CheckpointError: If the folder has none.
-    """
+    """Return the file of a library that says which members count; refuse folders without."""
     path = Path(folder) / LIBRARY
     if not path.exists():
         raise CheckpointError(
@@ -29,11 +25,7 @@ def check_library(folder: str | Path) -> Path:
 
 
 def member_name(name: str) -> str:
-    """Return a name that a folder of a library can have.
-
-    Raises:
-        ValueError: If it can have none.
-    """
+    """Return a name that a folder of a library can have; others are a `ValueError`."""
     if printable(name).startswith(".") or set(_FORBIDDEN) & set(name):
         raise ValueError(f"must not begin with a point nor hold any of {' '.join(_FORBIDDEN)}")
     return name

@@ -161,11 +161,7 @@ def base_problems(
 
 
 def describe_base(name: str) -> BaseModel:
-    """Load a model and return what a library notes of it.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-    """
+    """Load a model and return what a library notes of it."""
     network = build_backbone(Pretrained(kind="pretrained", name=name))
     features = {path: linear_features(module) for path, module in network.named_modules()}
     return BaseModel(
@@ -186,8 +182,7 @@ def lasting_name(name: str) -> str:
 def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
     """Return an adapter without the weights that PEFT stores of the base, as those of a head.
 
-    Raises:
-        CheckpointError: If it stores others than the base has: they were trained, or resized.
+    A `CheckpointError` says that the base has others: these were trained, or resized.
     """
     stored = {name: value for name, value in folder.tensors.items() if name.endswith(STORED)}
     if not stored or not base:

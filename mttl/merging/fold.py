@@ -31,12 +31,7 @@ class FoldedBackbone:
 
 
 def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
-    """Return the mixing weights of one task, without noise.
-
-    Raises:
-        ValueError: If the router does not know the task.
-        CheckpointError: If its weights depend on the prompt too.
-    """
+    """Return the mixing weights of one task, without noise; they may not depend on the prompt."""
     if "prompts" in router.seen:
         raise CheckpointError(
             f"a {type(router).__name__} mixes skills by the prompt of every example: no weights of "

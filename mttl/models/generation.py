@@ -28,11 +28,7 @@ CACHES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Return the name of the cache among the arguments of a model's forward pass, and its outputs.
-
-    Raises:
-        ValueError: If it takes none.
-    """
+    """Return the name of the cache among a model's arguments and outputs, which must have one."""
     taken = inspect.signature(model.forward).parameters
     if name := next((name for name in CACHES if name in taken), None):
         return name

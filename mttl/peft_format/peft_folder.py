@@ -32,12 +32,7 @@ class PeftFolder:
 
 
 def read_peft(folder: str | Path) -> PeftFolder:
-    """Read a folder of PEFT.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged, or the tensors are pickled or whole
-            numbers.
-    """
+    """Read a folder of PEFT whose tensors are floating-point numbers, and not pickled."""
     path = Path(folder)
     if not (path / CONFIG).exists():
         raise CheckpointError(f"'{path}' is not a folder of PEFT: it has no {CONFIG}")

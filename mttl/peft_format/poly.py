@@ -95,8 +95,7 @@ def poly_checkpoint(
 def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     """Return logits z for which σ(z), normalised to sum 1, is the router's matrix.
 
-    Raises:
-        CheckpointError: If its rows are not positive weights that sum to 1.
+    A `CheckpointError` says that its rows are not positive weights that sum to 1.
     """
     if isinstance(router, PolytroponRouter) and router.normalise == "sum":
         logits = router.task_logits().detach()
@@ -120,11 +119,7 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
 
 
 def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
-    """Return the layers of a Poly checkpoint by path.
-
-    Raises:
-        CheckpointError: If it is not of Poly, or its tensors do not fit its configuration.
-    """
+    """Return the layers of a Poly checkpoint by path; its tensors must fit its configuration."""
     config = folder.config
     if config["peft_type"] != "POLY":
         raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not POLY")

@@ -52,21 +52,13 @@ class SparseComposition:
             self._write(tensor)
 
     def remove(self, name: str) -> None:
-        """Take a skill off; where no other is left, the weights are as before, bit for bit.
-
-        Raises:
-            ValueError: If there is none of that name.
-        """
+        """Take a skill off; where no other is left, the weights are as before, bit for bit."""
         self._require(name)
         for tensor in self._skills.pop(name)[1].changes:
             self._write(tensor)
 
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
-        """Put a skill in the place of another, which stays where `apply` raises an error.
-
-        Raises:
-            ValueError: If there is no ``old``.
-        """
+        """Put a skill in the place of another, which stays where `apply` raises an error."""
         self._require(old)
         self._check(name, skill, weight, instead=old)
         self.remove(old)

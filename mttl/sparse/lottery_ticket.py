@@ -151,11 +151,7 @@ class LotteryTicket:
     def skill(
         self, about: Mapping[str, Any] | None = None, *, originals: Originals | None = None
     ) -> SparseSkill:
-        """Return the skill as trained so far; arguments as for `SparseSkill.between`.
-
-        Raises:
-            RuntimeError: In the first phase.
-        """
+        """Return the skill as trained so far, in the second phase; see `SparseSkill.between`."""
         if not isinstance(self._tuning, SparseTuning):
             raise RuntimeError("there is no skill before the second phase")
         if not self._starts:

@@ -69,6 +69,12 @@ def test_a_folder_needs_nothing_else(
     assert mttl.from_pretrained("given adapted").predict("new", QUESTIONS) == expected[1]
     own = AutoTokenizer.from_pretrained("given")
     assert own("abc").input_ids == run.tokenizer("abc").input_ids
+    assert run_card(Path("given"), QUESTIONS[:2]) == again.predict("copy", QUESTIONS[:2])
+    card = Path("given/README.md").read_text()
+    assert "| mean | test |" in card
+    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    with pytest.raises(FileExistsError):
+        run.save_pretrained("given")
     # What was given away can be given away again, and adapted as the run.
     again.save_pretrained("again")
     assert mttl.from_pretrained("again").predict("reverse", QUESTIONS) == expected[0]
@@ -136,18 +142,6 @@ def test_what_is_given_away_names_no_folder_of_a_backbone(
     # Exports name where it is.
     assert MERGE.main(["given", "--task", "copy", "--out", "merged"]) == 0
     assert "Base model: `given/backbone`" in Path("merged/README.md").read_text()
-
-
-def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = mttl.load(train_asked(tmp_path, "t5"))
-    monkeypatch.chdir(tmp_path)
-    run.save_pretrained("given")
-    assert run_card(Path("given"), QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
-    card = Path("given/README.md").read_text()
-    assert "| mean | test |" in card
-    assert "Its tasks: `copy`, `reverse`, `number`." in card
-    with pytest.raises(FileExistsError):
-        run.save_pretrained("given")
 
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
