@@ -236,8 +236,7 @@ def assemble(
 ) -> tuple[SkilledModel, Attachment, Attachment | None]:
     """Put skills, experts and their routers on a language model: the one place that does.
 
-    Returns:
-        The model, which layers have skills and all routed groups, and which layers route tokens.
+    Also returned: which layers have skills and all routed groups, and which layers route tokens.
     """
     skills, router, moe = settings.skills, settings.router, settings.moe
     slot = RoutingSlot()

@@ -46,8 +46,8 @@ class Member:
 
     def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
         """Return the member with the given words on its card; ``*`` in a name is its own name."""
-        given = {"name": name and name.replace("*", self.card.name)}
-        given |= {"licence": licence, "data": data}
+        own = name and name.replace("*", self.card.name)
+        given = {"name": own, "licence": licence, "data": data}
         words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
         return replace(self, card=self.card.model_copy(update=words))
 

@@ -171,8 +171,7 @@ def compare_answers(
     most, errors = rounding(network), {}
     for task, answer in due.items():
         errors[task] = float((found[task] - answer).norm() / answer.norm())
-    off = [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]
-    if off:
+    if off := [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]:
         pairs = {name: (read[name].float(), due.float()) for name, due in (meant or {}).items()}
         differing = [
             name for name, pair in pairs.items() if not torch.equal(*map(Tensor.cpu, pair))

@@ -80,8 +80,7 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     expected = (router.n_groups, router.n_heads, router.n_skills)
     if mixing.shape != expected:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
-    skilled = model.skilled_layers()
-    if not skilled:
+    if not (skilled := model.skilled_layers()):
         raise ValueError("it is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
@@ -193,8 +192,7 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
         if not isinstance(layer, SkilledLinear):
             continue  # refused for another reason
         for parameter in layer.base.parameters(recurse=False):
-            others = sorted(owners[parameter] - {f"{path}.base"})
-            if others:
+            if others := sorted(owners[parameter] - {f"{path}.base"}):
                 raise ValueError(
                     f"'{path}' shares its weight with '{others[0]}', which has no skills: the "
                     "mixture cannot be folded into it. Train skills of other layers (targets)"

@@ -189,8 +189,7 @@ class Weights(Mapping[str, Tensor]):
                 f"'{self.path / INDEX}' is damaged (no weight_map). Copy it again"
             )
         names = sorted({str(name) for name in shards.values()})
-        missing = [name for name in names if not (self.path / name).is_file()]
-        if missing:
+        if missing := [name for name in names if not (self.path / name).is_file()]:
             raise CheckpointError(f"'{self.path}' lacks shards: {', '.join(missing)}")
         return [self.path / name for name in names]
 

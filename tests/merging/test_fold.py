@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -20,8 +21,13 @@ from mttl.skills.weights.supermask import SupermaskInventory
 ROUNDING = 1e-5
 
 
-@pytest.mark.parametrize("family", BACKBONES)
-@pytest.mark.parametrize("inventory", [*INVENTORIES, partial(SupermaskInventory, threshold=0.0)])
+MASKS = partial(SupermaskInventory, threshold=0.0)  # they read the weight of an nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("family", "inventory"),
+    [*product(BACKBONES, INVENTORIES), *product(("t5", "bart", "llama"), [MASKS])],
+)
 def test_the_plain_backbone_answers_as_the_task(family, inventory):
     model = skilled(BACKBONES[family](), inventory=inventory, n_heads=2)
     inputs = batch(4)

@@ -21,6 +21,7 @@ from mttl.config.schema import Config
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import cache_argument
 from mttl.models.teacher_forcing import forced_logits
+from mttl.routing.context import Routing
 from mttl.routing.token import base
 from mttl.routing.token.base import square_scores
 from mttl.routing.token.masks import IGNORED
@@ -77,11 +78,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     model.eval()
     with _counted(model) as counter, _autocast(config):
         routing = model.route(tasks, inputs=prompts, expansion=n_beams, reuse_merged=True)
-        if isinstance(routing.mixing, FakeTensor):  # skills group examples with equal weights
-            shape, dtype = routing.mixing.shape, routing.mixing.dtype
-            numbers = (1 + tasks[: shape[1]]).to(dtype).view(1, -1, 1, 1)
-            routing.mixing = numbers.expand(shape).contiguous()
-            routing.weights = routing.mixing.unbind(0)
+        _tell_tasks_apart(routing, tasks)
         with model.slot.use(routing):
             mask = prompts["attention_mask"].repeat_interleave(n_beams, 0)
             given: dict[str, Any] = {"attention_mask": mask, "use_cache": True}
@@ -141,6 +138,15 @@ def _even_assignment(scores: Tensor) -> Tensor:
     """Take the memory of a balanced assignment without solving it."""
     square_scores(scores.detach().double())
     return torch.arange(len(scores)) % scores.shape[1]
+
+
+def _tell_tasks_apart(routing: Routing, tasks: Tensor) -> None:
+    """Give fake mixing weights values: skills group examples with equal weights."""
+    if isinstance(routing.mixing, FakeTensor):
+        shape, dtype = routing.mixing.shape, routing.mixing.dtype
+        numbers = (1 + tasks[: shape[1]]).to(dtype).view(1, -1, 1, 1)
+        routing.mixing = numbers.expand(shape).contiguous()
+        routing.weights = routing.mixing.unbind(0)
 
 
 def _ids(n_rows: int, length: int) -> dict[str, Tensor]:
