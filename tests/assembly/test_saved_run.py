@@ -55,6 +55,12 @@ def test_a_folder_needs_nothing_else(
     adapted.save(tmp_path / "adapted")
     expected = run.predict("reverse", QUESTIONS), adapted(QUESTIONS)
     run.save_pretrained(tmp_path / "first")
+    assert run_card(tmp_path / "first", QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
+    card = (tmp_path / "first" / "README.md").read_text()
+    assert "| mean | test |" in card
+    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    with pytest.raises(FileExistsError):
+        run.save_pretrained(tmp_path / "first")
     mttl.load(tmp_path / "adapted").save_pretrained(tmp_path / "first adapted")
     # Elsewhere, when all that they came from is gone.
     for name in ("", " adapted"):
@@ -69,12 +75,6 @@ def test_a_folder_needs_nothing_else(
     assert mttl.from_pretrained("given adapted").predict("new", QUESTIONS) == expected[1]
     own = AutoTokenizer.from_pretrained("given")
     assert own("abc").input_ids == run.tokenizer("abc").input_ids
-    assert run_card(Path("given"), QUESTIONS[:2]) == again.predict("copy", QUESTIONS[:2])
-    card = Path("given/README.md").read_text()
-    assert "| mean | test |" in card
-    assert "Its tasks: `copy`, `reverse`, `number`." in card
-    with pytest.raises(FileExistsError):
-        run.save_pretrained("given")
     # What was given away can be given away again, and adapted as the run.
     again.save_pretrained("again")
     assert mttl.from_pretrained("again").predict("reverse", QUESTIONS) == expected[0]
