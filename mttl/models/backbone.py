@@ -30,12 +30,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.io.errors import ConfigError, nearest
-from mttl.models.quantised import (
-    check_quantisation,
-    check_stored,
-    quantisation_settings,
-    return_freed_memory,
-)
+from mttl.models.quantised import check_quantisation, quantisation_settings, return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +138,16 @@ def _packing(
     """Return further arguments for a backbone that is, or will be, quantised."""
     kept = getattr(config, "quantization_config", None) or {}
     method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
-    check_stored(name, None if method is None else str(method), quantize, train=train)
+    if method is not None and quantize is not None:
+        raise ConfigError(
+            f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is stored quantised "
+            f"already ({method}); remove it"
+        )
+    if method is not None and train:
+        raise ConfigError(
+            f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
+            "cannot be trained"
+        )
     # Trainers and commands move models; by itself transformers would take the first GPU.
     device = {"device_map": {"": "cpu"}}
     if quantize is not None:
