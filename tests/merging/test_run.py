@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BartForConditionalGeneration
 
 from helpers.backbones import fill, tiny_bart
-from mttl.aggregation.elastic import elastic_removal, fisher_average
+from mttl.aggregation.fisher import elastic_removal, fisher_average
 from mttl.aggregation.task_vectors import (
     add_task_vectors,
     drop_and_rescale,

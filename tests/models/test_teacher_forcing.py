@@ -23,7 +23,7 @@ ROWS: list[dict[str, Any]] = [
 def test_each_token_is_predicted_from_the_true_ones_before_it(family: str) -> None:
     model: Any = BACKBONES[family]().eval()
     decoder_only = is_decoder_only(model)
-    batch = TrainCollator(0, 1, decoder_only)(ROWS)
+    batch = TrainCollator(0, decoder_only)(ROWS)
     logits, targets, places = forced_logits(model, batch)
     assert "labels" not in forced_inputs(model, batch)
     assert targets.flatten()[places].tolist() == [*ANSWER, 5]
@@ -43,7 +43,7 @@ def test_each_token_is_predicted_from_the_true_ones_before_it(family: str) -> No
 def test_the_head_sees_answers_only(family: str) -> None:
     """Losses and gradients are those of all logits, whether rows are selected before or after."""
     model: Any = BACKBONES[family]().double().eval()
-    batch = TrainCollator(0, 1, is_decoder_only(model))(ROWS)
+    batch = TrainCollator(0, is_decoder_only(model))(ROWS)
     seen = []
     head = model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _, given, made: seen.append(made.shape[:2]))
@@ -61,7 +61,7 @@ def test_the_head_sees_answers_only(family: str) -> None:
 
 def test_a_compiled_model_and_a_head_of_another_kind_compute_all_logits() -> None:
     model: Any = BACKBONES["llama"]().eval()
-    batch = TrainCollator(0, 1, True)(ROWS[:1])
+    batch = TrainCollator(0, True)(ROWS[:1])
     expected = forced_logits(model, batch)[0]
     head = model.get_output_embeddings()
     model.set_output_embeddings(nn.Sequential(head))
