@@ -14,7 +14,7 @@ import torch
 
 import mttl
 from helpers.command import ROOT, train
-from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.__main__ import ALL, main
 from mttl.adaptation.plan import FewShotResult
 from mttl.assembly.model import load_run
@@ -51,11 +51,8 @@ def forget() -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Configure a gym of which one task is left out of training, and which describes its tasks."""
-    gym = write_gym(tmp_path / "gym")
-    names = list(TASKS)
-    (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
-    rows = [f"{name},{metric},letters {name},words\n" for name, (metric, _) in TASKS.items()]
-    (gym / "TASKS.csv").write_text("task,metric,description,category\n" + "".join(rows))
+    described = {"description": "letters {}", "category": "words"}
+    gym = write_gym(tmp_path / "gym", unseen=["copy"], **described)
     return write_config(tmp_path / "tiny.yaml", gym)
 
 

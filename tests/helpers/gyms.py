@@ -1,4 +1,4 @@
-"""Small gyms of string tasks on disk, and the configuration of a tiny model over them."""
+"""Small gyms of string tasks on disk, and configurations and runs of a tiny model over them."""
 
 import json
 import random
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.command import train
 from mttl.io import yaml12
 
 # The task `number` is scored by a correlation: undefined for a model that writes no number.
@@ -57,8 +58,14 @@ def write_gym(
     letters: str = "abc",
     lengths: tuple[int, int] = (1, 4),
     seed: int = 0,
+    unseen: Sequence[str] = (),
+    **columns: str,
 ) -> Path:
-    """Write tasks on random words, TASKS.csv and partition.json; return the folder."""
+    """Write tasks on random words, TASKS.csv and partition.json; return the folder.
+
+    Tasks that are unseen are on the partition's side of tests; ``description="what {} does"`` is a
+    further column of the table.
+    """
     rng = random.Random(seed)
     for task, (_, answer) in tasks.items():
         (root / task).mkdir(parents=True)
@@ -70,15 +77,18 @@ def write_gym(
                 lines = [f"{word}\t{answer(word)}\n" for word in words]
                 path = root / task / f"{task}_{sizes[0]}_{sample}_{split}.tsv"
                 path.write_text("".join(lines), encoding="utf-8")
-    rows = "".join(f"{task},{metric}\n" for task, (metric, _) in tasks.items())
-    (root / "TASKS.csv").write_text("task,metric\n" + rows, encoding="utf-8")
-    partition = {"train": list(tasks), "dev": [], "test": []}
+    rows = [("task", "metric", *columns)]
+    for task, (metric, _) in tasks.items():
+        rows.append((task, metric, *(value.format(task) for value in columns.values())))
+    (root / "TASKS.csv").write_text("".join(f"{','.join(row)}\n" for row in rows), "utf-8")
+    seen = [task for task in tasks if task not in unseen]
+    partition = {"train": seen, "dev": [], "test": list(unseen)}
     (root / "partition.json").write_text(json.dumps(partition), encoding="utf-8")
     return root
 
 
 def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
-    """Write the configuration of a run of twelve steps and three validations."""
+    """Write the configuration of a run of twelve steps and three validations; return its path."""
     config: dict[str, Any] = {
         "run": {"dir": str(path.parent / "runs")},
         "data": {
@@ -105,3 +115,12 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
         config[name] = {**config.get(name, {}), **settings}
     path.write_text(yaml12.dump(config), encoding="utf-8")
     return path
+
+
+def make_run(
+    folder: Path, *settings: str, gym: Path | None = None, fragment: str = "", **sections: Any
+) -> Path:
+    """Train for a step, on a gym beside the run if none is given; return the run's folder."""
+    config = write_config(folder / "tiny.yaml", gym or write_gym(folder / "gym"), **sections)
+    short = ("trainer.max_steps=1", "data.validation=none")
+    return train(f"{config}{fragment}", "source", *short, *settings).path

@@ -37,15 +37,12 @@ SETTINGS: dict[str, dict] = {
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
-    gym = write_gym(root / "gym")
-    table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
-    (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
+    gym = write_gym(root / "gym", description="what {} does")
     settings = SETTINGS[request.param]
     if request.param == "chat":
         tokenizer = str(save_tokenizer(root / "tokenizer"))
         settings = {**settings, "backbone": {**settings["backbone"], "tokenizer": tokenizer}}
-    config = write_config(root / "tiny.yaml", gym, **settings)
-    return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
+    return make_run(root, gym=gym, **settings)
 
 
 @pytest.fixture

@@ -79,9 +79,7 @@ class World:
             "number": ("EM", lambda word: str(len(word))),
             "backwards": ("EM", lambda word: word[::-1]),
         }
-        self.gym = write_gym(root / "gym", tasks, sizes=(6, 2, 2))
-        sides = {"train": list(TASKS), "dev": [], "test": ["backwards"]}
-        (self.gym / "partition.json").write_text(json.dumps(sides))
+        self.gym = write_gym(root / "gym", tasks, sizes=(6, 2, 2), unseen=["backwards"])
         rows = [f"{task},{i % 2},{(i + 1) % 2}" for i, task in enumerate((*TASKS, "backwards"))]
         names = "".join(f"{t},{m},kind={i % 2}\n" for i, (t, (m, _)) in enumerate(tasks.items()))
         (self.gym / "TASKS.csv").write_text("task,metric,factors\n" + names, encoding="utf-8")

@@ -6,21 +6,24 @@ from typing import Any
 import pytest
 
 import mttl
-from helpers.gyms import TINY_T5
-from helpers.serving import BACKBONES, make_run, serving
+from helpers.gyms import TINY_T5, make_run
+from helpers.serving import BACKBONES, serving
 from mttl.assembly.model import Built
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {kind: make_run(tmp_path_factory.mktemp(kind), BACKBONES[kind]) for kind in BACKBONES}
+    return {
+        kind: make_run(tmp_path_factory.mktemp(kind), backbone=backbone)
+        for kind, backbone in BACKBONES.items()
+    }
 
 
 @pytest.fixture(scope="session")
 def beams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     searches = {"num_beams": 3, "length_penalty": 0.5}
     backbone = {**TINY_T5, "initial_scale": {"*": 1.5}}  # less sure, so that beams find more
-    return make_run(tmp_path_factory.mktemp("beams"), backbone, generation=searches)
+    return make_run(tmp_path_factory.mktemp("beams"), backbone=backbone, generation=searches)
 
 
 @pytest.fixture(params=list(BACKBONES))

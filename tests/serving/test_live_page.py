@@ -144,7 +144,7 @@ def test_a_fault_of_the_model_is_told_in_words(run, monkeypatch, caplog) -> None
 @pytest.mark.parametrize("kind", list(BACKBONES))
 def test_tokens_name_the_experts_that_took_them(kind: str, tmp_path: Path) -> None:
     fragment = "+router/token_top2.yaml"
-    run = mttl.load(make_run(tmp_path, BACKBONES[kind], *EXPERTS, fragment=fragment))
+    run = mttl.load(make_run(tmp_path, *EXPERTS, fragment=fragment, backbone=BACKBONES[kind]))
     model = live_model(run, np.zeros((1, 1), int))
     (task, *_), word = model.tasks.values(), "cab"
     (facts, *_) = model.facts()["tasks"]
@@ -191,7 +191,7 @@ def test_tokens_name_the_experts_that_took_them(kind: str, tmp_path: Path) -> No
 
 
 def test_routers_that_read_prompts_have_no_rows_to_mix(tmp_path: Path) -> None:
-    run = mttl.load(make_run(tmp_path, TINY_LLAMA, router={"kind": "smear"}))
+    run = mttl.load(make_run(tmp_path, backbone=TINY_LLAMA, router={"kind": "smear"}))
     model = live_model(run, pairs_of(run))
     (facts, *_) = model.facts()["tasks"]
     assert facts["unmixed"].startswith("The router reads every prompt")
