@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from helpers.checksums import note_again
+from helpers.command import note_again
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import shard as workers
 from mttl.adaptation.job import with_settings

@@ -14,8 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from helpers.backbones import fill
 from helpers.cards import QUESTIONS, run_card, train_asked
-from helpers.checksums import note_again
-from helpers.command import train
+from helpers.command import note_again, train
 from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.peft_adapters import peft, save_lora, write_base
