@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(folder: Path, backbone: dict, *overrides: str):
     path = write_config(folder / "tiny.yaml", folder / "no_gym", backbone=backbone)
-    return load_config(str(path), overrides)
+    return load_config(str(path), ["data.max_output_length=2", *overrides])
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ TOKENS = [
 def test_experts_are_planned_with_even_loads(folder: Path, fragment: str) -> None:
     """Loads have the same sum, however uneven; what finds no room is planned all the same."""
     tiny = write_config(folder / "tokens.yaml", folder / "no_gym", backbone=TINY_T5)
-    config = load_config(f"{tiny}+{fragment}", ["data.batch_size=8"])
+    config = load_config(f"{tiny}+{fragment}", ["data.batch_size=8", "data.max_output_length=2"])
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
     for measured in (training_bytes, generation_bytes):
         planned, found = (sum(measured(model, config).values()) for model in (fake, real))
