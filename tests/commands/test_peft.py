@@ -252,9 +252,8 @@ def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, refused) -> None:
 def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     build_random("t5", TINY_T5["config"]).save_pretrained("base")
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
     below = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
-    config.write_text(yaml12.dump(yaml12.parse(config.read_text()) | {"backbone": below}))
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=below)
     source = train(config, "source", "trainer.max_steps=1", "data.evaluate=[]").path
     assert EXPORT.main([str(source), "--task", "copy", "--out", "adapter"]) == 0
     (tmp_path / "other").mkdir()

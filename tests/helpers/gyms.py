@@ -99,7 +99,7 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
             "max_input_length": 24,
             "max_output_length": 6,
         },
-        "backbone": TINY_T5,
+        "backbone": {} if "kind" in sections.get("backbone", {}) else TINY_T5,
         "skills": {"kind": "lora", "n_skills": 3, "rank": 2, "targets": ["attention"]},
         "router": {"kind": "polytropon"},
         "optim": {"kind": "adamw", "lr": 1e-2, "router_lr": 5e-2},

@@ -145,10 +145,8 @@ class Run:
         return command("library", "run", library, *self.words(), "--out", self.folder)
 
     def resume(self) -> None:
-        words, builder = (
-            self.words(f"{self.label}-again"),
-            "mttl.commands.train_tasks.build_trainer",
-        )
+        words = self.words(f"{self.label}-again")
+        builder = "mttl.commands.train_tasks.build_trainer"
         with pytest.MonkeyPatch.context() as patch, called_back(SignalAt(1), patch, builder):
             command("train", *words, due=130)
         command("train", *words, "--resume")

@@ -45,12 +45,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A half-precision base, a run over it that answers in single precision, and its library."""
     folder = tmp_path_factory.mktemp("written")
     large = {**TINY_T5, "initial_scale": {"*": 3.0}}
-    start = write_config(folder / "random.yaml", write_gym(folder / "gym"), backbone=large)
-    build_backbone(load_config([str(start)]).backbone).half().save_pretrained(folder / "base")
-    tree = yaml12.parse(start.read_text())
-    tree["backbone"] = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
-    config = folder / "tiny.yaml"
-    config.write_text(yaml12.dump(tree))
+    gym, base = write_gym(folder / "gym"), str(folder / "base")
+    start = write_config(folder / "random.yaml", gym, backbone=large)
+    build_backbone(load_config([str(start)]).backbone).half().save_pretrained(base)
+    below = {"kind": "pretrained", "name": base, "tokenizer": "byte"}
+    config = write_config(folder / "tiny.yaml", gym, backbone=below)
     run = train(config, "source", "trainer.max_steps=1", "data.validation=none", "optim.lr=1").path
     assert SCRIPTS["library"].main(["add", str(folder / "library"), str(run)]) == 0
     recipe = folder / "recipe.yaml"
