@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
 from helpers.quantised import save_backbone
-from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, kind_class, spread
+from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, kind_class, make_kind, spread
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import (
     for_first,
@@ -33,7 +33,7 @@ from mttl.models.backbone import load_pretrained
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import IBP, RoutingPrior
-from mttl.skills import KINDS, SkilledModel
+from mttl.skills import KINDS, SkilledModel, attach_skills
 from mttl.training.distributed import shard_model
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
@@ -62,8 +62,16 @@ def task_model(
 ) -> SkilledModel:
     backbone = packed_backbone() if family == "nf4" else FAMILIES[family]().to(dtype)
     backbone, slot = backbone.requires_grad_(train_backbone), RoutingSlot()
-    targets = ["attention"] if kind in PLACED else ["attention", "mlp"]
-    attachment = attach_kind(backbone, kind, n_skills=3, targets=targets, slot=slot)
+    if kind in INVENTORIES or kind in OTHERS:
+        attachment = attach_skills(
+            backbone,
+            lambda i, o: make_kind(kind, i, o, 3),
+            targets=("attention", "mlp"),
+            slot=slot,
+            attachment_point="block" if kind_class(kind).attachment_point == "block" else "linear",
+        )
+    else:
+        attachment = attach_kind(backbone, kind, n_skills=3, targets=["attention"], slot=slot)
     groups = len(attachment.groups)
     model = SkilledModel(
         backbone, spread(PolytroponRouter(groups, 3, 1, 3, relaxed=False, **router)), slot
