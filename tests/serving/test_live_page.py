@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import mttl
-from helpers.gyms import TINY_LLAMA
-from helpers.serving import BACKBONES, Served, make_run, serving
+from helpers.gyms import TINY_LLAMA, make_run
+from helpers.serving import BACKBONES, Served, serving
 from mttl.assembly.model import Built
 from mttl.routing.task.fixed import GivenRows
 from mttl.serving.live_model import LiveModel, LiveRequest
