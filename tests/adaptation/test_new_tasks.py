@@ -13,7 +13,7 @@ import mttl
 import mttl.adaptation.job
 import mttl.adaptation.modes
 from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, make_run, store_backbone, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.custom_examples import write_examples
 from mttl.adaptation.fine_tune import fine_tune, score_batches
@@ -23,7 +23,6 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import task_code
 from mttl.io.errors import CheckpointError, ConfigError, TaskError
 from mttl.io.record import as_row
-from mttl.models.backbone import build_random
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
@@ -291,13 +290,7 @@ def test_one_question_is_asked_in_a_list(run: Path) -> None:
 
 
 def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
-    gym = write_gym(tmp_path / "gym")
-    build_random("t5", TINY_T5["config"]).save_pretrained(tmp_path / "base")
-    base = {"kind": "pretrained", "name": str(tmp_path / "base"), "tokenizer": "byte"}
-    (tmp_path / "base.yaml").write_text(json.dumps({"backbone": base}))
-    config = write_config(tmp_path / "tiny.yaml", gym)
-    short = ("trainer.max_steps=1", "trainer.val_check_interval=1")
-    path = train(f"{config}+{tmp_path / 'base.yaml'}", "moved", *short).path
+    path = make_run(tmp_path, backbone=store_backbone(tmp_path / "base"))
     (tmp_path / "base").rename(tmp_path / "there")
     with pytest.raises(ConfigError, match="base"):
         mttl.adapt_to(path, PAIRS, task="new", max_steps=1)

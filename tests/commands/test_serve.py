@@ -16,7 +16,7 @@ import pytest
 
 import mttl
 from helpers.command import ROOT
-from helpers.gyms import TINY_LLAMA
+from helpers.gyms import TINY_LLAMA, make_run
 from mttl.commands import serve
 
 

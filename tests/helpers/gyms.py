@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers.command import train
 from mttl.io import yaml12
+from mttl.models.backbone import build_random, scale_initial_weights
 
 # The task `number` is scored by a correlation: undefined for a model that writes no number.
 TASKS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -115,6 +116,14 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
         config[name] = {**config.get(name, {}), **settings}
     path.write_text(yaml12.dump(config), encoding="utf-8")
     return path
+
+
+def store_backbone(folder: Path, backbone: Mapping[str, Any] = TINY_T5) -> dict[str, Any]:
+    """Write a model of random weights, and return the section that names it."""
+    model = build_random(backbone["model_type"], backbone["config"])
+    scale_initial_weights(model, backbone.get("initial_scale", {}))
+    model.save_pretrained(folder)
+    return {"kind": "pretrained", "name": str(folder), "tokenizer": "byte"}
 
 
 def make_run(
