@@ -85,9 +85,8 @@ def ablate(
             (out / "settings.yaml").unlink(missing_ok=True)
         problem = f"the results in '{out}' were made with other settings"
         keep_settings(out / "settings.yaml", dump(asked), problem)
-        options = wanted_options(
-            gym, list(built.tasks), config.data.samples, config.generation.mode
-        )
+        samples = [(task, config.data.samples) for task in built.tasks]
+        options = wanted_options(gym, samples, config.generation.mode)
         module.set_options(options, built.form, per_token=config.generation.per_token)
         weights = as_rows(built.model.router.matrix())
         pairs = align_groups(weights)
