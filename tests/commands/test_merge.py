@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM
 from helpers.cards import QUESTIONS, run_card
 from helpers.chat_templates import save_tokenizer
 from helpers.gyms import TINY_LLAMA, TINY_T5, make_run, store_backbone, write_gym
-from mttl.aggregation.elastic import elastic_removal
+from mttl.aggregation.fisher import elastic_removal
 from mttl.assembly.model import load_run
 from mttl.commands import fisher as ESTIMATE
 from mttl.commands import merge as MERGE
