@@ -292,7 +292,8 @@ class Adaptation:
         """Return the model that a job has adapted, while it is."""
         task, module, run = outcome.result.task, outcome.module, self.run
         texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
-        options = {task: module.option_scorer.texts[0]} if module.option_scorer else {}
+        scorer = module.option_scorer
+        options = {} if scorer is None else {task: list(scorer.texts[0])}
         assert run.folder is not None
         return AdaptedModel(
             model=run.model,

@@ -129,11 +129,9 @@ def plan_jobs(
     splits: Sequence[str] = ("dev", "test"),
     n_examples: int | None = None,
 ) -> list[FewShotJob]:
-    """Return a job per task, few-shot sample and seed.
+    """Return a job per task, few-shot sample and seed; by default of all samples of a task.
 
-    All rows are read once, so that a malformed file is found before the first job.
-
-    By default all samples of a task, and all training rows of a sample, are taken. Files of splits
+    All rows are read once, so that a malformed file is found before the first job. Files of splits
     that are not scored need not exist.
 
     Raises:

@@ -37,9 +37,8 @@ class Results(ResumableJobs[FewShotResult]):
 def check_folder(
     folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
 ) -> None:
-    """Note the origin of new results, or refuse to mix them with others.
+    """Write the origin of new results, YAML and a digest, or refuse to mix them with others.
 
-    The configuration, as YAML, and the digest of the inventory are written into the folder;
     ``shared`` names settings of training that adaptation depends on, too.
 
     Raises:
