@@ -19,8 +19,15 @@ from torch import Tensor
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.job import JobRun, Outcome, job_config, ranking_mode, with_settings
 from mttl.adaptation.modes import row_starts
-from mttl.adaptation.plan import FewShotJob, FewShotResult, new_tasks, plan_jobs
-from mttl.adaptation.results import Results, check_folder, check_rows
+from mttl.adaptation.plan import (
+    FewShotJob,
+    FewShotResult,
+    Results,
+    check_folder,
+    check_rows,
+    new_tasks,
+    plan_jobs,
+)
 from mttl.assembly.build_router import factor_rows, read_expert_matrix
 from mttl.assembly.model import Built, load_run
 from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings

@@ -28,8 +28,7 @@ from rich.table import Table
 
 from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.plan import FewShotJob, FewShotResult, read_samples
-from mttl.adaptation.results import Results
+from mttl.adaptation.plan import FewShotJob, FewShotResult, Results, read_samples
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.adaptation.shard import Shard, start_workers
