@@ -150,7 +150,7 @@ class AttachmentProbe:
             for first, n_prompt in enumerate(PROMPTS[:n_rows])
         ]
         rows = [{"input_ids": t[:-N_ANSWER], "labels": t[-N_ANSWER:], "task_id": 0} for t in texts]
-        forced = forced_inputs(model, TrainCollator(pad_id, 1, decoder_only)(rows))
+        forced = forced_inputs(model, TrainCollator(pad_id, decoder_only)(rows))
         asked = padded_inputs([t[:-N_ANSWER] for t in texts], pad_id, left=decoder_only)
         start = asked["input_ids"].shape[1] if decoder_only else 1
         found = model.generate(

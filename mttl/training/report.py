@@ -201,7 +201,7 @@ def attention_by_task(
     module.eval()
     router = module.model.router
     pad_id = pad_id_of(module.tokenizer)
-    collate = TrainCollator(pad_id, router.n_tasks, is_decoder_only(module.model.backbone))
+    collate = TrainCollator(pad_id, is_decoder_only(module.model.backbone))
     task_ids = np.array(rows["task_id"])
     sums = torch.zeros(router.n_groups, router.n_tasks, router.n_skills, dtype=torch.float64)
     with ExitStack() as hooks:
