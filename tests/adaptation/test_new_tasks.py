@@ -87,8 +87,6 @@ def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: 
     (mean,) = mttl.adapt(expert, tasks="twice", **(given | {"init": "mean"}))
     assert 2 * result.n_trained == mean.n_trained
     assert mttl.adapt_to(expert, PAIRS, task="twice", init="expert_row", **STEPS)(["ab"])
-    with pytest.raises(ConfigError, match="has no row for the task 'first'"):
-        mttl.adapt(expert, tasks="first", **given)
     matrix.write_text("task,a,b,c\ntwice,0,0,1\n")
     with pytest.raises(ConfigError, match="has columns for 3 skills"):
         mttl.adapt(expert, tasks="twice", **given)
@@ -96,7 +94,7 @@ def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: 
 
 def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     """The gym's table says what tasks are made of: none of the training tasks has `of=first`."""
-    source = train_source(tmp_path)
+    train_source(tmp_path)
     table = tmp_path / "gym" / "TASKS.csv"
     made_of = {"copy": "of=all way=on", "reverse": "of=all way=back", "number": "of=size way=on"}
     made_of |= {"twice": "of=size way=back", "first": "of=first way=on"}
@@ -108,8 +106,7 @@ def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     assert router.logits.shape[1] == 4
     assert router.factors.tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
     alone = {"mode": "zero_shot", "init": "factors", "samples": [13]}
-    out = tmp_path / "out"
-    (result,) = mttl.adapt(run, tasks="twice", out=out, **alone)
+    (result,) = mttl.adapt(run, tasks="twice", out=tmp_path / "out", **alone)
     assert result.n_trained == 0
     model = mttl.load(run).model
     mttl.adaptation.modes.apply_mode(
@@ -129,11 +126,9 @@ def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     table.write_text("task,metric,factors\n" + "".join(rows[:2]) + "number,EM,way\n")
     with pytest.raises(TaskError, match="has the factors 'way' of 'number'; write name=value"):
         train(tmp_path / "tiny.yaml", "broken", *short)
+    own = "router.factors={copy: [a=b], reverse: [a=c]}"
     with pytest.raises(ConfigError, match="says nothing of the task 'number'"):
-        train(
-            tmp_path / "tiny.yaml", "broken", *short, "router.factors={copy: [a=b], reverse: [a=c]}"
-        )
-    assert source.is_dir()
+        train(tmp_path / "tiny.yaml", "broken", *short, own)
 
 
 def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
@@ -214,9 +209,10 @@ def test_questions_look_as_in_training(kind, prefix, described, tmp_path) -> Non
         written, ["new"], adapted.tokenizer, data, decoder_only=kind == "llama"
     )
     rows = loader.prepared("dev")
-    assert list(rows["input"]) == [adapted.prompt_prefix + text for text, _ in PAIRS]
+    before = adapted.form.prompt_prefix("new").text
+    assert list(rows["input"]) == [before + text for text, _ in PAIRS]
     shown = {"name": "[new] ", "code": f"[{task_code('new')}] ", "none": ""}[prefix]
-    assert adapted.prompt_prefix == shown + ("say b " if described else "")
+    assert before == shown + ("say b " if described else "")
     _, scored = score_batches(adapted.outcome.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
 

@@ -1,13 +1,12 @@
 """Trained runs of random weights, and servers of them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import mttl
 from helpers.gyms import TINY_T5
-from helpers.serving import BACKBONES, make_run, serving
+from helpers.serving import BACKBONES, make_run
 from mttl.assembly.model import Built
 
 
@@ -31,8 +30,3 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
 @pytest.fixture
 def run(folder: Path) -> Built:
     return mttl.load(folder)
-
-
-@pytest.fixture
-def serve() -> Any:
-    return serving
