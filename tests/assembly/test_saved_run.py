@@ -13,8 +13,7 @@ import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
 from helpers.command import train
 from helpers.fake_repositories import FakeRepositories
-from helpers.gyms import write_config, write_gym
-from mttl.assembly.build_backbone import build_backbone
+from helpers.gyms import make_run, store_backbone, write_config, write_gym
 from mttl.assembly.model import build_model
 from mttl.commands import add_tasks as ADD
 from mttl.commands import merge_task as MERGE
@@ -28,14 +27,9 @@ PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
 
 def train_frozen(folder: Path) -> Path:
     """Train above a folder that holds a backbone and its tokenizer, both named by their paths."""
-    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"), **ASKED["llama"])
-    base = folder / "base"
-    build_backbone(load_config([str(config)]).backbone).save_pretrained(base)
-    load_tokenizer("byte").save_pretrained(base)
-    backbone = {"kind": "pretrained", "name": str(base), "train": False}
-    (folder / "frozen.yaml").write_text(yaml12.dump({"backbone": backbone}))
-    given = f"{config}+{folder / 'frozen.yaml'}"
-    return train(given, "source", "trainer.max_steps=1", "data.validation=none").path
+    backbone = store_backbone(folder / "base", ASKED["llama"]["backbone"])
+    load_tokenizer("byte").save_pretrained(folder / "base")
+    return make_run(folder, backbone={**backbone, "tokenizer": None, "train": False})
 
 
 @pytest.fixture(params=["t5", "chat", "frozen"])
@@ -55,6 +49,12 @@ def test_a_folder_needs_nothing_else(
     adapted.save(tmp_path / "adapted")
     expected = run.predict("reverse", QUESTIONS), adapted(QUESTIONS)
     run.save_pretrained(tmp_path / "first")
+    assert run_card(tmp_path / "first", QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
+    card = (tmp_path / "first" / "README.md").read_text()
+    assert "| mean | test |" in card
+    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    with pytest.raises(FileExistsError):
+        run.save_pretrained(tmp_path / "first")
     mttl.load(tmp_path / "adapted").save_pretrained(tmp_path / "first adapted")
     # Elsewhere, when all that they came from is gone.
     for name in ("", " adapted"):
@@ -136,18 +136,6 @@ def test_what_is_given_away_names_no_folder_of_a_backbone(
     # Exports name where it is.
     assert MERGE.main(["given", "--task", "copy", "--out", "merged"]) == 0
     assert "Base model: `given/backbone`" in Path("merged/README.md").read_text()
-
-
-def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = mttl.load(train_asked(tmp_path, "t5"))
-    monkeypatch.chdir(tmp_path)
-    run.save_pretrained("given")
-    assert run_card(Path("given"), QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
-    card = Path("given/README.md").read_text()
-    assert "| mean | test |" in card
-    assert "Its tasks: `copy`, `reverse`, `number`." in card
-    with pytest.raises(FileExistsError):
-        run.save_pretrained("given")
 
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

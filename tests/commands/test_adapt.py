@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from helpers.checksums import note_again
+from helpers.command import note_again
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import shard as workers
 from mttl.adaptation.job import with_settings
@@ -35,6 +35,13 @@ def arguments(folder: Path, out: Path, *more: str) -> list[str]:
     config, source = folder / "tiny.yaml", folder / "runs" / "source"
     given = ["-c", str(config), "--from", str(source), "--out", str(out), "-k", *STEPS]
     return [*given, *more]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """The results of a start that nothing interrupts."""
+    assert adapt.main(arguments(folder, folder / "whole")) == 0
+    return folder / "whole"
 
 
 def rows(out: Path) -> list[dict]:
@@ -61,7 +68,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
     assert {path.name for path in (tmp_path / "models").iterdir()} == {f"{x}-13-13" for x in others}
 
 
-def test_a_second_start_repeats_no_finished_job(folder, tmp_path, monkeypatch) -> None:
+def test_a_second_start_repeats_no_finished_job(folder, whole, tmp_path, monkeypatch) -> None:
     """Killed in the third of four jobs; the second start runs the last two."""
     run_job, started = Adaptation.run_job, []
 
@@ -80,9 +87,7 @@ def test_a_second_start_repeats_no_finished_job(folder, tmp_path, monkeypatch) -
     assert adapt.main(arguments(folder, tmp_path)) == 0
     assert rows(tmp_path)[:2] == first
     assert len(rows(tmp_path)) == 4
-    # And all four equal those of a start that nothing interrupted.
-    assert adapt.main(arguments(folder, tmp_path / "whole")) == 0
-    assert rows(tmp_path / "whole") == rows(tmp_path)
+    assert rows(whole) == rows(tmp_path)
 
 
 def test_other_settings_are_not_mixed_in(folder, tmp_path, refused) -> None:
@@ -210,7 +215,7 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
 
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_parts_and_workers_end_with_the_results_of_one_process(
-    folder, tmp_path, capsys, monkeypatch, inside
+    folder, whole, tmp_path, capsys, monkeypatch, inside
 ) -> None:
     """The first of two parts runs alone, then two workers; processes if slow."""
 
@@ -222,7 +227,6 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
 
     if inside:
         monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
-    assert adapt.main(arguments(folder, tmp_path / "whole")) == 0
     parts = arguments(folder, tmp_path / "parts")
     capsys.readouterr()
     assert adapt.main([*parts, "--shard", "1/2"]) == 0
@@ -232,7 +236,7 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
     files = sorted((tmp_path / "parts").glob("results*.jsonl"))
     assert [path.name for path in files] == ["results-1-of-2.jsonl", "results-2-of-2.jsonl"]
     lines = [line for path in files for line in path.read_text().splitlines()]
-    assert sorted(lines) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())
+    assert sorted(lines) == sorted((whole / "results.jsonl").read_text().splitlines())
 
 
 def test_workers_share_their_part_only(folder, tmp_path, monkeypatch) -> None:
