@@ -197,8 +197,8 @@ class SparseTuning:
             if name not in parameters:
                 raise ValueError(f"the model has no parameter '{name}' that the support names")
             size = parameters[name].numel()
-            ends = {"prepend": places.new_tensor([-1]), "append": places.new_tensor([size])}
-            if places.diff(**ends).le(0).any():
+            first, last = places.new_tensor([-1]), places.new_tensor([size])
+            if places.diff(prepend=first, append=last).le(0).any():
                 raise ValueError(f"the support of '{name}' must ascend within its {size} entries")
         self._tensors = {name: parameters[name] for name in support}
         self.support = {
