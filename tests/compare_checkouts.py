@@ -4,8 +4,9 @@ python tests/compare_checkouts.py ../before . --out runs/compared
 python tests/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
-seeds on the CPU, and a run that is interrupted and resumed. The exit status is 1 if anything
-differs. What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
+seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
+the code of AFTER with the folders that BEFORE has left. The exit status is 1 if anything differs.
+What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
 """
 
 import argparse
@@ -28,15 +29,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     first, second = (Path(name).resolve() for name in (options.before, options.after))
     out = Path(options.out).resolve()
-    before = Side("before", first, out / f"before-{state_of(first)}")
-    after = Side("after", second, out / "after")
+    kept, ours, crossed = out / f"before-{state_of(first)}", out / "after", out / "crossed"
     state_of(second)
-    shutil.rmtree(after.folder, ignore_errors=True)
+    before = Side("before", first, kept, kept)
+    after = Side("after", second, ours, ours)
+    on_before = Side("after, from the folders of before", second, crossed, kept)
+    for folder in (ours, crossed):
+        shutil.rmtree(folder, ignore_errors=True)
     cases = with_needs(options.only or [case.name for case in CASES])
-    compared = [Job(after, case) for case in cases]
-    jobs = [Job(before, case) for case in cases if not before.has_ended(case)] + compared
+    compared = [
+        Job(side, case) for case in cases for side in (after, on_before)[: 1 + bool(case.needs)]
+    ]
+    jobs = [Job(before, case) for case in cases if not before.has_ended(case)]
+    order = {case.name: number for number, case in enumerate(cases)}
+    jobs = sorted(jobs + compared, key=lambda job: order[job.case.name])
     failures = run_jobs(jobs, make_console(stderr=True))
-    return report(compared, before.folder, failures, make_console())
+    return report(compared, kept, failures, make_console())
 
 
 def report(jobs: list[Job], before: Path, failures: dict[Job, str], console: Console) -> int:

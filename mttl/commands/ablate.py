@@ -33,7 +33,7 @@ MOST_SHOWN = 4
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run", help="the folder of a run on text that has ended")
+    parser.add_source("run")
     parser.add_backbone()
     add = parser.work.add_argument
     add("--loss", action="store_true", help="compute only the loss: answers take longer")
@@ -58,14 +58,7 @@ def main(options: argparse.Namespace) -> None:
     run = Path(options.run)
     out = Path(options.out) if options.out else run / FOLDER
     view = read_view(run)  # a run that has no routing to show ends here, before it is loaded
-    ablate(
-        *(run, out),
-        loss_only=options.loss,
-        per_group=options.per_group,
-        share=options.share,
-        n_rows=options.rows,
-        backbone=options.backbone,
-    )
+    ablate(run, out, options)
     found = read_ablation(out / FILE)
     assert found is not None
     make_console().print(ablation_table(found))

@@ -48,39 +48,31 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Write the page, or serve it."""
     if options.serve and (len(options.runs) > 1 or options.html):
-        raise ConfigError(
-            "--serve answers from one run and writes no file: name one, without --html"
-        )
+        raise ConfigError("--serve answers from one run, and writes no --html")
     if options.adapted and not options.serve:
         raise ConfigError("--adapted is for a page that is served: add --serve, or leave it out")
     check_different("RUN", options.runs)
     check_routing(*options.runs)
     if options.serve:
         check_libraries("fastapi", "uvicorn")
-        serve(options)
-        return
-    path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     from mttl.analysis.explore.explore_page import explore_page
     from mttl.io.files import write_text
 
-    write_text(path, explore_page([read(Path(run)) for run in options.runs]))
+    shown = [read(Path(run)) for run in options.runs]
+    if options.serve:
+        from mttl.serving.live_page import serve_page
+
+        serve_page(
+            *(options.runs[0], options.adapted, options.backbone),
+            host=options.host,
+            port=options.port,
+            pairs=shown[0].pairs,
+            make_page=lambda facts: explore_page(shown, facts),
+        )
+        return
+    path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
+    write_text(path, explore_page(shown))
     make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
-
-
-def serve(options: argparse.Namespace) -> None:
-    """Serve the page of a run."""
-    from mttl.analysis.explore.explore_page import explore_page
-    from mttl.serving.live_page import serve_page
-
-    (run,) = options.runs
-    shown = read(Path(run))
-    serve_page(
-        *(run, options.adapted, options.backbone),
-        host=options.host,
-        port=options.port,
-        pairs=shown.pairs,
-        make_page=lambda facts: explore_page([shown], facts),
-    )
 
 
 def read(run: Path) -> "RoutingView":

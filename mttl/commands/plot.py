@@ -42,7 +42,7 @@ from mttl.runtime.command import make_console, say
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run")
+    parser.add_source("run")
     help = "a run of another seed, whose skills are matched"
     parser.read.add_argument("--compare", metavar="RUN2", help=help)
     parser.add_adapted()

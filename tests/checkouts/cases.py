@@ -12,7 +12,8 @@ LEVELS = "[GoToObjS4,GoToRedBallNoDists]"
 class Case:
     """Commands that leave folders, run in a folder of its own, into which what it needs is copied.
 
-    The files of a case that is stopped are not compared: when it stops is a matter of timing.
+    So it can also start from what another checkout has left. The files of a case that is stopped
+    are not compared: when it stops is a matter of timing.
     """
 
     name: str

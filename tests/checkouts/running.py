@@ -30,6 +30,7 @@ class Side:
     name: str
     checkout: Path
     folder: Path
+    source: Path  # of the folders of cases that others need, which are copied from there
 
     def has_ended(self, case: Case) -> bool:
         """Return whether these very commands have ended in the folder."""
@@ -78,7 +79,7 @@ def run_jobs(jobs: list[Job], console: Console) -> dict[Job, str]:
         try:
             for job in jobs:
                 # Started before this one, so that they are not waited for in vain.
-                needs = [futures.get(job.side.folder / need) for need in job.case.needs]
+                needs = [futures.get(job.side.source / need) for need in job.case.needs]
                 future = pool.submit(_run, job, [need for need in needs if need])
                 futures[job.side.folder / job.case.name] = future
             by_future = dict(zip(futures.values(), jobs, strict=True))
@@ -102,7 +103,7 @@ def _run(job: Job, needs: list["Future[None]"]) -> None:
     place.mkdir(parents=True)
     for need in case.needs:
         for made in BY_NAME[need].makes:
-            shutil.copytree(job.side.folder / need / made, place / made)
+            shutil.copytree(job.side.source / need / made, place / made)
     for name, text in case.files:
         (place / name).write_text(text)
     for command in case.commands:

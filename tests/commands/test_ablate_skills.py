@@ -102,7 +102,7 @@ def test_an_interrupted_command_goes_on_and_scores_are_kept(run: Path, capsys: C
     assert matched(record.weights, whole.pairs).shape == record.weights.shape
 
     lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
-    assert [json.loads(line)["skill"] for line in lines] == [-1, 0, 1, 2]
+    assert [json.loads(line)["job"][1] for line in lines] == [-1, 0, 1, 2]
     (folder / "results.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
     (folder / "ablation.npz").unlink()
     assert ablate(run, "--rows", 2) == 0

@@ -377,7 +377,7 @@ def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FOLDER.run_all(["first", "second", "third"], run, n_workers=1, ended=stop)
+        FOLDER.run_all(["first", "second", "third"], run, 1, stop)
     assert STAGES.Cost.read(tmp_path / "first" / "cost.json").ended
     assert not (tmp_path / "third").exists()
 

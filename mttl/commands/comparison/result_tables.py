@@ -38,10 +38,9 @@ def read_scores(comparison: MethodComparison, plans: list[Plan]) -> list[TaskSco
         run = comparison.run_folder(item)
         if comparison.cost(item, "train").ended:
             found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
-        for variant in item.variants:
-            if comparison.cost(item, f"adapt-{variant.name}").ended:
-                place = run / f"adapt-{variant.name}"
-                found += read_unseen(place, item.name, variant.name, item.seed, item.fold)
+        for mode in (variant.name for variant in item.variants):
+            if comparison.cost(item, stage := f"adapt-{mode}").ended:
+                found += read_unseen(run / stage, item.name, mode, item.seed, item.fold)
     return found
 
 
@@ -58,11 +57,7 @@ def write_tables(
     ended = {(score.method, score.mode) for score in scores if score.mode}
     # Methods, then the further adaptation variants of them.
     planned = {(item.name, variant.name): variant for item in plans for variant in item.variants}
-    columns = [
-        column
-        for column in sorted(planned, key=lambda column: column[1] != "all")
-        if column in ended
-    ]
+    columns = [one for one in sorted(planned, key=lambda one: one[1] != "all") if one in ended]
     lines = []
     for method, mode in columns:
         costs = _costs(comparison, plans, method, planned[method, mode])
