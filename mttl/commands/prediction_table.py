@@ -154,9 +154,8 @@ def _answer(
                 shown = {name: round(value, 6) for name, value in choice.probabilities.items()}
                 found[place] = {ANSWER: choice.answer, PROBABILITIES: shown}
         else:
-            for place, answer in zip(
-                places, model.predict(*given, **size, **options.search), strict=True
-            ):
+            answers = model.predict(*given, **size, **options.search)
+            for place, answer in zip(places, answers, strict=True):
                 found[place] = {ANSWER: answer}
     return found
 
