@@ -1,6 +1,5 @@
 """Mistakes of a user of the command: a clean message, status 2, nothing written, nothing lost."""
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -66,22 +65,6 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     earlier.write_text("precious")
     assert "exists already and is never overwritten" in fails()
     assert earlier.read_text() == "precious"
-
-
-def test_no_space_to_write(fails, config, monkeypatch):
-    write_text = Path.write_text
-
-    def full(path: Path, *args, **kwargs) -> int:
-        if "config.yaml" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write_text(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    message = fails()
-    assert "error: cannot write" in message
-    assert "config.yaml" in message
-    assert "No space left on device" in message
-    assert not list((config.parent / "runs" / "run").iterdir())
 
 
 @pytest.mark.parametrize(
