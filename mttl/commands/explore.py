@@ -4,17 +4,14 @@ mttl explore runs/crossfit
 mttl explore runs/seed13 runs/seed14 --html both.html
 mttl explore runs/crossfit --serve
 
-The page begins with the scores of all tasks next to baselines, curves of training, the map and the
-tree of tasks, and the skills. A task that is clicked shows its skills layer by layer, the tasks
-nearest to it, right and wrong answers. Results of mttl ablate are shown next to the routing, and
-tasks that were adapted and kept (mttl adapt --save) move through the map. Skills of a further
-run are matched to those of the first. The page needs no network; by default it goes to
-RUN/plots/explore.html.
+The page shows the scores of all tasks next to baselines, curves of training, the map and the tree
+of tasks, and the skills; a task that is clicked shows its skills layer by layer, and answers.
+Results of mttl ablate stand next to the routing, adapted tasks (mttl adapt --save) move through
+the map, and skills of a further run are matched to those of the first.
 
-With --serve the page can ask the run, too: a question is answered with the skills of a task, of a
-mixture of tasks, or with custom weights, and its tokens are coloured by the experts that took
-them, where tokens choose experts. The page is then at http://127.0.0.1:8000/ until Ctrl-C, and no
-file is written. It needs `pip install fastapi uvicorn`.
+With --serve the page is at http://127.0.0.1:8000/ until Ctrl-C, no file is written, and it can ask
+the run: with the skills of a task, of a mixture of tasks, or with custom weights. It needs
+`pip install fastapi uvicorn`.
 """
 
 import argparse

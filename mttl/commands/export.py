@@ -6,11 +6,11 @@ mttl export runs/crossfit --all --out adapters
 mttl export runs/crossfit --inventory --out adapters/poly
 
 A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
-computes the same: PEFT's LoRA, IA3, LoKr, BEFT, LN tuning, prompt or prefix tuning, or AdapterHub's
-bottleneck adapter. The whole inventory with its router becomes a Poly adapter. A backbone that the
-run has trained is written into OUT/base_model, and the adapter names it; with --all the adapters
-OUT/TASK of all tasks share it. Each folder also holds a tokenizer whose chat template formats
-prompts as in training, the run's search, and a card with lines to copy.
+computes the same, as PEFT's LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The
+whole inventory with its router becomes a Poly adapter. A backbone that the run has trained is
+written into OUT/base_model; with --all the adapters OUT/TASK of all tasks share it. Each folder
+also holds a tokenizer whose chat template formats prompts as in training, the run's search, and a
+card with lines to copy.
 """
 
 import argparse
