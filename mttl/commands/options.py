@@ -13,7 +13,6 @@ from mttl.runtime.command import make_console
 from mttl.runtime.version import VERSION
 
 NAMES = {module: name for name, module in (COMMANDS | MORE).items()}
-WRITTEN = "what is written"
 
 
 class _Trust(argparse.Action):
@@ -96,12 +95,7 @@ class CommandParser(argparse.ArgumentParser):
     @property
     def written(self) -> "argparse._ArgumentGroup":
         """The options that say what is written."""
-        return self.group(WRITTEN)
-
-    def format_help(self) -> str:
-        """Return the help, in which what is written stands last."""
-        self._action_groups.sort(key=lambda group: group.title == WRITTEN)
-        return super().format_help()
+        return self.group("what is written")
 
     def add_source(self, dest: str = "source", *, required: bool = True) -> None:
         """Name a run: as the first argument, or with ``--from``."""

@@ -49,10 +49,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Print and draw."""
     if options.adapted and (options.compare or options.gradients):
-        raise ConfigError(
-            "--adapted shows tasks that no other run has, and that the run has no rows of: leave "
-            "--compare and --gradients out"
-        )
+        raise ConfigError("--adapted shows tasks of no run: leave --compare and --gradients out")
     check_different("--adapted", options.adapted)
     if not options.count:  # else they are made
         check_routing(options.run)
@@ -94,9 +91,10 @@ def main(options: argparse.Namespace) -> None:
 
         cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
         console.print(gradient_table(cosines, tasks, view.categories))
-        cells = [dict(zip(tasks, map(float, row), strict=True)) for row in cosines]
-        rows = [{"task": task, **own} for task, own in zip(tasks, cells, strict=True)]
-        write_table(folder / "gradients.csv", ["task", *tasks], rows)
+        columns = ["task", *tasks]
+        both = zip(tasks, cosines.tolist(), strict=True)
+        rows = [dict(zip(columns, [task, *row], strict=True)) for task, row in both]
+        write_table(folder / "gradients.csv", columns, rows)
         drawn = similarity_matrix(
             *(cosines, tasks),
             order=view.order,
