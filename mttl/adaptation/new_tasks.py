@@ -35,6 +35,7 @@ from mttl.io.errors import ConfigError
 from mttl.plugins.classes import METRICS, find_class
 from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
+from mttl.training.precision import precision_plugin
 
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {

@@ -14,6 +14,7 @@ from mttl.config.moe_schema import MoE
 from mttl.config.schema import Generation
 from mttl.config.section import Section
 from mttl.config.skills_schema import Aggregation, Mixture, Router, Skills
+from mttl.config.train_only_keys import of_training, read_instead
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.plugins.classes import PluginError
@@ -21,17 +22,6 @@ from mttl.plugins.classes import PluginError
 S = TypeVar("S", bound=Section)
 # What adaptation takes from the run that it adapts, whatever its configuration says.
 OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation")
-# Settings that only training reads, and what adaptation reads in their place of the section adapt.
-TRAIN_ONLY_KEYS = {
-    **{"run.seed": "seeds", "trainer.max_epochs": "n_updates"},
-    **{"optim.backbone_lr": "lr", "optim.token_router_lr": "lr"},
-    **{"optim.schedule": "", "optim.warmup": "warmup"},
-    **dict.fromkeys(("data.split", "data.validation", "data.evaluate", "data.sampler"), ""),
-    **dict.fromkeys(("data.length_window", "data.token_budget", "data.packed_length"), ""),
-    "data.global_batch_size": "batch_size",
-}
-# Of these sections adaptation reads nothing that the section adapt has as well.
-SECTIONS = ("optim", "data", "trainer")
 _ABSENT = object()
 
 
@@ -77,18 +67,6 @@ def read_settings(
         ) from error
 
 
-def of_training(name: str, adapt: type[Section]) -> bool:
-    """Return whether a setting is one that only training reads."""
-    section, _, field = name.partition(".")
-    shared = section in SECTIONS and field in adapt.model_fields
-    return shared or _known_as(name) in TRAIN_ONLY_KEYS
-
-
-def _known_as(name: str) -> str:
-    """Return ``data.sampler`` for ``data.sampler.kind``."""
-    return ".".join(name.split(".")[:2])
-
-
 def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
     """Refuse settings of a command line that would change nothing.
 
@@ -105,10 +83,10 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
     adapt = type(dict(config)["adapt"])
     for name in given:
         if of_training(name, adapt):
-            own = TRAIN_ONLY_KEYS.get(_known_as(name), name.partition(".")[2])
+            own = read_instead(name, adapt)
             raise ConfigError(
                 f"'{name}' is for training, and adaptation does not read it. "
-                f"{f'Set adapt.{own}' if own in adapt.model_fields else 'Leave it out'}"
+                f"{f'Set {own}' if own else 'Leave it out'}"
             )
     # How rows look; what `auto` means for it is the run's.
     form = [f"data.{field}" for field in PromptForm.model_fields]

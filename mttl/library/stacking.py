@@ -60,8 +60,8 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
         Bagherifard, Rajabzadeh et al., *GenKnowSub: Improving Modularity and Reusability of LLMs
         through General Knowledge Subtraction*, ACL 2025.
     """
-    less = [dict(member) for member in members]
-    for member in less:
+    less: list[Changes] = []
+    for member in map(dict, members):
         for path, part in member.items():
             known = [one[path] for one in general if path in one]
             ranks = {one.rank for one in (part, *known)}
@@ -74,4 +74,5 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
                 down = torch.stack([one.down for one in known]).mean(0)
                 up = torch.stack([one.up for one in known]).mean(0)
                 member[path] = LowRank(part.down - down, part.up - up)
+        less.append(member)
     return less

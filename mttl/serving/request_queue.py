@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,7 +33,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         disable_created_metrics()
-        own = {"registry": CollectorRegistry()}
+        own: dict[str, Any] = {"registry": CollectorRegistry()}
         self._registry, labels = own["registry"], ("model", "status")
         self._requests = Counter("mttl_requests", "Requests by task and status.", labels, **own)
         meaning = "Seconds that requests took."

@@ -212,7 +212,8 @@ class NotedIds:
         """Tell the routing what the stack is called with."""
         ids = inputs.get("input_ids", args[0] if args else None)
         if ids is not None and self.slot.in_use:
-            self.slot.current.ids |= dict.fromkeys(self.stacks, ids)
+            for stack in self.stacks:
+                self.slot.current.ids[stack] = ids
 
 
 class FinishedRows:

@@ -57,7 +57,7 @@ class GracefulStop(Checkpoint):
         """Give the signals back."""
         self._listening.close()
 
-    on_test_end = on_exception
+    on_test_end = on_exception  # type: ignore[assignment]
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         asked = self.request.received is not None and not self.last.accumulating

@@ -86,8 +86,9 @@ class TrainingProgress(ProgressBar):
         self._bar = self._training = self._evaluation = None
 
     on_validation_batch_end = on_test_batch_end = _advance_evaluation
-    on_test_end = _end_evaluation
-    on_train_end = on_exception = _close  # a message starts on a line of its own
+    on_test_end = _end_evaluation  # type: ignore[assignment]
+    # A message starts on a line of its own.
+    on_train_end = on_exception = _close  # type: ignore[assignment]
 
 
 def _loss(trainer: pl.Trainer) -> str:

@@ -264,15 +264,15 @@ def count_tokens(module: TextToTextModule, batches: Iterable[Mapping[str, Any]])
             before = torch.full_like(ids[:, :1], counts.n_tokens)
             previous = torch.cat([before, ids[:, :-1]], dim=1)
             tokens = record.tokens
-            chosen = (
-                record.experts,
-                moved["task_ids"][tokens // record.positions],
-                ids.reshape(-1)[tokens],
-                previous.reshape(-1)[tokens],
+            experts, tasks, chosen, before = (
+                value.cpu().numpy().astype(np.int64)
+                for value in (
+                    record.experts,
+                    moved["task_ids"][tokens // record.positions],
+                    ids.reshape(-1)[tokens],
+                    previous.reshape(-1)[tokens],
+                )
             )
-            counts.add(
-                numbers[record.layer],
-                *(value.cpu().numpy().astype(np.int64) for value in chosen),
-                int(record.dropped()),
-            )
+            layer, dropped = numbers[record.layer], int(record.dropped())
+            counts.add(layer, experts, tasks, chosen, before, dropped)
     return counts

@@ -122,7 +122,7 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("-k", "adapt.init=fresh"), r"adapt\.init is set by the comparison itself"),
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
         (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
-        (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
+        (("--methods", "polytropon", "expert"), "name a file in router.matrix, or data.expe"),
         (("--methods", "polytropon", "expert", *matrix), "no row for the task 'reverse'"),
     ):
         with pytest.raises(METHODS.MttlError, match=message):

@@ -13,11 +13,11 @@ from typing import Any
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.adaptation.results import Results, check_rows
 from mttl.adaptation.resumable_jobs import keep_settings
-from mttl.assembly.saved_settings import of_training
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Adapt, Config
+from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError
@@ -171,7 +171,7 @@ class MethodComparison:
             for place in sorted(self.run_folder(item).glob("adapt-*")):
                 check_rows(place, set(Results(place).finished), self.gym.digest)
 
-    def shared_settings(self) -> dict[str, object]:
+    def shared_settings(self) -> dict[str, Any]:
         """Return what all runs share."""
         names = sorted({one.name for one in fields(self)} - {"out", "methods", "reference"})
         return {name: getattr(self, name) for name in names} | {"overrides": [*self.overrides]}

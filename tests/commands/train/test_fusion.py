@@ -54,7 +54,7 @@ def test_the_record_is_the_attention_of_every_task(runs: tuple[Path, Path]) -> N
     assert column(runs[1] / "metrics.csv", "train/loss")
     # The figures show it.
     view = importlib.import_module("mttl.commands.routing_report.read_routing").read_view(runs[1])
-    assert np.array_equal(view.probabilities, view.record.weights)
+    assert np.array_equal(view.record.probabilities, view.record.weights)
 
 
 def test_it_resumes_and_is_adapted(runs: tuple[Path, Path], tmp_path: Path, refused) -> None:
