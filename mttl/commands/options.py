@@ -63,7 +63,7 @@ def _shard(text: str) -> Shard:
         number, n_shards = map(int, text.split("/"))
         return Shard(number, n_shards)
     except ValueError as error:
-        told = f"'{text}' must have the form I/N, such as 1/4"
+        told = f"'{text}' must have the form I/N, such as 1/4, with I up to N"
         raise argparse.ArgumentTypeError(told) from error
 
 

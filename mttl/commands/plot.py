@@ -49,7 +49,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Print and draw."""
     if options.adapted and (options.compare or options.gradients):
-        raise ConfigError("--adapted shows tasks of no run: leave --compare and --gradients out")
+        raise ConfigError("--adapted shows tasks without rows: leave --compare and --gradients out")
     check_different("--adapted", options.adapted)
     if not options.count:  # else they are made
         check_routing(options.run)

@@ -260,10 +260,7 @@ def test_bad_members_are_refused_with_one_list(
     config, tensors = read_peft(good).config, read_peft(good).tensors
     for name, changed in (
         ("nan", {key: tensor * torch.nan for key, tensor in tensors.items()}),
-        ("infinite", {key: tensor / 0 for key, tensor in tensors.items()}),
         ("rankless", {key: t[:0] if "_A" in key else t[:, :0] for key, t in tensors.items()}),
-        ("elsewhere", {key.replace("layers.0", "layers.7"): t for key, t in tensors.items()}),
-        ("wide", {key: t.repeat(1, 2) if "_A" in key else t for key, t in tensors.items()}),
     ):
         write_peft(tmp_path / "bad" / name, config, changed)
     write_peft(
@@ -279,10 +276,7 @@ def test_bad_members_are_refused_with_one_list(
         "is not a folder of PEFT",
         "empty' has no adapter_model.safetensors",
         "nan/adapter_model.safetensors': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
-        "infinite/adapter_model.safetensors': 'base_model.model.model.layers.0.self_attn.q_proj",
         "rankless': the factors of 'model.layers.0.self_attn.q_proj' have rank 0",
-        "elsewhere': the base model has no linear layer 'model.layers.7.self_attn.q_proj'",
-        "wide': 'model.layers.0.self_attn.q_proj' has 32 -> 16 features; in the base model it has",
         "other' is of another base model: 'org/other'",
         "nameless' does not name its base model",
         "the name 'task00' is taken by the library",
