@@ -155,13 +155,12 @@ def test_rows_that_changed_are_refused(config, tmp_path, commands, refused) -> N
 @pytest.mark.parametrize("name", METHODS.METHODS)
 def test_every_method_is_a_configuration(name: str) -> None:
     method = METHODS.METHODS[name]
-    config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
+    config = load_config(f"crossfit.yaml+{method.fragment}", [*method.settings])
     assert method.variants[0].name == "all"
     for variant in method.variants:
-        adapting = load_config("crossfit.yaml", [*variant.settings, *method.adaptation(0.5)])
-        if method.one_speed:
-            assert adapting.adapt.router_lr == 0.5
-    assert (config.optim.router_lr is None) == method.one_speed
+        adapting = load_config("crossfit.yaml", [*variant.settings, *method.adapt_settings])
+        assert (adapting.adapt.router_lr is None) == (config.optim.router_lr is None)
+    assert (config.optim.router_lr is None) == (name in ("one_speed", "hyperformer"))
 
 
 def test_a_method_and_its_ways_overrule_what_all_runs_share(config, tmp_path, commands) -> None:

@@ -95,21 +95,19 @@ class MethodComparison:
             f"trainer.val_check_interval={self.steps}",
             f"data.evaluate={'[]' if self.unseen_only else '[test]'}",
             path_setting("data.cache_dir", self.out / ".cache"),
-            *(*self.shared(item), *self.methods[item.name].training()),
+            *(*self.shared(item), *self.methods[item.name].settings),
         ]
 
     def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
         """Return the settings of one adaptation."""
         shared = self.shared(item)
-        common = [
+        return [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
             *([f"adapt.examples={self.examples}"] if self.examples is not None else []),
             *(x for x in shared if not of_training(x.partition("=")[0].strip(), Adapt)),
-            *variant.settings,
+            *(*variant.settings, *self.methods[item.name].adapt_settings),
         ]
-        lr = load_config(self.adapt_files(item), common).adapt.lr
-        return [*common, *self.methods[item.name].adaptation(lr)]
 
     @cached_property
     def gym(self) -> Gym:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mttl.io.errors import MttlError
@@ -43,21 +43,14 @@ class Method:
 
     fragment: str  # configuration files merged onto the common one, joined by +
     settings: tuple[str, ...] = ()  # overrides of training
-    one_speed: bool = False  # the router has the learning rate of the skills, in adaptation too
     variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
     adapts_by_fragment: bool = False  # the files hold settings of adaptation too, or name classes
     adapt_settings: tuple[str, ...] = ()  # overrides of adaptation
 
-    def training(self) -> list[str]:
-        """Return the overrides of training."""
-        return [*self.settings, *(["optim.router_lr=null"] if self.one_speed else [])]
-
-    def adaptation(self, lr: float) -> list[str]:
-        """Return the overrides of adaptation, given its learning rate."""
-        return [*([f"adapt.router_lr={lr}"] if self.one_speed else []), *self.adapt_settings]
-
 
 POLYTROPON = "router/polytropon.yaml"
+# The router has the learning rate of the skills, in adaptation too.
+ONE_SPEED = Method(POLYTROPON, ("optim.router_lr=null",), adapt_settings=("adapt.router_lr=null",))
 METHODS: dict[str, Method] = {
     "polytropon": Method(POLYTROPON, variants=(*MODE_VARIANTS, NEAREST_TASK)),
     "shared": Method("router/shared.yaml"),
@@ -71,11 +64,11 @@ METHODS: dict[str, Method] = {
         "router/expert.yaml", variants=published("adapt.mode=all", "adapt.init=expert_row")
     ),
     # A network generates its weights: it needs the learning rate of the skills.
-    "hyperformer": Method("router/hyperformer.yaml", one_speed=True, variants=ROW_VARIANTS),
+    "hyperformer": replace(ONE_SPEED, fragment="router/hyperformer.yaml", variants=ROW_VARIANTS),
     "task_moe": Method("router/task_moe.yaml", variants=ROW_VARIANTS),
     "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
-    "one_speed": Method(POLYTROPON, one_speed=True),
+    "one_speed": ONE_SPEED,
     **{
         f"multi_head_{n}": Method(POLYTROPON, (f"skills.n_heads={n}",), variants=HEAD_VARIANTS)
         for n in (2, 4, 8)
