@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from mttl.library.library_folder import Library, Member
     from mttl.library.member_card import BaseModel
 
-# Routers that give each task its own member alone.
-ONE_EACH = ("private", "polytropon")
-
 
 def add(options: argparse.Namespace) -> None:
     """Add members."""
@@ -184,7 +181,8 @@ def run(library: "Library", options: argparse.Namespace) -> None:
             prepare=prepare_members,
         )
         answers = {} if options.no_probe else task_answers(made.model, made.tasks)
-        if answers and config.moe is None and not general and config.router.kind in ONE_EACH:
+        one_each = config.router.kind in ("private", "polytropon")  # gives a task its own member
+        if answers and config.moe is None and not general and one_each:
             bare = strip(made.model).backbone
             members = map(library.member, names)
             answers = {one.card.task: changed_answer(bare, one.changes) for one in members}

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from mttl.adaptation.results import Results
 from mttl.commands.comparison.comparison_folder import MethodComparison
-from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_unseen
+from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_scores
 from mttl.commands.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan
 from mttl.commands.comparison.tables import (
     TableRow,
@@ -19,7 +19,6 @@ from mttl.commands.comparison.tables import (
     main_table,
     mean_score,
     paired_difference,
-    read_seen,
     task_table,
 )
 from mttl.io.errors import MttlError
@@ -34,25 +33,18 @@ RUNS_CAPTION = (
 )
 
 
-def read_scores(comparison: MethodComparison, plans: list[Plan]) -> list[TaskScore]:
-    """Read the scores of all that has ended."""
-    found: list[TaskScore] = []
-    for item in plans:
-        run = comparison.run_folder(item)
-        if comparison.cost(item, "train").ended:
-            found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
-        for mode in (variant.name for variant in item.variants):
-            if comparison.cost(item, stage := f"adapt-{mode}").ended:
-                found += read_unseen(run / stage, item.name, mode, item.seed, item.fold)
-    return found
-
-
 def write_tables(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
 ) -> str:
     """Write the tables of what has ended, and return them as Markdown."""
     reference = comparison.reference
-    scores = read_scores(comparison, plans)
+    scores: list[TaskScore] = []
+    for item in plans:
+        if comparison.cost(item, "train").ended:
+            modes = [variant.name for variant in item.variants]
+            ended = [mode for mode in modes if comparison.cost(item, f"adapt-{mode}").ended]
+            run = comparison.run_folder(item)
+            scores += read_scores(run, item.name, item.seed, ended, item.fold)
     for runs in existing:
         scores += runs.scores
     if not scores:
