@@ -80,7 +80,9 @@ def main(options: argparse.Namespace) -> None:
         require_file(path, CheckpointError)
     if options.task is not None and options.lm is not None:
         raise ConfigError("--lm is only for --text: leave it out")
-    gym = options.task and gym_with(options.gym, [options.task], "train", [options.sample])
+    gym = None
+    if options.task is not None:
+        gym = gym_with(options.gym, [options.task], "train", [options.sample])
     import torch
 
     from mttl.models.backbone import load_pretrained, load_tokenizer
