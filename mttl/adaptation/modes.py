@@ -12,7 +12,7 @@ from mttl.config.schema import Adapt
 from mttl.config.section import AS_TRAINED, FREE, AdaptMode, RowInit
 from mttl.io.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
-from mttl.routing.task.fixed import AverageRouter, CoefficientRouter, FixedRouter, expert_router
+from mttl.routing.task.fixed import AverageRouter, CoefficientRouter, ExpertRouter, FixedRouter
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
@@ -134,7 +134,7 @@ def adapted_router(
         return AverageRouter(*shape)
     given = torch.empty(0) if rows is None else rows
     if init == "expert_row":
-        return expert_router(given, known.n_groups, known.n_heads)
+        return ExpertRouter(*shape, matrix=given)
     if init == "factors":
         assert isinstance(known, MetadataRouter)
         return known.with_rows(known.composed(given.to(known.factors.device)).detach())

@@ -2,30 +2,9 @@
 
 A section of settings names the features that it lacks, each with the reason and what to do
 (`lacks`), and those that it asks of all others (`asks`, with its setting). A custom class may have
-`lacks` as well. Commands ask for what they need of a run.
-
-| feature | asked for by |
-|---|---|
-| ``packs`` | ``data.packed_length`` |
-| ``counts_rows`` | ``data.global_batch_size`` |
-| ``compiles`` | ``backbone.compile`` |
-| ``shards`` | ``trainer.strategy: fsdp2`` |
-| ``scales_losses`` | ``trainer.precision: 16-mixed`` |
-| ``routes_tokens`` | a section ``moe`` |
-| ``weighs_experts``, ``gives_zeros``, ``shares_experts`` | ``moe.task_prior``, ``moe.parallel`` |
-| ``balances``, ``estimates_load``, ``takes_bias`` | ``moe.balance`` |
-| ``drops_tokens``, ``drops_evaluated_tokens`` | ``moe.capacity_factor``, ``eval_capacity_factor`` |
-| ``has_factors`` | routers among members of a library |
-| ``trains`` | training |
-| ``starts`` | ``run.start`` |
-| ``has_heads`` | ``skills.n_heads`` above 1 |
-| ``takes_signed_weights`` | routers whose weights may be negative |
-| ``merges``, ``averages`` | `merge-task` and recipes: a task, and the mean of all skills |
-| ``exports_lora``, ``exports_inventory`` | `export` |
-| ``ablates`` | `ablate` |
-| ``policies`` | BabyAI |
-| ``plots`` | `plot`, `explore` |
-| ``adds_tasks`` | `add-tasks` |
+`lacks` as well. Commands ask for what they need of a run: ``trains``; ``merges`` a task and
+``averages`` all skills (`merge-task` and recipes); ``exports_lora`` and ``exports_inventory``;
+``ablates``; ``plots`` (also `explore`); ``adds_tasks``; and BabyAI, ``policies``.
 """
 
 from collections.abc import Iterator, Mapping

@@ -88,9 +88,8 @@ def load_any_config(
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
-    run = tree.get("run", {})
-    if isinstance(run, dict):
-        tree = {**tree, "run": {"name": "-".join(path.stem for path in paths), **run}}
+    name = "-".join(path.stem for path in paths)
+    tree = {**tree, "run": {"name": name, **tree.get("run", {})}}
     world = next((world for world in WORLDS if world.section in tree), WORLDS[-1])
     schema = world.schema
     try:
@@ -152,13 +151,8 @@ def dump_config(config: Section) -> str:
     return yaml12.dump(settings)
 
 
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file; its mistakes are errors of the configuration."""
-    return yaml12.read_yaml(path, ConfigError)
-
-
 def _read(path: Path) -> Tree:
-    tree = read_yaml(path)
+    tree = yaml12.read_yaml(path, ConfigError)
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -209,8 +203,6 @@ def _shares(matrix: str) -> list[tuple[float, ...]]:
 def _of_the_gym(tree: Tree) -> Tree:
     """Fill in what an expert router takes from its gym: the matrix, and one skill per column."""
     data, skills, router = (tree.get(name, {}) for name in ("data", "skills", "router"))
-    if not (isinstance(data, dict) and isinstance(skills, dict) and isinstance(router, dict)):
-        return tree
     expert = router.get("kind") == "expert"
     matrix = router.get("matrix", data.get("expert_matrix")) if expert else None
     if matrix is not None:

@@ -67,11 +67,8 @@ class Balancing(Section):
     @property
     def given(self) -> list[str]:
         """The losses that are on, but for that of the estimated load."""
-        return [
-            name
-            for name in ("switch", "gshard", "importance", "z", "entropy")
-            if getattr(self, name)
-        ]
+        others = ("load", "bias", "global_statistics")
+        return [name for name, value in self if value and name not in others]
 
     @property
     def over_loads(self) -> bool:

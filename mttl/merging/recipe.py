@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from mttl.config.config_errors import format_errors
-from mttl.config.load import read_yaml
 from mttl.config.section import Section, Seed
 from mttl.io.errors import ConfigError
+from mttl.io.yaml12 import read_yaml
 
 Density = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
@@ -198,7 +198,7 @@ def read_recipe(path: str | Path) -> Recipe:
             every key with its value, what is allowed, and near names.
     """
     path = Path(path)
-    tree = read_yaml(path)
+    tree = read_yaml(path, ConfigError)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold base, models and method")
     try:

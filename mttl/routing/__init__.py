@@ -7,11 +7,11 @@ from mttl.routing.task.categorical import CategoricalRouter, ScoreFunctionRouter
 from mttl.routing.task.fixed import (
     AverageRouter,
     CoefficientRouter,
+    ExpertRouter,
     FixedRouter,
     PrivateRouter,
     RandomRouter,
     SharedRouter,
-    expert_router,
 )
 from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.metadata import MetadataRouter

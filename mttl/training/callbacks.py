@@ -17,13 +17,8 @@ class GracefulStop(Checkpoint):
     """On Ctrl-C or SIGTERM, finishes the step and its validation, saves, and leaves.
 
     The first signal asks; a second one ends the training at once, which loses what came after the
-    last checkpoint. After training, while answers are generated, the first one does.
-
-    Args:
-        last: Saves the state; a callback of the same trainer.
-
-    Attributes:
-        request: What the signals of training have asked.
+    last checkpoint. After training, while answers are generated, the first one does. The state is
+    saved by ``last``, a callback of the same trainer.
     """
 
     def __init__(self, last: SaveLast) -> None:
@@ -36,7 +31,6 @@ class GracefulStop(Checkpoint):
         self._first_step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen, and look before each batch whether to leave."""
         self._first_step = trainer.global_step
         # Later than `setup`: Lightning's own handlers for training, which would end a validation
         # with exit status 0, are in place by now and come back afterwards.
@@ -45,16 +39,13 @@ class GracefulStop(Checkpoint):
         self.last.leave_if_asked = self._leave_if_asked
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave if asked to after the last step; else give the signals back."""
         self._leave_if_asked(trainer)
         self._listening.close()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen."""
         self._listening.enter_context(handling(self._leave))
 
     def on_exception(self, *args: Any) -> None:
-        """Give the signals back."""
         self._listening.close()
 
     on_test_end = on_exception  # type: ignore[assignment]
@@ -78,10 +69,6 @@ class TemperatureAnnealing(Callback):
     """Lowers the temperature of a router's draws along a geometric path over training.
 
     At fraction p of the way from the first step to the last it is ``start^(1 - p) · end^p``.
-
-    Args:
-        start: Temperature at the first step.
-        end: Temperature at the last.
     """
 
     def __init__(self, start: float, end: float) -> None:
@@ -91,7 +78,6 @@ class TemperatureAnnealing(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
-        """Set the temperature of the coming step."""
         router: Any = pl_module.model.router  # type: ignore[union-attr]
         last_step = trainer.estimated_stepping_batches - 1
         progress = min(1.0, trainer.global_step / max(1, last_step))

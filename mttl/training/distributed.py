@@ -134,7 +134,6 @@ class ShardedStrategy(ModelParallelStrategy):
         return True
 
     def setup_environment(self) -> None:
-        """Form one mesh of all processes."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
@@ -148,12 +147,10 @@ class ShardedStrategy(ModelParallelStrategy):
         return {name: for_first(value) for name, value in state if name not in frozen}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Put whole tensors back."""
         assert self.lightning_module is not None
         load_whole(self.lightning_module, checkpoint["state_dict"])
 
     def teardown(self) -> None:
-        """Move the model to the processor."""
         super().teardown()
         assert self.lightning_module is not None
         tell_scales(self.lightning_module)
@@ -165,7 +162,6 @@ class ShardedStrategy(ModelParallelStrategy):
         return apply_to_collection(optimizer.state_dict(), Tensor, for_first)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Put whole states back."""
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             groups = zip(saved["param_groups"], optimizer.param_groups, strict=True)
             owners = {
@@ -182,7 +178,6 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, as other strategies do."""
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
 
@@ -190,6 +185,5 @@ class ExpertSharing(Callback):
     """Shares the experts of the model out before data-parallel training wraps it."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Share the experts out, once."""
         if stage == "fit":
             shard_experts(pl_module)

@@ -38,16 +38,14 @@ class _RunLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The name of the file or folder."""
         return self.path.name
 
     @property
     def version(self) -> str:
-        """Always empty: a run has one logger of a kind."""
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the run folder holds the configuration."""
+        pass  # the run folder holds the configuration
 
 
 class MetricsFile(_RunLogger):
@@ -72,30 +70,22 @@ class MetricsFile(_RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add values to the row of a step."""
         step = max(self.rows, default=0) if step is None else step
         self.rows.setdefault(step, {"step": step}).update(metrics)
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file."""
         if self.rows:
             columns = sorted({name for row in self.rows.values() for name in row} - {"step"})
             rows = (self.rows[step] for step in sorted(self.rows))
             write_table(self.path, ["step", *columns], rows)
 
     def finalize(self, status: str) -> None:
-        """Write what is left."""
         self.save()
 
 
 class ExperimentLogger(_RunLogger):
-    """Logs a run. A logger that does not start is refused; one that fails later is left alone.
-
-    Args:
-        folder: Of the run; the logger has one of its own in it.
-        resumed_step: The step that a resumed run continues from.
-    """
+    """Logs a run. A logger that does not start is refused; one that fails later is left alone."""
 
     title: str
     advice: str
@@ -155,7 +145,6 @@ class ExperimentLogger(_RunLogger):
             self.close(failed=True)
 
     def close(self, *, failed: bool = False) -> None:
-        """End."""
         self._try(lambda: self._end(failed))
         self._is_open = False
 
@@ -222,7 +211,6 @@ class TensorBoard(ExperimentLogger):
         self.writer.add_text(name, "\n".join(lines), step)
 
     def save(self) -> None:
-        """Bring what was written to the disk."""
         self._try(lambda: self.writer.flush())
 
     def _end(self, failed: bool) -> None:
@@ -341,9 +329,6 @@ class StepMonitor(Callback):
     """Logs learning rates and norms of gradients by role, before clipping, and tokens per second.
 
     ``metrics.csv`` has none of it: it is the same from start to start, and speed is not.
-
-    Args:
-        every_n_steps: Steps between two records.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -354,13 +339,11 @@ class StepMonitor(Callback):
         self._seconds = self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
         self._since = time.monotonic()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Count the step, and measure what it uses."""
         self._steps += 1
         if (trainer.global_step + 1) % self.every_n_steps == 0:
             self._numbers |= rates_and_norms(optimizer)
@@ -392,11 +375,9 @@ class StepMonitor(Callback):
         self._seconds, self._since = 0.0, now
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop the clock."""
         self._seconds += time.monotonic() - self._since
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on."""
         self._since = time.monotonic()
 
 

@@ -65,14 +65,8 @@ def maml_gradients(
     r"""Return first-order MAML's gradients, and the loss after the steps.
 
     From :math:`\theta`, ``n_steps`` steps :math:`\theta' \leftarrow \theta' - \alpha \nabla
-    L_{support}(\theta')`; the gradient is :math:`\nabla L_{query}(\theta')`.
-
-    Args:
-        parameters: Are moved by the steps, and moved back.
-        support: The loss of the rows that the steps see.
-        query: The loss of others of the same task.
-        n_steps: How many steps.
-        rate: α.
+    L_{support}(\theta')`; the gradient is :math:`\nabla L_{query}(\theta')`, of other rows of the
+    same task. The steps move the parameters, which are moved back; α is the ``rate``.
 
     References:
         Finn, Abbeel and Levine, *Model-Agnostic Meta-Learning*, ICML 2017, arXiv:1703.03400,

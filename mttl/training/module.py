@@ -1,6 +1,5 @@
 """The Lightning module that text and policies share: optimizer, checkpoints and random states."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError
 from mttl.io.torch_file import load_torch
 from mttl.moe.parallel import (
     clip_gradients,
@@ -46,24 +45,12 @@ class ResumableModule(pl.LightningModule):
         self.strict_loading = False
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer with one group per role, and its schedule by step.
-
-        Raises:
-            ConfigError: If nothing bounds the number of steps.
-        """
+        """Return the optimizer with one group per role, and its schedule by step."""
         mixed = str(self.trainer.precision).endswith("mixed")
         optimizer = build_optimizer(self.optim, self.model, fused=not mixed)
-        total_steps = self.trainer.estimated_stepping_batches
-        if math.isinf(total_steps):
-            raise ConfigError(
-                "section trainer: max_time alone does not say how many steps there will be, which "
-                "the learning rates' schedule needs; set max_steps or max_epochs too"
-            )
-        scheduler = build_schedule(self.optim, optimizer, int(total_steps))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        n_steps = int(self.trainer.estimated_stepping_batches)
+        schedule = {"scheduler": build_schedule(self.optim, optimizer, n_steps), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def load_weights(self, checkpoint: Path) -> int:
         """Take the trained weights of a checkpoint, and nothing else of it; return its step."""

@@ -1,7 +1,6 @@
 """Callbacks that record the routing weights and the loads of experts, also across a resume."""
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,13 @@ COLOR = np.array([8, 48, 107])  # of the largest weight; no weight is white
 
 
 class HistoryMonitor(Callback):
-    """Logs statistics from time to time, and keeps the array that they were computed from.
-
-    Args:
-        path: File of the arrays.
-        every_n_steps: Most steps between two records.
-    """
+    """Logs statistics from time to time, and keeps the arrays that they were computed from."""
 
     def __init__(self, path: Path, every_n_steps: int) -> None:
         self.path = path
         self.every_n_steps = every_n_steps
         self.steps: list[int] = []
-        self.history: list[np.ndarray] = []
-
-    @abstractmethod
-    def arrays(self, history: np.ndarray) -> dict[str, Any]:
-        """Return what the file holds besides the steps (S,)."""
+        self.history: list[dict[str, np.ndarray]] = []
 
     def is_due(self, trainer: pl.Trainer) -> bool:
         """Tell whether the last record was long ago."""
@@ -49,26 +39,30 @@ class HistoryMonitor(Callback):
         return trainer.global_step - last >= self.every_n_steps
 
     def record(
-        self, trainer: pl.Trainer, values: np.ndarray, statistics: Mapping[str, float]
+        self,
+        trainer: pl.Trainer,
+        statistics: Mapping[str, float],
+        names: Mapping[str, Sequence[str]],
+        **values: np.ndarray,
     ) -> None:
-        """Keep an array of this step, log what it says, and write the file."""
+        """Log statistics, keep the arrays of this step, and write all of them with some names."""
         self.steps.append(trainer.global_step)
         self.history.append(values)
         for logger in trainer.loggers:
             logger.log_metrics(dict(statistics), trainer.global_step)
         if trainer.is_global_zero:
-            arrays = self.arrays(np.stack(self.history))
-            write_arrays(self.path, steps=np.array(self.steps), **arrays)
+            arrays = {name: np.stack([one[name] for one in self.history]) for name in values}
+            words = {name: np.array(listed) for name, listed in names.items()}
+            write_arrays(self.path, steps=np.array(self.steps), **arrays, **words)
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep the history across a resume."""
-        history = [torch.from_numpy(values) for values in self.history]
+        history = [{k: torch.from_numpy(v) for k, v in one.items()} for one in self.history]
         return {"steps": list(self.steps), "history": history}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history of an earlier start."""
         self.steps = list(state_dict["steps"])
-        self.history = [values.numpy() for values in state_dict["history"]]
+        history = state_dict["history"]
+        self.history = [{k: v.numpy() for k, v in one.items()} for one in history]
 
 
 def write_arrays(path: Path, **arrays: Any) -> None:
@@ -80,13 +74,8 @@ def write_arrays(path: Path, **arrays: Any) -> None:
 class RoutingMonitor(HistoryMonitor):
     """Logs how discrete, dense and evenly used the routing is, and keeps its history.
 
-    Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)`` and ``groups``.
-
-    Args:
-        folder: Where to write.
-        groups: Names of the routed groups.
-        tasks: Names of the tasks in the order of their ids.
-        every_n_steps: Most steps between two records; each validation is one too.
+    Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)``, ``groups`` and
+    ``tasks``. Each validation is a record, and so is every step that ends ``every_n_steps``.
     """
 
     def __init__(
@@ -101,26 +90,18 @@ class RoutingMonitor(HistoryMonitor):
         self.tasks = tasks
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the routing that training starts from."""
         if not self.steps:  # else the run is resumed
             self.on_train_end(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
-        """Keep the routing from time to time where nothing is validated."""
         if self.is_due(trainer):
             self.on_train_end(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the routing at each validation."""
         if not trainer.sanity_checking:
             self.on_train_end(trainer, pl_module)
-
-    def arrays(self, history: np.ndarray) -> dict[str, Any]:
-        """Return the weights with the names of their groups and tasks."""
-        groups = head_names(self.groups, history.shape[1])
-        return {"weights": history, "groups": np.array(groups), "tasks": np.array(self.tasks)}
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing, once a step."""
@@ -130,7 +111,8 @@ class RoutingMonitor(HistoryMonitor):
         with torch.no_grad(), whole_parameters(router):
             statistics = routing_statistics(router.probabilities(), self.groups)
             weights = routing_weights(router)
-        self.record(trainer, weights.astype(np.float16), statistics)
+        names = {"groups": head_names(self.groups, len(weights)), "tasks": self.tasks}
+        self.record(trainer, statistics, names, weights=weights.astype(np.float16))
         for logger in experiment_loggers(trainer):
             logger.log_image("routing", routing_image(weights), trainer.global_step)
 
@@ -184,12 +166,7 @@ class TokenMonitor(HistoryMonitor):
 
     Writes ``token_history.npz`` with ``steps (S,)``, ``load (S, M, E)``: the share of a layer's
     pairs that chose each expert since the record before, ``dropped (S, M)``: the share that found
-    no room, and ``layers``.
-
-    Args:
-        folder: Where to write.
-        layers: Names of the M layers that route tokens.
-        every_n_steps: Steps between two records.
+    no room, and the names of the M ``layers``.
     """
 
     def __init__(self, folder: Path, layers: tuple[str, ...], every_n_steps: int = 50) -> None:
@@ -200,7 +177,6 @@ class TokenMonitor(HistoryMonitor):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """Add the loads of the batch, and record them from time to time."""
         found = outputs[LOADS]
         # After a resume the sum lies on the CPU.
         self.loads = found if self.loads is None else self.loads.to(found.device) + found
@@ -208,7 +184,6 @@ class TokenMonitor(HistoryMonitor):
             self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Record the loads since the last record."""
         if self.loads is None:
             return
         # Reducing is in place, and others hold the loads of the batch too.
@@ -220,7 +195,9 @@ class TokenMonitor(HistoryMonitor):
             "tokens/largest_load": float(shares[:, :-1].max(1).mean()),
             "tokens/dropped": float(shares[:, -1].mean()),
         }
-        self.record(trainer, shares.astype(np.float32), statistics)
+        found = shares.astype(np.float32)
+        layers = {"layers": self.layers}
+        self.record(trainer, statistics, layers, load=found[:, :-1], dropped=found[:, -1])
 
     def state_dict(self) -> dict[str, Any]:
         """Keep the history across a resume, and what all processes have counted since."""
@@ -230,13 +207,7 @@ class TokenMonitor(HistoryMonitor):
         return {**super().state_dict(), "loads": loads}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history of an earlier start."""
         super().load_state_dict(state_dict)
         self.loads = state_dict["loads"]
         if self.loads is not None and rank() > 0:  # the first process goes on with all of them
             self.loads = torch.zeros_like(self.loads)
-
-    def arrays(self, history: np.ndarray) -> dict[str, Any]:
-        """Return loads and drops with the names of the layers."""
-        layers = np.array(self.layers)
-        return {"load": history[..., :-1], "dropped": history[..., -1], "layers": layers}

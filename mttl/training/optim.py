@@ -94,13 +94,9 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 def parameter_groups(
     model: nn.Module, *, lr: dict[str, float], weight_decay: float, up_lr_ratio: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Return optimizer groups by role, with and without weight decay.
+    """Return optimizer groups by role, with and without weight decay (`mttl.skills.weight_decay`).
 
-    Args:
-        model: A model whose parts carry roles.
-        lr: Learning rate of each role.
-        weight_decay: Of weights outside the router; see `mttl.skills.weight_decay`.
-        up_lr_ratio: Rate of second factors (`Inventory.second_factors`) over that of their role.
+    The rate of second factors (`Inventory.second_factors`) is ``up_lr_ratio`` times their role's.
 
     Raises:
         ValueError: If there is nothing to train, or a parameter has no known role.

@@ -15,9 +15,6 @@ class TrainingProgress(ProgressBar):
 
     Validations and tests get a bar of their own below it. Where the output is not a terminal,
     it prints a line from time to time instead.
-
-    Args:
-        console: Where to draw; standard error by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -33,21 +30,17 @@ class TrainingProgress(ProgressBar):
         self._enabled = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the bar at the step of a resumed run."""
         total = int(trainer.estimated_stepping_batches)
         self._training = self._count("training", total, trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Move the bar to the current step."""
         if self._training is not None:
             self._training.set(trainer.global_step, lambda: _loss(trainer))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show a bar of the validation."""
         self._evaluation = self._count("validating", int(sum(trainer.num_val_batches)))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remove the bar of the validation and say what came out."""
         self._end_evaluation()
         score = trainer.callback_metrics.get("val/score")
         if self._enabled and score is not None and not trainer.sanity_checking:
@@ -57,7 +50,6 @@ class TrainingProgress(ProgressBar):
             )
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show a bar of the test."""
         self._evaluation = self._count("answering batches", int(sum(trainer.num_test_batches)))
 
     def _count(self, name: str, total: int, done: int = 0) -> Count | None:

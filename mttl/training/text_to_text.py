@@ -49,14 +49,8 @@ class Prediction:
 class TextToTextModule(ResumableModule):
     """Trains a skilled model on text-to-text tasks and scores its answers.
 
-    Args:
-        model: Backbone, skills and router.
-        tokenizer: Turns generated ids into text.
-        metrics: Metric of every task; the order gives the task ids.
-        optim: Optimizer, learning rates, schedule and label smoothing.
-        generation: How answers are searched; greedily by default.
-        max_output_length: Most tokens to generate.
-        loss: Custom training loss; cross-entropy by default.
+    ``metrics`` has the metric of every task, in the order of the task ids. By default answers are
+    searched greedily, and the loss is cross-entropy.
     """
 
     model: SkilledModel
@@ -91,7 +85,6 @@ class TextToTextModule(ResumableModule):
         self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
 
     def configure_model(self) -> None:
-        """Spread the model over the processes, where the strategy is to."""
         if self.device_mesh is not None:
             device = self.trainer.strategy.root_device
             shard_model(self.model, self.device_mesh["data_parallel"], device)
@@ -103,12 +96,7 @@ class TextToTextModule(ResumableModule):
     def nll(
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Return the loss of every position of a batch, their labels, and the routing of the pass.
-
-        Args:
-            batch: ``input_ids``, ``attention_mask``, ``labels`` and ``task_ids``.
-            label_smoothing: ε of the loss.
-        """
+        """Return the loss of every position of a batch, the labels, and the routing of the pass."""
         logits, labels, places, routing = _answered(self.model, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
@@ -188,7 +176,6 @@ class TextToTextModule(ResumableModule):
         return loss * (self.trainer.accumulate_grad_batches / batch["step_parts"])
 
     def on_validation_epoch_start(self) -> None:
-        """Forget earlier losses."""
         # Half precision, which the weights may have, could not count beyond 256 rows.
         dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
         self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
@@ -214,7 +201,6 @@ class TextToTextModule(ResumableModule):
         super().on_save_checkpoint(checkpoint)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Add a batch to the losses and scores of its tasks."""
         losses, labels, _ = self.nll(batch)
         if batch["rows"]:
             means = example_means(losses, labels)
@@ -251,7 +237,6 @@ class TextToTextModule(ResumableModule):
         self.log("val/score", mean, prog_bar=True, sync_dist=True)
 
     def on_test_epoch_start(self) -> None:
-        """Forget earlier answers."""
         self.answers.clear()
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:

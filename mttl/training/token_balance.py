@@ -57,7 +57,6 @@ class BiasBalancing(Callback):
         self.step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start from the step that training starts from."""
         self.step = trainer.global_step
 
     def on_train_batch_end(

@@ -14,6 +14,7 @@ from mttl.routing import (
     CategoricalRouter,
     CoefficientRouter,
     CPolyRouter,
+    ExpertRouter,
     HyperFormerRouter,
     MetadataRouter,
     PolytroponRouter,
@@ -22,7 +23,6 @@ from mttl.routing import (
     ScoreFunctionRouter,
     TaskMoERouter,
     TaskRouter,
-    expert_router,
 )
 from mttl.skills import (
     AdapterInventory,
@@ -192,7 +192,7 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "coefficients": CoefficientRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
     "average": lambda g, t, h, k: AverageRouter(g, t, h, k),
-    "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
+    "expert": lambda g, t, h, k: ExpertRouter(g, t, h, k, matrix=torch.ones(t, k).tril() + 0.5),
 }
 UNLEARNED = ("average", "expert", "score_function", "random")
 LEARNED = [name for name in ROUTERS if name not in UNLEARNED]

@@ -7,7 +7,7 @@ from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
 from mttl.moe.attach_experts import Selection, attach_experts
-from mttl.routing import RoutingSlot, SharedRouter, expert_router
+from mttl.routing import ExpertRouter, RoutingSlot, SharedRouter
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -61,7 +61,9 @@ def test_a_model_checks_its_token_layers():
     with pytest.raises(ValueError, match="reads another routing slot than the model's"):
         SkilledModel(model.backbone, SharedRouter(0, 3), RoutingSlot())
     with pytest.raises(ValueError, match="has 4 skills or experts and 1 heads, the router 5 and"):
-        token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 5), 8))
+        token_model(
+            tiny_t5(), prior="logits", task_router=ExpertRouter(8, 3, 1, 5, matrix=torch.ones(3, 5))
+        )
     with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):
         SkilledModel(tiny_t5(), SharedRouter(0, 3), RoutingSlot())
 
@@ -216,7 +218,10 @@ def test_task_rows_forbid_experts():
     rows = torch.tensor([[1.0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
     for prior in ("mask", "logits"):
         model = token_model(
-            tiny_t5(), prior=prior, task_router=expert_router(rows, 8), targets=["mlp"]
+            tiny_t5(),
+            prior=prior,
+            task_router=ExpertRouter(8, 3, 1, 4, matrix=rows),
+            targets=["mlp"],
         )
         for record in records(model, padded_batch()).values():
             tasks = TASKS[record.tokens // record.positions]

@@ -17,7 +17,7 @@ ROUTER, TOKENS, LORA = (
     ("part", "settings", "message"),
     [
         (ROUTER, {"temperature": 0.0}, r"temperature \(0.0\) must be above 0"),
-        (ROUTER, {"logit_dropout": 1.0}, r"logit_dropout \(1.0\) must be below 1"),
+        (TOKENS, {"jitter": 1.0}, r"jitter \(1.0\) must be below 1"),
         (ROUTER, {"normalise": "max"}, "must be one of sum, average_correction"),
         (TOKENS, {"top_k": 0}, r"top_k \(0\) must be above 0"),
         (ROUTER, {"temperature": float("nan")}, r"temperature \(nan\) must be above 0"),

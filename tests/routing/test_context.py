@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mttl.routing import Routing, RoutingSlot, check_task_ids
+from mttl.routing import Routing, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledLinear
 
 
@@ -17,9 +17,3 @@ def test_reentrant_checkpointing_is_refused_with_the_reason():
         y = checkpoint(layer, x, use_reentrant=True)
     with pytest.raises(RuntimeError, match="reentrant activation checkpointing"):
         y.sum().backward()
-
-
-@pytest.mark.parametrize("wrong", [-1, 5])
-def test_task_ids_out_of_range(wrong):
-    with pytest.raises(ValueError, match=rf"task id {wrong} is out of range: the router knows 5"):
-        check_task_ids(torch.tensor([0, wrong]), 5)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.command import ROOT, arguments, column, load_recipe, read_csv, start, train
+from helpers.command import arguments, column, read_csv, start, train
 from helpers.gyms import TASKS, TINY_T5, write_config, write_gym
 from helpers.nodes import free_port, torchrun, train_on_two
 from mttl.checkpoints.run_folder import RunFolder
@@ -60,13 +60,6 @@ def two(request: pytest.FixtureRequest, config: Path, one: RunFolder) -> tuple[R
     return RunFolder(one.path.parent / request.param), said.read_text(encoding="utf-8")
 
 
-def test_the_loss_curve_is_that_of_one_process(one: RunFolder, two: tuple[RunFolder, str]) -> None:
-    expected = column(one.metrics, "train/loss")
-    found = column(two[0].metrics, "train/loss")
-    assert len(expected) == 12
-    assert found == pytest.approx(expected, rel=1e-4)
-
-
 def test_every_row_is_scored_once_and_alike(one: RunFolder, two: tuple[RunFolder, str]) -> None:
     found, _ = two
     assert read_csv(found.results) == read_csv(one.results)
@@ -74,28 +67,22 @@ def test_every_row_is_scored_once_and_alike(one: RunFolder, two: tuple[RunFolder
         for split in ("dev", "test"):
             name = f"{task}_{split}.jsonl"
             assert (found.predictions / name).read_text() == (one.predictions / name).read_text()
-    for name in ("val/score", "val/loss", *(f"val/{task}/loss" for task in TASKS)):
+    for name in ("train/loss", "val/score", "val/loss", *(f"val/{task}/loss" for task in TASKS)):
         expected = column(one.metrics, name)
-        assert len(expected) == 3, name
+        assert len(expected) == (12 if name == "train/loss" else 3), name
         assert column(found.metrics, name) == pytest.approx(expected, rel=1e-4), name
-
-
-def test_the_weights_agree(one: RunFolder, two: tuple[RunFolder, str]) -> None:
-    first, second = (load_torch(run.last, "")["state_dict"] for run in (one, two[0]))
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        # Steps whose gradients are near zero may differ in sign: hence the absolute part.
-        torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_the_files_are_those_of_one_process(one: RunFolder, two: tuple[RunFolder, str]) -> None:
     found, _ = two
     assert _files(found.path) == _files(one.path)
+    # Steps whose gradients are near zero may differ in sign: hence the absolute part.
+    second, first = (load_torch(run.last, "")["state_dict"] for run in (found, one))
+    torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-3)
     for name in ("skills", "router", "backbone"):
         first, second = (load_file(run.skills / f"{name}.safetensors") for run in (one, found))
         assert list(first) == list(second)
-        for key, value in first.items():
-            torch.testing.assert_close(second[key], value, rtol=1e-3, atol=1e-3, msg=key)
+        torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-3)
     metas = [json.loads((run.skills / "meta.json").read_text()) for run in (one, found)]
     sums = [meta.pop("sha256") for meta in metas]
     assert sums[0].keys() == sums[1].keys()
@@ -260,18 +247,3 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
         end = f"trainer.max_steps={step + 2 * more}"
         finished(start(config, "killed", *settings, *single, end, resume=True))
         assert load_torch(killed.last, "")["global_step"] == step + 2 * more
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_sharded_run_is_adapted_and_searched_as_any(
-    config: Path, two: tuple[RunFolder, str]
-) -> None:
-    source = str(two[0].path)
-    new = ["-c", str(config), "--from", source, "--tasks", "copy", "--allow-seen"]
-    new += ["-k", "adapt.max_steps=2", "adapt.eval_every=1", "data.batch_size=4"]
-    adapt, search = (load_recipe(ROOT / name) for name in ("pl_finetune.py", "pl_search.py"))
-    assert adapt.main(new) == 0
-    assert (two[0].path / "adapt-all" / "results.jsonl").read_text()
-    assert search.main([*new, "search.grid={adapt.lr: [1e-3, 1e-2]}"]) == 0
-    assert read_csv(two[0].path / "search-all" / "trials.csv")

@@ -191,18 +191,6 @@ def test_the_image_has_a_cell_for_every_weight() -> None:
 # The file of metrics.
 
 
-@pytest.fixture
-def earlier(tmp_path: Path) -> Path:
-    """A file with the steps 0, 4 and 8."""
-    path = tmp_path / "run" / "metrics.csv"
-    file = MetricsFile(path)
-    file.log_metrics({"train/loss": 2.5}, 0)
-    file.log_metrics({"train/loss": 2.25, "val/score": 0.5}, 4)
-    file.log_metrics({"train/loss": 2.0, "late": 1.0}, 8)
-    file.save()
-    return path
-
-
 def test_a_row_per_step_with_what_was_logged_at_it(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.csv")
     file.log_metrics({"train/loss": 0.1}, 0)
@@ -214,7 +202,16 @@ def test_a_row_per_step_with_what_was_logged_at_it(tmp_path: Path) -> None:
     assert file.path.read_text() == expected
 
 
-def test_a_resumed_run_keeps_what_came_before_and_drops_what_comes_again(earlier: Path) -> None:
+def test_a_resumed_run_keeps_what_came_before_and_drops_what_comes_again(tmp_path: Path) -> None:
+    earlier = tmp_path / "run" / "metrics.csv"
+    file = MetricsFile(earlier)
+    file.log_metrics({"train/loss": 2.5}, 0)
+    file.log_metrics({"train/loss": 2.25, "val/score": 0.5}, 4)
+    file.log_metrics({"train/loss": 2.0, "late": 1.0}, 8)
+    file.save()
+    before = earlier.read_bytes()
+    MetricsFile(earlier, keep_until=8).finalize("success")
+    assert earlier.read_bytes() == before
     file = MetricsFile(earlier, keep_until=4)
     file.log_metrics({"train/loss": 1.5, "val/loss": 3.0}, 8)
     file.log_metrics({"val/loss": 4.0}, 4)
@@ -223,13 +220,7 @@ def test_a_resumed_run_keeps_what_came_before_and_drops_what_comes_again(earlier
     assert column(earlier, "val/score") == {4: 0.5}
     assert column(earlier, "val/loss") == {4: 4.0, 8: 3.0}
     assert "late" not in earlier.read_text()
-
-
-def test_a_resumed_run_that_logs_nothing_changes_no_byte_and_a_new_one_all(earlier: Path) -> None:
-    before = earlier.read_bytes()
-    MetricsFile(earlier, keep_until=8).finalize("success")
-    assert earlier.read_bytes() == before
-    file = MetricsFile(earlier)
+    file = MetricsFile(earlier)  # of a new run
     file.log_metrics({"train/loss": 9.0}, 2)
     file.save()
     file.log_metrics({"val/score": 0.25}, 3)  # a later column

@@ -12,7 +12,7 @@ from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError
 from mttl.routing import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 from mttl.training.module import ResumableModule
@@ -138,11 +138,3 @@ def test_another_number_of_processes_begins_new_streams(
         begin(trained, world_size=after, global_rank=rank, global_step=3)
         streams.add(tuple(torch.rand(2).tolist()))
     assert len(streams) == 1 + after
-
-
-@BOTH
-def test_a_schedule_needs_a_number_of_steps(build: Any) -> None:
-    trained = build()
-    trained._trainer = SimpleNamespace(precision="32-true", estimated_stepping_batches=float("inf"))
-    with pytest.raises(ConfigError, match="max_time alone does not say how many steps"):
-        trained.configure_optimizers()

@@ -1,25 +1,21 @@
 import json
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
-from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from helpers.trainer import quiet_trainer
 from mttl.data.collate import EvalCollator
 from mttl.training.predictions import Result, predict, score, write_predictions, write_results
-from mttl.training.text_to_text import Prediction, TextToTextModule
+from mttl.training.text_to_text import Prediction
+from training.test_text_to_text import module, rows
 
 METRICS = {"words": "EM", "more words": "ACC", "numbers": "Pearson-Correlation"}
-
-
-def about(value: float) -> Any:
-    """Return what equals a score but for its rounding in single precision."""
-    return pytest.approx(value, rel=1e-6)
 
 
 def answers(task_id: int, sample: int, *pairs: str, row: int = 0) -> list[Prediction]:
@@ -33,30 +29,25 @@ def answers(task_id: int, sample: int, *pairs: str, row: int = 0) -> list[Predic
 
 
 def test_a_row_per_task_and_sample_in_their_order() -> None:
-    rows = [
+    given = [
         *answers(1, 100, "x/X", "y/the y", "z/z"),
         *answers(0, 100, "x/z", "y/the y"),
         *answers(0, 13, "x/x"),
     ]
-    *results, _ = score(rows, METRICS, "dev", 7)
+    *results, _ = score(given, METRICS, "dev", 7)
     assert results == [
         # EM overlooks an article, ACC does not.
         Result("words", "dev", "13", 7, "EM", 1.0, 1),
         Result("words", "dev", "100", 7, "EM", 0.5, 2),
-        Result("more words", "dev", "100", 7, "ACC", about(2 / 3), 3),
+        Result("more words", "dev", "100", 7, "ACC", pytest.approx(2 / 3), 3),
     ]
 
 
 def test_every_task_counts_alike_in_the_mean_however_many_samples_it_has() -> None:
-    rows = [
-        *answers(0, 13, "x/y"),
-        *answers(0, 42, "x/y"),
-        *answers(0, 100, "x/x"),
-        *answers(1, 100, "x/x"),
-    ]
-    mean = score(rows, METRICS, "test", 7)[-1]
+    samples = answers(0, 13, "x/y"), answers(0, 42, "x/y"), answers(0, 100, "x/x")
+    mean = score([*chain(*samples), *answers(1, 100, "x/x")], METRICS, "test", 7)[-1]
     # The mean of 1/3 and 1; over task and sample it would be 1/2.
-    assert mean == Result("mean", "test", "all", 7, "mean", about(2 / 3), 4)
+    assert mean == Result("mean", "test", "all", 7, "mean", pytest.approx(2 / 3), 4)
 
 
 def test_results_file(tmp_path: Path) -> None:
@@ -65,24 +56,22 @@ def test_results_file(tmp_path: Path) -> None:
         [
             Result("a, b", "dev", "100", 13, "EM", 2 / 3, 3),
             Result("c", "dev", "100", 13, "Pearson-Correlation", math.nan, 5),
-            Result("mean", "dev", "all", 13, "mean", 1 / 3, 8),
         ],
     )
     assert (tmp_path / "new" / "results.csv").read_text() == (
         "task,split,sample,seed,metric,score,n\n"
         '"a, b",dev,100,13,EM,0.666667,3\n'
         "c,dev,100,13,Pearson-Correlation,nan,5\n"
-        "mean,dev,all,13,mean,0.333333,8\n"
     )
 
 
 def test_predictions_are_a_file_per_task_with_one_line_per_row(tmp_path: Path) -> None:
-    rows = [
+    given = [
         Prediction(0, 13, 0, "in", ("a", "ä"), "two\nlines"),
         Prediction(2, 100, 2, "x", ("y",), ""),
         Prediction(0, 100, 1, "ink", ("o",), "日本\u2028語"),
     ]
-    write_predictions(tmp_path, rows, list(METRICS), "test")
+    write_predictions(tmp_path, given, list(METRICS), "test")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("numbers_test.jsonl", "words_test.jsonl")
     ]
@@ -95,34 +84,16 @@ def test_predictions_are_a_file_per_task_with_one_line_per_row(tmp_path: Path) -
     ]
 
 
-def prepared(task_ids: list[int]) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": row,
-            "task_id": task_id,
-            "sample": 100,
-            "input": f"input {row}",
-            "references": ["x"],
-            "input_ids": [3 + row, 7, 9],
-            "labels": [4, 1],
-        }
-        for row, task_id in enumerate(task_ids)
-    ]
-
-
 def test_answers_come_in_the_order_of_tasks_and_rows_and_only_once() -> None:
-    rows = prepared([0, 2, 0, 1, 2])
-    module = TextToTextModule(
-        skilled(tiny_t5()), ByT5Tokenizer(), dict.fromkeys("abc", "EM"), max_output_length=2
-    )
-    trainer = quiet_trainer()
+    trained, trainer = module(skilled(tiny_t5())), quiet_trainer()
     # As the data module does: batches by length, not by task.
-    loader = DataLoader(
-        rows,  # type: ignore[arg-type]
-        batch_sampler=[[4, 0], [3], [2, 1]],
-        collate_fn=EvalCollator(0, 3, False),
+    batches = [[4, 0], [3], [2, 1]]
+    loader: Any = DataLoader(
+        rows(),
+        batch_sampler=batches,
+        collate_fn=EvalCollator(0, 3, False),  # type: ignore[arg-type]
     )
     for _ in range(2):  # the second time, the answers of the first are gone
-        found = predict(trainer, module, loader)
-        assert [(row.task_id, row.row) for row in found] == [(0, 0), (0, 2), (1, 3), (2, 1), (2, 4)]
+        found = predict(trainer, trained, loader)
+        assert [(row.task_id, row.row) for row in found] == [(0, 0), (0, 2), (2, 1), (2, 3), (2, 4)]
         assert [row.input for row in found] == [f"input {row.row}" for row in found]

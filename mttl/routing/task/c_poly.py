@@ -81,15 +81,12 @@ class CPolyRouter(PolytroponRouter):
         return n_users == n_users.max()
 
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return how much each example uses each skill that its task may use."""
         return super().draw(task_ids) * self.allowed.index_select(0, task_ids).unsqueeze(1)
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return how likely each task is to use each skill; 0 for what it may not use."""
         return super().probabilities() * self.allowed.unsqueeze(1)
 
     def prior_loss(self) -> Float[Tensor, ""]:
-        """Return the loss of the prior for the common skills."""
         probabilities = self.logits.sigmoid() * self.allowed.unsqueeze(1)
         return self.prior(probabilities[..., : self.n_common])
 

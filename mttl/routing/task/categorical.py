@@ -67,7 +67,6 @@ class CategoricalRouter(TaskRouter):
         return self._rounded(logits.softmax(-1))
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return how likely each task is to draw each skill."""
         return self.logits.softmax(-1)
 
     def _rounded(self, soft: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:

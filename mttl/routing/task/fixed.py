@@ -36,7 +36,6 @@ class FixedRouter(TaskRouter):
         return self._in_all_groups(self.weights.index_select(0, task_ids))
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return 1 for the skills that a task uses, else 0."""
         return self._in_all_groups((self.weights > 0).to(self.weights.dtype))
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "FixedRouter":
@@ -111,16 +110,13 @@ class ExpertRouter(FixedRouter):
         *,
         matrix: Annotated[Tensor, ReadFrom(str)],
     ) -> None:
-        super().__init__(_shares(matrix), n_groups, n_heads)
-
-
-def expert_router(assignment: Float[Tensor, "T K"], n_groups: int, n_heads: int = 1) -> FixedRouter:
-    """Return the Expert baseline: a matrix known beforehand, its rows normalised to sum to 1.
-
-    Raises:
-        ValueError: If a weight is negative or not finite, or a task has no skill.
-    """
-    return FixedRouter(_shares(assignment), n_groups, n_heads)
+        if not bool(torch.isfinite(matrix).all()) or bool((matrix < 0).any()):
+            raise ValueError("the expert matrix must hold finite weights of at least 0")
+        sums = matrix.sum(dim=1, keepdim=True)
+        empty = (sums.squeeze(1) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise ValueError(f"the expert matrix gives no skill to the tasks with ids {empty}")
+        super().__init__(matrix / sums, n_groups, n_heads)
 
 
 class GivenRows(TaskRouter):
@@ -136,16 +132,6 @@ class GivenRows(TaskRouter):
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         return self.rows.index_select(1, task_ids)
-
-
-def _shares(assignment: Float[Tensor, "T K"]) -> Float[Tensor, "T K"]:
-    if not bool(torch.isfinite(assignment).all()) or bool((assignment < 0).any()):
-        raise ValueError("the expert matrix must hold finite weights of at least 0")
-    sums = assignment.sum(dim=1, keepdim=True)
-    empty = (sums.squeeze(1) == 0).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(f"the expert matrix gives no skill to the tasks with ids {empty}")
-    return assignment / sums
 
 
 class CoefficientRouter(SignedRouter):
@@ -174,10 +160,10 @@ class RandomRouter(FixedRouter):
     r"""Draws one skill per training step for all tasks, and averages them afterwards (AdaMix).
 
     Each routed group has a draw for the whole batch. In evaluation the K skills have equal weights:
-    with a mixing of parameters (``"factors"``) this is the averaged member that AdaMix keeps.
-    Members learn to agree by the loss of `consistency`, half of :math:`\mathrm{KL}(p \| q) +
-    \mathrm{KL}(q \| p)` of the answers p and q of two passes with draws of their own; the first one
-    alone learns from the labels.
+    with the mixing ``"factors"`` this is the averaged member that AdaMix keeps. Members learn to
+    agree by the loss of `consistency`, half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` of
+    the answers p and q of two passes with draws of their own; the first one alone learns from the
+    labels.
 
     AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
     begin as copies of one, without which their average is no member: set ``skills.identical_init``.
@@ -220,7 +206,6 @@ class RandomRouter(FixedRouter):
         return chosen.unsqueeze(2).expand(-1, -1, self.n_heads, -1)
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RandomRouter":
-        """Return a router whose new tasks draw as the known ones do."""
         router = self.rebuilt(n_tasks=n_tasks)
         assert isinstance(router, RandomRouter)
         router.weights = super().for_new_tasks(n_tasks, init=init).weights

@@ -63,5 +63,4 @@ class TaskMoERouter(TaskRouter):
         return torch.softmax(logits + kept, dim=-1)
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return 1 for the skills that a task has chosen, else 0."""
         return (self.matrix() > 0).to(self.logits.dtype)

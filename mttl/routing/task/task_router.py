@@ -126,10 +126,7 @@ class TaskRouter(Bounded, nn.Module, ABC):
     ) -> Float[Tensor, "B"] | None:
         """Return what a kind whose draws have no gradient learns from; none for all others.
 
-        Args:
-            task_ids: Of a training batch.
-            weights: What `forward` drew for them.
-            losses: Of each example, without gradient.
+        The weights are what `forward` drew for a training batch; its losses have no gradient.
         """
         return None
 

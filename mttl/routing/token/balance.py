@@ -52,10 +52,7 @@ class LoadSums:
         vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
         total: Any = _SumOverProcesses.apply(torch.cat([scalars, *vectors]))
         pairs, first, *others = total[2:].chunk(5)
-        probabilities, gates, load = others
-        return LoadSums(
-            total[0], pairs.detach(), first.detach(), probabilities, gates, load, total[1]
-        )
+        return LoadSums(total[0], pairs.detach(), first.detach(), *others, total[1])
 
 
 def load_sums(choice: Assignment) -> LoadSums:
@@ -159,60 +156,40 @@ LOSSES: dict[str, Callable[[LoadSums], Tensor]] = {
 
 
 class Balance(nn.Module):
-    """A weighted set of balancing losses; a coefficient of 0 leaves a loss out.
+    """A weighted set of balancing losses.
 
     Each loss is of the tokens of one forward pass, and a mean over them: with several passes per
     step, their mean is what a step minimises.
 
     Args:
-        switch: Coefficient of `switch_loss`; 1e-2 in the paper.
-        gshard: Coefficient of `gshard_loss`; 1e-2 in published code.
-        importance: Coefficient of the importance loss, `squared_variation` of summed gates.
-        load: Coefficient of the load loss, `squared_variation` of the estimated load; only for
-            routers that estimate it.
-        z: Coefficient of `z_loss`; 1e-3 in the paper.
-        entropy: Coefficient of `entropy_loss`.
         global_statistics: Take the statistics of all processes together. A loss that multiplies
             two means is larger for a part of a batch than for the whole, so this lets experts
             specialise on the data of one process.
+        **coefficients: Factors of `LOSSES` by name; 0 leaves a loss out.
     """
 
-    def __init__(
-        self,
-        *,
-        switch: float = 0.0,
-        gshard: float = 0.0,
-        importance: float = 0.0,
-        load: float = 0.0,
-        z: float = 0.0,
-        entropy: float = 0.0,
-        global_statistics: bool = False,
-    ) -> None:
+    def __init__(self, *, global_statistics: bool = False, **coefficients: float) -> None:
         super().__init__()
-        values = (switch, gshard, importance, load, z, entropy)
-        self.coefficients = dict(zip(LOSSES, values, strict=True))
+        used = {name: factor for name, factor in coefficients.items() if factor}
+        self.losses = {name: (factor, LOSSES[name]) for name, factor in used.items()}
         self.global_statistics = global_statistics
 
     def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
-        used = {name: factor for name, factor in self.coefficients.items() if factor}
-        if not used:
+        if not self.losses:
             return {}
         sums = load_sums(choice)
         if self.global_statistics:
             sums = sums.over_processes()
-        return {name: factor * LOSSES[name](sums) for name, factor in used.items()}
+        return {name: factor * loss(sums) for name, (factor, loss) in self.losses.items()}
 
 
 class BiasBalance(nn.Module):
     r"""Balancing without a loss: a bias per expert, for choosing only, that follows the load.
 
     Experts are chosen by :math:`p_e + b_e`, gates stay those of p. After each step,
-    :math:`b_e \leftarrow b_e + u\,\mathrm{sign}(\bar c - c_e)` with the load c of that step.
-
-    Args:
-        n_experts: Experts E.
-        rate: The step u.
+    :math:`b_e \leftarrow b_e + u\,\mathrm{sign}(\bar c - c_e)` with the load c of that step and the
+    ``rate`` u.
 
     References:
         Wang, Gao, Zhao, Sun and Dai, *Auxiliary-Loss-Free Load Balancing Strategy for
@@ -227,7 +204,6 @@ class BiasBalance(nn.Module):
         self.register_buffer("value", torch.zeros(n_experts))
 
     def reset_parameters(self) -> None:
-        """Set the bias to 0."""
         nn.init.zeros_(self.value)
 
     @torch.no_grad()

@@ -30,7 +30,6 @@ class BaseRouter(TokenRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw nearly orthogonal centroids of length 0.1."""
         nn.init.orthogonal_(self.weight, gain=0.1)
 
     def choose(self, tokens: Tokens) -> Assignment:

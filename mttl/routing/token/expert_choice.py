@@ -1,12 +1,11 @@
 """Expert choice: each expert takes the tokens it fits best."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Positive
-from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Assignment, Tokens, capacity_of, keep_pairs
 from mttl.routing.token.token_router import EVEN, LinearRouter
 
@@ -14,16 +13,13 @@ from mttl.routing.token.token_router import EVEN, LinearRouter
 class ExpertChoiceRouter(LinearRouter):
     r"""Lets experts choose tokens; not for causal decoders.
 
-    Each expert takes the :math:`n = \lceil c N / E \rceil` tokens it is most probable for.
-
-    With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the n tokens of largest
-    :math:`p_e`, with that as the gate. All experts have the same load without a loss; a token may
-    get none of them or all. Whether a token is taken depends on all others, later ones of its own
-    text among them, so this cannot route a causal decoder.
+    With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the
+    :math:`n = \lceil c N / E \rceil` tokens of largest :math:`p_e`, with that as the gate. All
+    experts have the same load without a loss; a token may get none of them or all, depending on
+    later tokens of its own text too.
 
     Args:
         capacity: Experts per token, on average.
-        balance: As in `TokenRouter`; the load needs none, the z-loss may still be wanted.
 
     Raises:
         ValueError: If the capacity is above E.
@@ -37,14 +33,9 @@ class ExpertChoiceRouter(LinearRouter):
     causal = False
 
     def __init__(
-        self,
-        in_features: int,
-        n_experts: int,
-        *,
-        capacity: Positive = 2.0,
-        balance: Balance | None = None,
+        self, in_features: int, n_experts: int, *, capacity: Positive = 2.0, **settings: Any
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, **settings)
         require_at_most("n_experts", n_experts, capacity=capacity)
         self.capacity = capacity
 

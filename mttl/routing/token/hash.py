@@ -22,7 +22,7 @@ class HashRouter(TokenRouter):
         seed: Of the table; a layer's own makes layers differ.
 
     Raises:
-        ValueError: If the vocabulary is smaller than the number of experts.
+        ValueError: If the vocabulary is smaller than the number of experts, or there is a prior.
 
     References:
         Roller, Sukhbaatar, Szlam and Weston, *Hash Layers For Large Sparse Models*, NeurIPS 2021,
@@ -43,17 +43,11 @@ class HashRouter(TokenRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the table from the seed."""
         generator = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(len(self.table), generator=generator)
         self.table.copy_(order % self.n_experts)
 
     def choose(self, tokens: Tokens) -> Assignment:
-        """Look up the expert of each token.
-
-        Raises:
-            ValueError: If there is a prior.
-        """
         assert tokens.ids is not None
         if tokens.prior is not None:
             raise ValueError("HashRouter has no logits that a prior could be added to; give none")

@@ -63,7 +63,7 @@ class MemberRouter(TokenRouter):
         """Return how well each member fits each token."""
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are no parameters."""
+        pass
 
     def choose(self, tokens: Tokens) -> Assignment:
         logits = self.scores(tokens.states) / self.temperature
@@ -86,9 +86,8 @@ class ArrowRouter(MemberRouter):
     :math:`v_e` is the direction of the input that the change :math:`B_e A_e^\top` of a member
     stretches most. Its sign means nothing, hence the absolute value.
 
-    PEFT's layer finds :math:`v_e` by 15 steps of power iteration from a random start; here it is
-    exact. A member that lacks the layer, which PEFT refuses, is not chosen in it. Members' scales
-    do not move :math:`v_e`. PEFT has dropout on the members' sum, and here there is none.
+    PEFT finds :math:`v_e` by power iteration from a random start; here it is exact. PEFT refuses a
+    member that lacks the layer, and has dropout on the members' sum.
 
     References:
         Ostapenko et al., *Towards Modular LLMs by Building and Reusing a Library of LoRAs*, ICML
@@ -117,9 +116,7 @@ class SpectralRouter(MemberRouter):
 
     A token is scored by :math:`\lVert S_e V_e^\top x \rVert_2`, all singular vectors of a member.
     With :math:`B_e A_e^\top = U_e S_e V_e^\top` this is the length of what the member adds to the
-    layer's output, scale included. Where Arrow asks for one direction, this asks for the whole
-    spectrum, at the cost of r numbers per feature and member. The gates are those of Arrow, the
-    softmax of the kept scores.
+    layer's output, scale included, at the cost of r numbers per feature and member.
 
     Args:
         rank: Rank r of the members.
@@ -202,8 +199,7 @@ class PhatgooseRouter(MemberRouter):
         self.learning = False
 
     def reset_parameters(self) -> None:
-        """Open all gates half."""
-        nn.init.zeros_(self.gates)
+        nn.init.zeros_(self.gates)  # all are half open
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:

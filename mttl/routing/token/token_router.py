@@ -45,7 +45,7 @@ class TokenRouter(Bounded, nn.Module, ABC):
     causal = True
     needs_token_ids = False
 
-    def __init__(self, in_features: int, n_experts: int, balance: Balance | None = None) -> None:
+    def __init__(self, in_features: int, n_experts: int, *, balance: Balance | None = None) -> None:
         super().__init__()
         require_at_least(1, in_features=in_features, n_experts=n_experts)
         self.in_features, self.n_experts, self.balance = in_features, n_experts, balance
@@ -82,31 +82,28 @@ class TokenRouter(Bounded, nn.Module, ABC):
         )
 
     def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
         return f"in_features={self.in_features}, n_experts={self.n_experts}"
 
 
 class LinearRouter(TokenRouter):
     """A token router with logits ``W x``.
 
-    Small logits at first leave all experts a chance; the Switch Transformer starts with 0.1.
+    Args:
+        init_scale: The weight starts with variance ``init_scale / in_features``. Small logits at
+            first leave all experts a chance; the Switch Transformer starts with 0.1.
     """
 
+    internal = ("init_scale",)
+
     def __init__(
-        self,
-        in_features: int,
-        n_experts: int,
-        balance: Balance | None = None,
-        *,
-        init_scale: float = 0.1,
+        self, in_features: int, n_experts: int, *, init_scale: float = 0.1, **settings: Any
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, **settings)
         self.init_scale = init_scale
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         LinearRouter.reset_parameters(self)
 
     def reset_parameters(self) -> None:
-        """Re-initialise the weight."""
         nn.init.normal_(self.weight, std=(self.init_scale / self.in_features) ** 0.5)
 
 

@@ -1,7 +1,7 @@
 """Top-k routing: each token goes to its most probable experts, also by noise or chance."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.io.errors import require_at_least, require_at_most
 from mttl.plugins.part_settings import Fraction, Positive, PositiveInt
-from mttl.routing.token.balance import Balance, BiasBalance
+from mttl.routing.token.balance import BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens, keep_pairs
 from mttl.routing.token.token_router import LinearRouter, TokenRouter
 
@@ -25,9 +25,7 @@ class TopKRouter(LinearRouter):
         top_k: Experts per token.
         normalise: Let the gates of a token sum to 1; with one expert per token they must not.
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
-        init_scale: The weight starts with variance ``init_scale / in_features``.
         bias: Balances without a loss; see `BiasBalance`.
-        balance: As in `TokenRouter`.
 
     Raises:
         ValueError: If ``top_k`` is above E, or a single gate would be normalised.
@@ -37,7 +35,6 @@ class TopKRouter(LinearRouter):
         *Mixtral of Experts*, 2024, arXiv:2401.04088.
     """
 
-    internal = ("init_scale",)
     lacks: ClassVar = {"takes_bias": ""}
     refuses: ClassVar = {
         "normalise and top_k = 1": "normalise with top_k 1 makes every gate 1, and nothing is "
@@ -52,11 +49,10 @@ class TopKRouter(LinearRouter):
         top_k: PositiveInt = 2,
         normalise: bool = True,
         jitter: Fraction = 0.0,
-        init_scale: float = 0.1,
         bias: BiasBalance | None = None,
-        balance: Balance | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(in_features, n_experts, balance, init_scale=init_scale)
+        super().__init__(in_features, n_experts, **settings)
         require_at_most("n_experts", n_experts, top_k=top_k)
         if normalise and top_k == 1 and n_experts > 1:
             raise ValueError(
@@ -66,7 +62,6 @@ class TopKRouter(LinearRouter):
         self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
 
     def reset_parameters(self) -> None:
-        """Re-initialise the weight and set the bias to 0."""
         super().reset_parameters()
         if self.bias is not None:
             self.bias.reset_parameters()
@@ -94,24 +89,13 @@ class SwitchRouter(TopKRouter):
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
     """
 
+    internal = ("top_k", "normalise")
+
     def __init__(
-        self,
-        in_features: int,
-        n_experts: int,
-        *,
-        jitter: Fraction = 1e-2,
-        bias: BiasBalance | None = None,
-        balance: Balance | None = None,
+        self, in_features: int, n_experts: int, *, jitter: Fraction = 1e-2, **settings: Any
     ) -> None:
-        super().__init__(
-            in_features,
-            n_experts,
-            top_k=1,
-            normalise=False,
-            jitter=jitter,
-            bias=bias,
-            balance=balance,
-        )
+        fixed = {"top_k": 1, "normalise": False}
+        super().__init__(in_features, n_experts, jitter=jitter, **fixed, **settings)
 
 
 class ExampleRouter(TopKRouter):
@@ -189,7 +173,6 @@ class GShardRouter(LinearRouter):
 
     Args:
         threshold: A second gate of at least this is always taken.
-        balance: As in `TokenRouter`.
 
     Raises:
         ValueError: If there are fewer than 2 experts.
@@ -200,14 +183,9 @@ class GShardRouter(LinearRouter):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        n_experts: int,
-        *,
-        threshold: Positive = 0.2,
-        balance: Balance | None = None,
+        self, in_features: int, n_experts: int, *, threshold: Positive = 0.2, **settings: Any
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, **settings)
         require_at_least(2, n_experts=n_experts)
         self.threshold = threshold
 
@@ -237,7 +215,6 @@ class NoisyTopKRouter(TokenRouter):
 
     Args:
         top_k: Experts per token.
-        balance: As in `TokenRouter`; may have a load loss.
 
     Raises:
         ValueError: If ``top_k`` is above E - 1.
@@ -250,14 +227,9 @@ class NoisyTopKRouter(TokenRouter):
     lacks: ClassVar = {"estimates_load": ""}
 
     def __init__(
-        self,
-        in_features: int,
-        n_experts: int,
-        *,
-        top_k: PositiveInt = 2,
-        balance: Balance | None = None,
+        self, in_features: int, n_experts: int, *, top_k: PositiveInt = 2, **settings: Any
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, **settings)
         # The estimate of the load compares with the first expert that is not chosen.
         require_at_most("n_experts - 1", n_experts - 1, top_k=top_k)
         self.top_k = top_k
@@ -266,8 +238,7 @@ class NoisyTopKRouter(TokenRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set both weights to 0: at first, noise alone decides."""
-        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.weight)  # at first, noise alone decides
         nn.init.zeros_(self.noise_weight)
 
     def choose(self, tokens: Tokens) -> Assignment:

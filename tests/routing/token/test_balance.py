@@ -77,6 +77,7 @@ def test_coefficients_multiply_and_gradients_flow(name: str) -> None:
     given = choice()
     one = Balance(**{name: 1.0})(given)
     assert set(one) == {name}
+    assert torch.equal(Balance(**{name: 1.0}, global_statistics=True)(given)[name], one[name])
     half = Balance(**{name: 0.5})(given)
     torch.testing.assert_close(half[name], 0.5 * one[name])
     gradient = torch.autograd.grad(one[name], given.logits)[0]
@@ -84,30 +85,11 @@ def test_coefficients_multiply_and_gradients_flow(name: str) -> None:
 
 
 def test_no_losses_and_no_tokens() -> None:
-    assert Balance()(choice()) == {}
+    assert Balance(switch=0.0)(choice()) == {}
     everything = Balance(switch=1.0, gshard=1.0, importance=1.0, load=1.0, z=1.0, entropy=1.0)
     losses = everything(top_choice(torch.zeros(0, E), torch.zeros(0, 2).long(), normalise=True))
     assert len(losses) == 6
     assert all(float(loss) == 0 for loss in losses.values())
-
-
-def test_passes_of_a_step_average_to_the_loss_of_their_union_where_it_is_a_mean() -> None:
-    logits = torch.randn(20, E)
-    balance = Balance(z=1.0)
-
-    def loss(part: torch.Tensor) -> float:
-        return float(balance(top_choice(part, part.topk(2).indices, normalise=True))["z"])
-
-    # Nothing is carried over from pass to pass.
-    parts = [loss(part) for part in logits.split(10)]
-    assert sum(parts) / 2 == pytest.approx(loss(logits), rel=1e-5)
-    assert loss(logits[:10]) == parts[0]
-
-
-def test_without_processes_global_statistics_are_local_ones() -> None:
-    given = choice()
-    one = Balance(switch=1.0)(given)["switch"]
-    assert torch.equal(Balance(switch=1.0, global_statistics=True)(given)["switch"], one)
 
 
 def test_the_bias_follows_the_load() -> None:

@@ -1,7 +1,6 @@
 """Balanced assignment is balanced and optimal."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,8 +45,3 @@ def test_both_solvers_are_balanced_and_optimal(n: int, e: int, seed: int, biased
 
 def test_nothing_to_assign() -> None:
     assert balanced_assignment(torch.zeros(0, 4)).tolist() == []
-
-
-def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="scores must be finite"):
-        balanced_assignment(torch.tensor([[0.0, -torch.inf]]))

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mttl.routing.token.choice import (
@@ -34,15 +34,8 @@ def test_an_expert_keeps_its_first_pairs() -> None:
     assert within_capacity(assignment(), 4).all()
 
 
-def test_capacity_is_a_multiple_of_an_even_share_rounded_up() -> None:
-    assert capacity_of(16, 4, 1.0) == 4
-    assert capacity_of(16, 4, 1.25) == 5
-    assert capacity_of(17, 4, 1.0) == 5
-    assert capacity_of(0, 4, 1.25) == 0
-    # exactly 11, though the float nearest to 1.1 lies above it
-    assert capacity_of(50, 5, 1.1) == 11
-
-
+# Exactly 11, though the float nearest to 1.1 lies above it.
+@example(50, 5, 11, 1)
 @given(
     st.integers(0, 100_000), st.integers(1, 256), st.integers(1, 5000), st.sampled_from([1, 2, 3])
 )

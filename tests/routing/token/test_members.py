@@ -70,15 +70,6 @@ def test_gates_are_those_of_a_plain_loop(kind: str, top_k: int) -> None:
         torch.testing.assert_close(found[n], gates, atol=1e-5, rtol=1e-4)
 
 
-def test_the_spectral_score_is_the_length_of_what_a_member_adds() -> None:
-    router = SpectralRouter(I, E, rank=R)
-    down, up = members(spread=2.0)
-    router.read(down, up)
-    x = torch.randn(N, I)
-    expected = torch.stack([(x @ down[e] @ up[e].T).norm(dim=1) for e in range(E)], 1)
-    torch.testing.assert_close(router.scores(x), expected)
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_a_member_that_lacks_the_layer_is_not_chosen(kind: str) -> None:
     router = ALL[kind](top_k=3)

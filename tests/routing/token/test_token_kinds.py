@@ -45,18 +45,12 @@ def test_gates_of_the_best_k(normalise: bool) -> None:
 
 
 def test_jitter_blurs_the_routers_input_in_training() -> None:
-    router = TopKRouter(I, E, jitter=0.5, init_scale=5.0)
-    x = torch.randn(N, I)
-    one, other = router(Tokens(x)).probabilities, router(Tokens(x)).probabilities
-    assert not torch.equal(one, other)
-    router.eval()
-    assert torch.equal(router(Tokens(x)).probabilities, torch.softmax(x @ router.weight.t(), -1))
-    # Factors stay within the range.
-    router.train()
+    router = TopKRouter(I, E, jitter=0.5)
     x, router.weight.data = torch.ones(N, I), torch.eye(E, I)
-    logits = router(Tokens(x)).probabilities.log()
-    ratios = (logits - logits.logsumexp(-1, keepdim=True)).exp()
-    assert (ratios.log().amax(1) - ratios.log().amin(1) <= 1.0 + 1e-5).all()
+    logits = router(Tokens(x)).probabilities.log()  # but for a constant, the factors
+    spread = logits.amax(1) - logits.amin(1)
+    assert 0.5 < spread.max() <= 1.0 + 1e-5
+    assert torch.equal(router.eval()(Tokens(x)).probabilities, torch.full((N, E), 1 / E))
 
 
 def test_a_bias_chooses_and_does_not_weigh() -> None:

@@ -15,13 +15,13 @@ from mttl.babyai.policy import Policy
 from mttl.routing import (
     IBP,
     AverageRouter,
+    ExpertRouter,
     HyperFormerRouter,
     PolytroponRouter,
     PrivateRouter,
     RoutingPrior,
     SharedRouter,
     TaskMoERouter,
-    expert_router,
 )
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 from mttl.training.optim import parameter_roles
@@ -34,7 +34,7 @@ ROUTERS = {
     "private": (T, lambda g: PrivateRouter(g, T)),
     "polytropon": (4, lambda g: PolytroponRouter(g, T, 1, 4)),
     "ibp": (4, lambda g: PolytroponRouter(g, T, 1, 4, prior=RoutingPrior(ibp=IBP(weight=1.0)))),
-    "expert": (4, lambda g: expert_router(torch.ones(T, 4).tril(), g)),
+    "expert": (4, lambda g: ExpertRouter(g, T, 1, 4, matrix=torch.ones(T, 4).tril())),
     "task_moe": (4, lambda g: TaskMoERouter(g, T, 1, 4)),
     "hyperformer": (4, lambda g: HyperFormerRouter(g, T, 1, 4)),
     "average": (4, lambda g: AverageRouter(g, T, 1, 4)),

@@ -54,15 +54,12 @@ def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder]
         assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-4), name
 
 
-def test_files_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_files_and_checkpoints_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
     for path in ("skills.safetensors", "router.safetensors"):
         expected, found = (load_file(run.skills / path) for run in runs)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     facts = [json.loads((run.skills / "meta.json").read_text()) for run in runs]
     assert facts[0]["settings"] == facts[1]["settings"]
-
-
-def test_checkpoints_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
     first, second = (torch.load(run.last, weights_only=False) for run in runs)
     states = [(c["state_dict"], c["optimizer_states"][0]["state"]) for c in (second, first)]
     torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
