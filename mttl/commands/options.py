@@ -3,6 +3,8 @@
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,29 +179,36 @@ class CommandParser(argparse.ArgumentParser):
         self.written.add_argument("--out", metavar="DIR", help=out)
 
 
+Declare = Callable[[CommandParser], object]
 Work = Callable[[argparse.Namespace], int | None]
-Command = Callable[..., int]  # of a list of words, by default those of this process
 
 
-def command(declare: Callable[[CommandParser], object]) -> Callable[[Work], Command]:
-    """Make a function the command of its file, with the options that another adds; decorator.
+@dataclass(frozen=True)
+class Command:
+    """A command of ``mttl``: called with its arguments, it does its work and returns its status.
 
-    The command reads its words, which are also the option `arguments`, works, and returns its
-    status; the function may return None for 0.
+    One function declares its options, the other does the work; it returns a status, or None for 0.
     """
 
-    def decorated(work: Work) -> Command:
-        file = work.__globals__  # type: ignore[attr-defined]
+    declare: Declare
+    work: Work
 
-        def main(arguments: list[str] | None = None) -> int:
-            given = sys.argv[1:] if arguments is None else arguments
-            parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
-            declare(parser)
-            return work(parser.parse_args(given, argparse.Namespace(arguments=given))) or 0
+    def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
+        """Read a command line, by default that of this process; the words are `arguments`."""
+        given = sys.argv[1:] if arguments is None else arguments
+        file = self.work.__globals__  # type: ignore[attr-defined]
+        parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
+        self.declare(parser)
+        return parser.parse_args(given, argparse.Namespace(arguments=given))
 
-        return main
+    def __call__(self, arguments: list[str] | None = None) -> int:
+        """Read the command line, and work."""
+        return self.work(self.parse(arguments)) or 0
 
-    return decorated
+
+def command(declare: Declare) -> Callable[[Work], Command]:
+    """Make a function the `Command` of its file, with the options that another adds; decorator."""
+    return partial(Command, declare)
 
 
 def make_parser(name: str, description: str | None) -> CommandParser:
