@@ -32,6 +32,9 @@ def test_the_first_command_trains_and_its_run_answers_without_warnings(tmp_path:
         said = ended.stdout + ended.stderr
         assert not re.search("warning|torchao|bitsandbytes|triton|_pytree", said, re.IGNORECASE)
     assert ended.stdout.startswith("input\tprediction\nwalk\t")
+    ended = python("-c", "import mttl; mttl.load('runs/crossfit')", cwd=tmp_path)
+    assert ended.returncode == 0
+    assert not re.search("torchao|bitsandbytes|triton|_pytree", ended.stderr)
 
 
 def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:

@@ -1,14 +1,7 @@
 """A model that was adapted to one task: it answers inputs, and is kept in a folder.
 
-The folder is a run of one task, whose inventory names the one it builds on:
-
-| path | content |
-|---|---|
-| ``config.yaml`` | the settings of the adaptation |
-| ``results.csv`` | the scores |
-| ``predictions/<task>_<split>.jsonl`` | every answer |
-| ``plots/routing_history.npz`` | how the task's row came about |
-| ``skills/`` | the task's row, and what else training changed |
+The folder is a run of one task, whose inventory names the one it builds on. ``skills/`` holds the
+task's row and what else training changed, ``plots/routing_history.npz`` how the row came about.
 """
 
 from collections.abc import Sequence
@@ -39,19 +32,12 @@ POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModel(Predictor):
-    """A model that was adapted to one task; call it with inputs to get its answers.
-
-    Attributes:
-        outcome: What came of the job.
-        config: Settings of the adaptation.
-        skills: The folder ``skills/`` of the run that was adapted.
-        inventory: Digest of that inventory.
-    """
+    """A model that was adapted to one task; call it with inputs to get its answers."""
 
     outcome: Outcome
-    config: Config
-    skills: Path
-    inventory: str
+    config: Config  # of the adaptation
+    skills: Path  # of the run that was adapted
+    inventory: str  # digest of that inventory
 
     @property
     def result(self) -> FewShotResult:

@@ -1,6 +1,6 @@
 """Adapted tasks join the inventory that they were adapted from: T tasks become T + N."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -48,7 +48,13 @@ def add_tasks(
     texts = {name: dict(getattr(settings.data, name)) for name in _BY_TASK}
     for new in adapted:
         form = read_settings(new, ModelSettings)
-        _require_rows(run, new, rows, settings, form)
+        if problem := next(_problems(run, new, settings, form), None):
+            raise CheckpointError(
+                f"'{new.folder}' cannot be added to the run: {problem}. Adapt with "
+                "adapt.mode=router_only adapt.init=nearest_task, which change nothing but a row of "
+                "the run's own router, or keep the task in its folder, which mttl predict takes "
+                "with --adapted"
+            )
         if set(names) & set(new.tasks):
             raise CheckpointError(
                 f"'{new.folder}' is of the task '{new.tasks[0]}', which is there already: name "
@@ -56,7 +62,6 @@ def add_tasks(
             )
         row, in_front, behind = new.router, 0, n_total - own
         if not _equal(new.skills, run.skills):
-            _require_skills(new, settings)
             skills = {name: torch.cat([skills[name], new.skills[name]]) for name in skills}
             in_front, behind = n_total, 0
             router = _padded(router, rows, 0, own)
@@ -98,36 +103,28 @@ def _padded(tensors: Tensors, rows: Mapping[str, TaskRows], in_front: int, behin
     }
 
 
-def _require_rows(
-    run: SavedInventory,
-    new: SavedInventory,
-    rows: Mapping[str, TaskRows],
-    settings: ModelSettings,
-    form: ModelSettings,
-) -> None:
-    """Refuse a task that differs from the run in more than its row and its skills."""
+def _problems(
+    run: SavedInventory, new: SavedInventory, settings: ModelSettings, form: ModelSettings
+) -> Iterator[str]:
+    """Say what keeps a task from being added: more than its row and skills, or others' answers."""
+    router, kind = settings.router, router_class(settings.router)
+    rows = kind.rows_of_tasks()
     if not rows:
-        raise _refusal(new, f"a router of the kind '{settings.router.kind}' names no task_rows")
-    kinds = form.router.kind, settings.router.kind
-    if router_class(form.router) is not router_class(settings.router):
-        raise _refusal(new, "its router is of the kind '{}', the run's '{}'".format(*kinds))
+        yield f"a router of the kind '{router.kind}' names no task_rows"
+    if router_class(form.router) is not kind:
+        yield f"its router is of the kind '{form.router.kind}', the run's '{router.kind}'"
     for name in _READ:
         own, theirs = (
             reduce(lambda section, key: getattr(section, key, None), name.split("."), part)
             for part in (form, settings)
         )
         if own != theirs:
-            raise _refusal(new, f"its {name} is {own}, the run's {theirs}")
+            yield f"its {name} is {own}, the run's {theirs}"
     if not _equal(new.backbone or {}, run.backbone or {}):
-        raise _refusal(new, "adaptation trained its backbone too")
+        yield "adaptation trained its backbone too"
     common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]
     if not _equal(*common):
-        raise _refusal(new, "adaptation changed what the router has in common for all tasks")
-
-
-def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
-    """Refuse skills that cannot be added without changing the answers of the run's tasks."""
-    router, rows = settings.router, router_class(settings.router).rows_of_tasks()
+        yield "adaptation changed what the router has in common for all tasks"
     reasons = {
         "all tasks choose among the same ones": settings.moe is not None
         or settings.aggregation.kind != "mixture",
@@ -141,17 +138,8 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
         "with router.shared_skill, or without router.normalise 'sum', more skills change every "
         "task": router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"),
     }
-    for reason, wrong in reasons.items():
-        if wrong:
-            raise _refusal(new, f"its skills changed, and {reason}")
-
-
-def _refusal(new: SavedInventory, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"'{new.folder}' cannot be added to the run: {reason}. Adapt with adapt.mode=router_only "
-        "adapt.init=nearest_task, which change nothing but a row of the run's own router, or keep "
-        "the task in its folder, which mttl predict takes with --adapted"
-    )
+    if not _equal(new.skills, run.skills):
+        yield from (f"its skills changed, and {reason}" for reason in reasons if reasons[reason])
 
 
 def _equal(one: Tensors, other: Tensors) -> bool:

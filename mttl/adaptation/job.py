@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from lightning_fabric.plugins import Precision
 from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -59,8 +60,9 @@ def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
         raise ConfigError(format_errors(error, tree, {}, Config)) from None
 
 
-# Few, so that trained tasks unlike the new one are given up early.
-ROWS_AT_ONCE = 8
+def ranking_mode(config: Config) -> str:
+    """Return which tasks need options, as `wanted_options` takes it."""
+    return "rank" if config.adapt.option_weights else config.generation.mode
 
 
 class Outcome(NamedTuple):
@@ -72,175 +74,167 @@ class Outcome(NamedTuple):
     history: AdaptationHistory
 
 
-def run_job(
-    model: SkilledModel,
-    tokenizer: PreTrainedTokenizerBase,
-    job: FewShotJob,
-    gym: Gym,
-    config: Config,
-    *,
-    row: Float[Tensor, "1 _"] | None = None,
-    tasks: Sequence[str] = (),
-    score_test: bool = True,
-    on_step: Callable[[], object] = lambda: None,
-    keep: Callable[[Outcome], object] | None = None,
-    stay: bool = False,
-) -> Outcome:
-    """Adapt to one sample of one task, score, and leave the model as it was.
+class JobRun:
+    """One job on a model: its settings are read, and its module is built, once.
 
-    Of several starts, the one that ends best on the development rows is kept, of equal ones the
-    first; test rows are scored only for the best so far. PyTorch's random state is restored too.
-
-    The configuration is that of `job_config`. ``row`` holds the initial routing weights of the
-    task, if they are known; ``tasks`` names the trained tasks, for the result to name the nearest
-    one. Without ``score_test`` the test score is undefined. ``on_step`` is called after every
-    optimizer step, ``keep`` with the outcome while the model is adapted; it may ``stay`` so.
+    The configuration is that of `job_config`.
     """
-    mode = config.adapt.mode
-    module = job_module(model, tokenizer, job, gym, config)
-    best, bring_back = None, None
-    for init in row_starts(model.router, config.adapt):
-        begun_as = None
-        if init in AS_TRAINED:
-            nearest = nearest_task(module, job, gym, config)
-            row, begun_as = torch.tensor([[float(nearest)]]), tasks[nearest] if tasks else None
-        with seeded(job.seed, module.device), adapted(model, mode, init=init, rows=row):
-            last = best.result.dev if best is not None else None
-            found = _fit_and_score(
-                *(module, job, gym, config, begun_as),
-                better_than=last,
-                score_test=score_test,
+
+    def __init__(
+        self,
+        model: SkilledModel,
+        tokenizer: PreTrainedTokenizerBase,
+        job: FewShotJob,
+        gym: Gym,
+        config: Config,
+    ) -> None:
+        self.job, self.gym, self.config = job, gym, config
+        self.module = TextToTextModule(
+            *(model, tokenizer, {job.task: gym.metric(job.task)}, config.optim, config.generation),
+            max_output_length=config.data.max_output_length,
+            loss=config.loss,
+        ).to(next(model.parameters()).device)
+        form, search = PromptForm.of(config.data), config.generation
+        options = wanted_options(gym, [(job.task, [job.sample])], ranking_mode(config))
+        if search.mode != "generate":
+            self.module.set_options(options, form, per_token=search.per_token)
+        if weights := config.adapt.option_weights:
+            self.module.contrast(options, form, **weights)
+
+    def run(
+        self,
+        *,
+        row: Float[Tensor, "1 _"] | None = None,
+        tasks: Sequence[str] = (),
+        score_test: bool = True,
+        on_step: Callable[[], object] = lambda: None,
+        keep: Callable[[Outcome], object] | None = None,
+        stay: bool = False,
+    ) -> Outcome:
+        """Adapt to one sample of one task, score, and leave the model as it was.
+
+        Of several starts, the one that ends best on the development rows is kept, of equal ones the
+        first; test rows are scored only for the best so far. PyTorch's random state is restored.
+
+        ``row`` holds the initial routing weights of the task, if they are known; ``tasks`` names
+        the trained tasks, for the result to name the nearest one. Without ``score_test`` the test
+        score is undefined. ``on_step`` is called after every optimizer step, ``keep`` with the
+        outcome while the model is adapted; it may ``stay`` so.
+        """
+        model, adapt = self.module.model, self.config.adapt
+        best, bring_back = None, None
+        for init in row_starts(model.router, adapt):
+            begun_as = None
+            if init in AS_TRAINED:
+                nearest = self.nearest_task()
+                row, begun_as = torch.tensor([[float(nearest)]]), tasks[nearest] if tasks else None
+            with (
+                seeded(self.job.seed, self.module.device),
+                adapted(model, adapt.mode, init=init, rows=row),
+            ):
+                found = self._fit_and_score(best, begun_as, score_test, on_step)
+                if found is not None:
+                    best = found
+                    if keep is not None or stay:
+                        bring_back = kept_state(model, adapt.mode)
+        assert best is not None  # there is at least one start
+        if bring_back is not None:
+            leave = kept_state(model, adapt.mode)
+            try:
+                bring_back()
+                if keep is not None:
+                    keep(best)
+            finally:
+                if not stay:
+                    leave()
+        return best
+
+    def nearest_task(self) -> int:
+        """Return the id of the trained task whose routing has the lowest loss on the rows."""
+        known = self.module.model.router
+        if not known.task_rows:
+            raise ConfigError(
+                "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
+                f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
+            )
+        # Few, so that trained tasks unlike the new one are given up early.
+        rows = self._rows(batch_size=min(8, self.config.data.eval_batch_size))
+        return best_task(self.module, rows.train_dataloader(), self._precision())
+
+    def _fit_and_score(
+        self,
+        best: Outcome | None,
+        begun_as: str | None,
+        score_test: bool,
+        on_step: Callable[[], object],
+    ) -> Outcome | None:
+        """Train and score, unless the development score is no better than that of another start.
+
+        The model keeps the weights that were best on the development rows.
+        """
+        module, adapt, job = self.module, self.config.adapt, self.job
+        data, precision = self._rows(), self._precision()
+        embed_tasks(module.model, data)
+        history = AdaptationHistory(module.model.router, adapt.max_steps)
+        step, dev, test, n_trained = 0, math.nan, math.nan, count_trained(module.model)
+        answers: dict[str, Sequence[Prediction]] = {}
+
+        def stepped() -> None:
+            history.note_step()
+            on_step()
+
+        if adapt.examples == 0:
+            n_trained = 0
+        elif adapt.gradient_free:
+            n_trained = module.model.router.n_skills
+            step, dev, answers["dev"] = compose(
+                *(module, data.train_dataloader(), data.evaluation_dataloader("dev")),
+                n_evaluations=adapt.max_steps,
+                precision=precision,
                 on_step=on_step,
             )
-            if found is not None:
-                best = found
-                if keep is not None or stay:
-                    bring_back = kept_state(model, mode)
-    assert best is not None  # there is at least one start
-    if bring_back is not None:
-        leave = kept_state(model, mode)
-        try:
-            bring_back()
-            if keep is not None:
-                keep(best)
-        finally:
-            if not stay:
-                leave()
-    return best
-
-
-def job_module(
-    model: SkilledModel,
-    tokenizer: PreTrainedTokenizerBase,
-    job: FewShotJob,
-    gym: Gym,
-    config: Config,
-) -> TextToTextModule:
-    """Return the module that trains and answers, on the model's device."""
-    module = TextToTextModule(
-        *(model, tokenizer, {job.task: gym.metric(job.task)}, config.optim, config.generation),
-        max_output_length=config.data.max_output_length,
-        loss=config.loss,
-    ).to(next(model.parameters()).device)
-    form, place = PromptForm.of(config.data), (gym, [job.task], [job.sample])
-    ranked = wanted_options(*place, config.generation.mode)
-    module.set_options(ranked, form, per_token=config.generation.per_token)
-    if weights := config.adapt.option_weights:
-        module.contrast(wanted_options(*place, "rank"), form, **weights)
-    return module
-
-
-def _fit_and_score(
-    module: TextToTextModule,
-    job: FewShotJob,
-    gym: Gym,
-    config: Config,
-    begun_as: str | None,
-    *,
-    better_than: float | None,
-    score_test: bool,
-    on_step: Callable[[], object],
-) -> Outcome | None:
-    """Train on a job's rows and score, unless its development score is no better than another.
-
-    The model keeps the weights that were best on the development rows.
-    """
-    adapt, data = config.adapt, _rows_of(module, job, gym, config)
-    embed_tasks(module.model, data)
-    precision = precision_plugin(config.trainer.precision, module.device.type)
-    history = AdaptationHistory(module.model.router, adapt.max_steps)
-    step, dev, test, n_trained = 0, math.nan, math.nan, count_trained(module.model)
-    answers: dict[str, Sequence[Prediction]] = {}
-
-    def stepped() -> None:
-        history.note_step()
-        on_step()
-
-    if adapt.examples == 0:
-        n_trained = 0
-    elif adapt.gradient_free:
-        n_trained = module.model.router.n_skills
-        step, dev, answers["dev"] = compose(
-            *(module, data.train_dataloader(), data.evaluation_dataloader("dev")),
-            n_evaluations=adapt.max_steps,
-            precision=precision,
-            on_step=on_step,
+        else:
+            step, dev, answers["dev"] = fine_tune(
+                *(module, data.train_dataloader(), data.evaluation_dataloader("dev")),
+                n_steps=adapt.max_steps,
+                eval_every=adapt.eval_every,
+                gradient_clip_val=adapt.gradient_clip_val,
+                precision=precision,
+                on_step=stepped,
+                on_score=history.note_score,
+            )
+        if best is not None and rank(dev) <= rank(best.result.dev):
+            return None
+        if score_test:
+            batches = data.evaluation_dataloader("test")
+            test, answers["test"] = score_batches(module, batches, precision)
+        rows = answers.get("test", answers.get("dev", []))
+        result = FewShotResult(
+            **vars(job),
+            metric=module.metric_names[0],
+            dev=dev,
+            test=test,
+            step=step,
+            n_trained=n_trained,
+            n_empty=sum(not row.prediction for row in rows),
+            n_answers=len(rows),
+            begun_as=begun_as,
+            rows=self.gym.digest(job.task, job.sample),
         )
-    else:
-        step, dev, answers["dev"] = fine_tune(
-            *(module, data.train_dataloader(), data.evaluation_dataloader("dev")),
-            n_steps=adapt.max_steps,
-            eval_every=adapt.eval_every,
-            gradient_clip_val=adapt.gradient_clip_val,
-            precision=precision,
-            on_step=stepped,
-            on_score=history.note_score,
+        return Outcome(module, result, answers, history)
+
+    def _rows(self, **sizes: int) -> TextToTextDataModule:
+        """Return the rows of the job, as the model reads them."""
+        return TextToTextDataModule(
+            *(self.gym, [self.job.task], self.module.tokenizer),
+            self.config.data.model_copy(update={"samples": [self.job.sample], **sizes}),
+            decoder_only=is_decoder_only(self.module.model.backbone),
+            seed=self.job.seed,
+            n_examples=self.config.adapt.examples,
         )
-    if better_than is not None and rank(dev) <= rank(better_than):
-        return None
-    if score_test:
-        test, answers["test"] = score_batches(module, data.evaluation_dataloader("test"), precision)
-    rows = answers.get("test", answers.get("dev", []))
-    result = FewShotResult(
-        **vars(job),
-        metric=module.metric_names[0],
-        dev=dev,
-        test=test,
-        step=step,
-        n_trained=n_trained,
-        n_empty=sum(not row.prediction for row in rows),
-        n_answers=len(rows),
-        begun_as=begun_as,
-        rows=gym.digest(job.task, job.sample),
-    )
-    return Outcome(module, result, answers, history)
 
-
-def nearest_task(module: TextToTextModule, job: FewShotJob, gym: Gym, config: Config) -> int:
-    """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
-    known = module.model.router
-    if not known.task_rows:
-        raise ConfigError(
-            "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
-            f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
-        )
-    few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}
-    parts = config.model_copy(update={"data": config.data.model_copy(update=few)})
-    precision = precision_plugin(config.trainer.precision, module.device.type)
-    return best_task(module, _rows_of(module, job, gym, parts).train_dataloader(), precision)
-
-
-def _rows_of(
-    module: TextToTextModule, job: FewShotJob, gym: Gym, config: Config
-) -> TextToTextDataModule:
-    """Return the rows of a job, as the model reads them."""
-    return TextToTextDataModule(
-        *(gym, [job.task], module.tokenizer),
-        config.data.model_copy(update={"samples": [job.sample]}),
-        decoder_only=is_decoder_only(module.model.backbone),
-        seed=job.seed,
-        n_examples=config.adapt.examples,
-    )
+    def _precision(self) -> Precision:
+        return precision_plugin(self.config.trainer.precision, self.module.device.type)
 
 
 @contextmanager

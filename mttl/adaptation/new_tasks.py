@@ -4,6 +4,7 @@ References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2.
 """
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from mttl.adaptation.adapted_model import AdaptedModel
-from mttl.adaptation.custom_examples import Example, split_examples, write_examples
-from mttl.adaptation.job import Outcome, job_config, run_job, with_settings
+from mttl.adaptation.job import JobRun, Outcome, job_config, ranking_mode, with_settings
 from mttl.adaptation.modes import row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult, new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
@@ -30,13 +30,17 @@ from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.prompt_form import PromptForm
-from mttl.inference.task_options import check_options, wanted_options
-from mttl.io.errors import ConfigError
+from mttl.inference.task_options import wanted_options
+from mttl.io.errors import ConfigError, TaskError
+from mttl.io.files import write_table, write_text
+from mttl.metrics.metric_names import check_metric
 from mttl.plugins.classes import METRICS, find_class
 from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
+from mttl.tasks.rows import JSON_LINES, line_of
 from mttl.training.precision import precision_plugin
 
+Example = tuple[str, str]
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {
     "expert_row": ("expert", "Expert", "router/expert.yaml"),
@@ -174,15 +178,9 @@ def adapt_to(
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A trained run and the jobs to adapt it to.
+    """A trained run and the jobs to adapt it to: tasks of a gym, their samples, and every seed.
 
-    Args:
-        run: Model and tokenizer.
-        inventory: Digest of what the model was read from, to tell results of one inventory from
-            those of another.
-        gym: Where the rows are.
-        jobs: The new tasks, their samples, with every seed.
-        given: The configuration.
+    The digest of the inventory tells results of one from those of another.
     """
 
     run: Built
@@ -215,8 +213,8 @@ class Adaptation:
             splits=splits,
             n_examples=config.adapt.examples,
         )
-        mode = "rank" if config.adapt.option_weights else config.generation.mode
-        check_options(gym, [(job.task, job.sample) for job in jobs], mode)
+        places = dict.fromkeys((job.task, job.sample) for job in jobs)
+        wanted_options(gym, ((task, [own]) for task, own in places), ranking_mode(config))
         adaptation = cls(built, inventory, gym, jobs, config)
         _ = adaptation.config, adaptation.rows  # mistakes in them
         return adaptation
@@ -255,9 +253,8 @@ class Adaptation:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
         check_rows(folder, set(self.jobs), self.gym.digest)
         trained = ModelSettings.model_validate(self.run.meta["settings"])
-        of_the_run = {
-            name: getattr(trained, name) for name in OF_THE_RUN if name in Config.model_fields
-        }
+        names = [name for name in OF_THE_RUN if name in Config.model_fields]
+        of_the_run = {name: getattr(trained, name) for name in names}
         of_the_run["data"] = self.given.data.model_copy(update=self._form)
         settings = dump_config(self.given.model_copy(update=of_the_run))
         check_folder(folder, settings, self.inventory)
@@ -278,44 +275,90 @@ class Adaptation:
         return len(row_starts(self.run.model.router, self.given.adapt))
 
     def run_job(self, job: FewShotJob, save: Path | None = None, **options: Any) -> FewShotResult:
-        """Run a job; the model is left as it was.
+        """Run a job; the model is left as it was. The other options are those of `JobRun.run`.
 
         With ``save``, the adapted task is kept in that folder; an earlier one there is replaced.
-        The other options are those of `mttl.adaptation.job.run_job`.
         """
         if save is not None:
             options["keep"] = lambda outcome: self.adapted(outcome).save(save, replace=True)
         return self.outcome(job, **options).result
 
     def outcome(self, job: FewShotJob, **options: Any) -> Outcome:
-        """Return what comes of a job; the options are those of `mttl.adaptation.job.run_job`."""
-        return run_job(
-            *(self.run.model, self.run.tokenizer, job, self.gym, self.config),
-            row=self.rows.get(job.task),
-            tasks=self.run.tasks,
-            **options,
-        )
+        """Return what comes of a job; the options are those of `JobRun.run`."""
+        run = JobRun(self.run.model, self.run.tokenizer, job, self.gym, self.config)
+        return run.run(row=self.rows.get(job.task), tasks=self.run.tasks, **options)
 
     def adapted(self, outcome: Outcome) -> AdaptedModel:
         """Return the model that a job has adapted, while it is."""
-        task, sample = outcome.result.task, outcome.result.sample
-        texts = {task: self.gym.description(task) or ""} if self.run.form.descriptions else {}
-        options = wanted_options(self.gym, [task], [sample], self.given.generation.mode)
-        form = PromptForm(**self._form, task_descriptions=texts, task_options=options)
-        assert self.run.folder is not None
+        task, module, run = outcome.result.task, outcome.module, self.run
+        texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
+        options = {task: module.option_scorer.texts[0]} if module.option_scorer else {}
+        assert run.folder is not None
         return AdaptedModel(
-            model=self.run.model,
-            tokenizer=self.run.tokenizer,
+            model=run.model,
+            tokenizer=run.tokenizer,
             tasks=(task,),
-            form=form,
-            search=outcome.module.generation,
+            form=PromptForm(**self._form, task_descriptions=texts, task_options=options),
+            search=module.generation,
             per_token=self.config.generation.per_token,
-            precision=precision_plugin(self.config.trainer.precision, outcome.module.device.type),
+            precision=precision_plugin(self.config.trainer.precision, module.device.type),
             outcome=outcome,
             config=self.config,
-            skills=self.run.folder,
+            skills=run.folder,
             inventory=self.inventory,
         )
+
+
+def split_examples(
+    examples: Sequence[Example], dev: Sequence[Example] | None = None
+) -> tuple[list[Example], list[Example]]:
+    """Return the rows to train on and those to choose the weights by.
+
+    Without ``dev``, every second example is kept for it: CrossFit's 32 examples are 16 and 16.
+    """
+    for name, pairs in (("examples", examples), ("dev", dev or ())):
+        for place, pair in enumerate(pairs):
+            texts = isinstance(pair, list | tuple) and all(isinstance(text, str) for text in pair)
+            if not texts or len(pair) != 2:
+                raise TaskError(
+                    f"{name}[{place}] is {pair!r}; it must be a pair of texts: (input, output)"
+                )
+            if not all(map(str.strip, pair)):
+                raise TaskError(f"{name}[{place}] has an empty text; leave that example out")
+    own = (examples[::2], examples[1::2]) if dev is None else (examples, dev)
+    if not all(own):
+        raise TaskError(
+            f"examples holds {len(examples)} pairs; there must be some to train on, and some to "
+            "choose the weights by: every second one, or those given as dev"
+        )
+    return list(own[0]), list(own[1])
+
+
+def write_examples(
+    folder: Path,
+    task: str,
+    training: Sequence[Example],
+    development: Sequence[Example],
+    *,
+    metric: str = "EM",
+    description: str | None = None,
+    options: Sequence[str] = (),
+    factors: Sequence[str] = (),
+) -> Gym:
+    """Write a gym of one task, sample 0."""
+    if not re.fullmatch(r"[\w-][\w.-]*", task):
+        raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
+    check_metric(metric, TaskError)
+    for split, rows in (("train", training), ("dev", development)):
+        path = folder / task / f"{task}_{len(training)}_0_{split}{JSON_LINES}"
+        lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
+        write_text(path, "".join(lines))
+    if any("|" in option for option in options):
+        raise TaskError(f"options {list(options)}: none may hold a bar (|), which joins them")
+    row = {"task": task, "metric": metric, "description": description}
+    row |= {"options": "|".join(options), "factors": " ".join(factors)}
+    write_table(folder / "TASKS.csv", list(row), [row])
+    return Gym(folder)
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:

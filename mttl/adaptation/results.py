@@ -24,11 +24,7 @@ RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
 class Results(ResumableJobs[FewShotResult]):
     """The finished jobs of a folder, or without one, in memory: a line each in ``results*.jsonl``.
 
-    Every part reads the files of all and writes one of its own, so that several machines may share
-    a folder.
-
-    Raises:
-        MttlError: If a line of a file is damaged.
+    Every part reads the files of all and writes its own, so several machines may share a folder.
     """
 
     advice = " (several processes of mttl adapt share the jobs with --shard I/N)"

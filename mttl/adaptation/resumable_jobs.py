@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
@@ -19,15 +19,8 @@ from mttl.runtime.progress_bar import counting
 ELSEWHERE = "Use those, or another folder with --out"
 
 
-class JobResult(Protocol):
-    """The result of one job: a `Record`, or a dataclass of pydantic."""
-
-    # ruff: noqa: D102
-    @property
-    def job(self) -> Hashable: ...
-
-
-Result = TypeVar("Result", bound=JobResult)
+# A `Record`, or a dataclass of pydantic, with its ``job``.
+Result = TypeVar("Result", bound=Any)
 
 
 class Diverged:
@@ -45,26 +38,16 @@ class Diverged:
             self.jobs.append(f"{job}: {error}")
 
     def report(self) -> None:
-        """Report what diverged.
-
-        Raises:
-            DivergedError: If any job did.
-        """
+        """Raise a `DivergedError` that lists what diverged, if anything did."""
         if self.jobs:
             listed = "\n".join(self.jobs)
             raise DivergedError(f"{len(self.jobs)} diverged, and have no result:\n{listed}")
 
 
 class ResumableJobs(Generic[Result]):
-    """The results of finished jobs; every line is whole or not there.
+    """The ``finished`` results of a kind, by job; every line of the file is whole or not there.
 
-    Args:
-        path: The file that is written; None keeps results in memory alone.
-        kind: Class of the results.
-        others: Files of other writers, which are only read.
-
-    Attributes:
-        finished: The results by job.
+    Files of other writers are only read; without a path, results are in memory alone.
 
     Raises:
         MttlError: If a line of a file is damaged.
@@ -103,11 +86,7 @@ class ResumableJobs(Generic[Result]):
                 self._writing = False
 
     def add(self, result: Result) -> None:
-        """Append a line and flush it to the disk.
-
-        Raises:
-            MttlError: If another process writes the file, or its folder was removed meanwhile.
-        """
+        """Append a line and flush it to the disk; refuse if the folder was removed meanwhile."""
         if self.path is not None:
             if not self._writing:
                 with self.writing():
@@ -129,20 +108,11 @@ class ResumableJobs(Generic[Result]):
         live: bool = True,
         again: Collection[Any] = (),
     ) -> Diverged:
-        """Run the jobs without a result one after another, with a progress bar, and keep theirs.
+        """Run the jobs without a result one after another; return which diverged.
 
-        Args:
-            jobs: What to do.
-            work: Runs a job; it is given what to call after each step of it.
-            console: Where progress is shown.
-            doing: What is done, for the bar.
-            n_steps: Steps of a job.
-            shown: What a line says about the result of each job; no lines by default.
-            live: Whether there is a bar; a job may have one of its own.
-            again: Jobs that are run though they have a result, which they keep.
-
-        Returns:
-            The jobs that diverged.
+        ``work`` gets a job, and what to call after each of its ``n_steps`` steps. A bar shows what
+        it is ``doing``, unless a job has a bar of its own (``live=False``), and a line what is
+        ``shown`` of each result. Jobs ``again`` are run though they have a result, which they keep.
         """
         diverged = Diverged()
         if all(job in self.finished and job not in again for job in jobs):

@@ -66,8 +66,8 @@ def ablate(run: Path, out: Path, options: Namespace) -> None:
             (out / "settings.yaml").unlink(missing_ok=True)
         problem = f"the results in '{out}' were made with other settings"
         keep_settings(out / "settings.yaml", dump(asked), problem)
-        mode = config.generation.mode
-        answers = wanted_options(gym, list(built.tasks), config.data.samples, mode)
+        samples = [(task, config.data.samples) for task in built.tasks]
+        answers = wanted_options(gym, samples, config.generation.mode)
         module.set_options(answers, built.form, per_token=config.generation.per_token)
         weights = as_rows(built.model.router.matrix())
         pairs = align_groups(weights)

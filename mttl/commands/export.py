@@ -71,8 +71,7 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
     check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
-    from mttl.inference.model_card import scores_of
-    from mttl.inference.prompt_export import PromptExport
+    from mttl.inference.model_card import PromptExport, scores_of
     from mttl.library.member_sources import lasting_name
     from mttl.merging.check_written import check_written, write_model
     from mttl.merging.fold import strip, unfold

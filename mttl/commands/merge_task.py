@@ -38,8 +38,7 @@ def main(options: argparse.Namespace) -> None:
     """Merge and save."""
     check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
-    from mttl.inference.model_card import scores_of
-    from mttl.inference.prompt_export import PromptExport
+    from mttl.inference.model_card import PromptExport, scores_of
     from mttl.merging.check_written import check_written, mixture_answer
     from mttl.merging.fold import dequantise, fold
 

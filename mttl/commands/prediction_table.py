@@ -31,7 +31,6 @@ from mttl.inference.input_table import (
     references_of,
     text_of,
 )
-from mttl.inference.task_options import check_choices
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text
@@ -192,7 +191,7 @@ def _check_choices(
     for number, (given, model) in enumerate(zip(choices, models, strict=True), 1):
         if model and given and (kind := (id(model), *given)) not in checked:
             where = f"{place}, row {number}"
-            model.choice_ids(check_choices(given, where), where)
+            model.choice_ids(given, where)
             checked.add(kind)
 
 

@@ -75,7 +75,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     metrics = {task: gym.metric(task) for task in tasks}
     for scored in product(tasks, config.data.evaluate, config.data.samples):
         gym.rows(*scored)  # a malformed file is found before training
-    options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
+    samples = [(task, config.data.samples) for task in tasks]
+    options = wanted_options(gym, samples, config.generation.mode)
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
     config = with_factors(config, gym, tasks)

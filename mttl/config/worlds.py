@@ -33,7 +33,7 @@ POLICY_COMMANDS = {
 TEXT_COMMANDS = {
     "training": "mttl.commands.train_tasks:train",
     "adaptation": "mttl.commands.adapt:adapt_run",
-    "search": "mttl.adaptation.search_settings:search_run",
+    "search": "mttl.adaptation.search:search_run",
 }
 WORLDS = (
     World("a policy for BabyAI", BabyAIConfig, "rl", "babyai.yaml", POLICY_COMMANDS),

@@ -6,7 +6,7 @@ the same answer everywhere.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -136,49 +136,33 @@ class Predictor:
             n = search["num_return_sequences"]
             raise ValueError(f"num_return_sequences ({n}) must be 1: every text has one answer")
         names = self._names(tasks, texts)
-        if not names:
-            return []
         task_ids = self.task_ids(names).to(self.device)
         options = {} if search else self.form.task_options
+        found: dict[int, str] = {}
         if ranked := [place for place, name in enumerate(names) if name in options]:
-            return self._some_ranked(names, texts, ranked, batch_size, on_rows)
-        self.model.eval()
-        return answer_texts(
-            lambda rows, **inputs: self.generate(task_ids[list(rows)], **inputs),
-            self.encoder,
-            [self.form.text(task, text) for task, text in zip(names, texts, strict=True)],
-            prompt_prefixes=[self.form.prompt_prefix(task) for task in names],
-            decoder_only=self.decoder_only,
-            device=self.device,
-            batch_size=batch_size,
-            on_rows=on_rows,
-            **{**self.search, **search},
-        )
-
-    def _some_ranked(
-        self,
-        names: Sequence[str],
-        texts: Sequence[str],
-        ranked: Sequence[int],
-        batch_size: int,
-        on_rows: Callable[[int], object],
-    ) -> list[str]:
-        """Choose answers at some places among the options of their tasks, and search the others."""
-        rest = [place for place in range(len(names)) if place not in set(ranked)]
-        chosen = self.choose(
-            [names[place] for place in ranked],
-            [texts[place] for place in ranked],
-            [self.form.task_options[names[place]] for place in ranked],
-            per_token=self.per_token,
-            batch_size=batch_size,
-        )
-        on_rows(len(ranked))
-        others = self.predict(
-            *([values[place] for place in rest] for values in (names, texts)),
-            batch_size=batch_size,
-            on_rows=on_rows,
-        )
-        found = dict(zip((*ranked, *rest), (*(x.answer for x in chosen), *others), strict=True))
+            chosen = self.choose(
+                [names[place] for place in ranked],
+                [texts[place] for place in ranked],
+                [options[names[place]] for place in ranked],
+                per_token=self.per_token,
+                batch_size=batch_size,
+            )
+            found = {place: own.answer for place, own in zip(ranked, chosen, strict=True)}
+            on_rows(len(ranked))
+        if rest := [place for place in range(len(names)) if place not in found]:
+            self.model.eval()
+            answers = answer_texts(
+                lambda rows, **inputs: self.generate(task_ids[rest][rows], **inputs),
+                self.encoder,
+                [self.form.text(names[place], texts[place]) for place in rest],
+                prompt_prefixes=[self.form.prompt_prefix(names[place]) for place in rest],
+                decoder_only=self.decoder_only,
+                device=self.device,
+                batch_size=batch_size,
+                on_rows=on_rows,
+                **{**self.search, **search},
+            )
+            found |= zip(rest, answers, strict=True)
         return [found[place] for place in range(len(names))]
 
     def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -217,41 +201,43 @@ class Predictor:
         of_each: Any = [choices] * len(texts) if shared else choices
         if len(of_each) != len(texts):
             raise TaskError(f"there are {len(texts)} texts and choices for {len(of_each)}")
-        answers = [check_choices(own, f"text {place + 1}") for place, own in enumerate(of_each)]
-        if not answers:
+        known: dict[tuple[str, ...], dict[str, list[int]]] = {}
+        for place, own in enumerate(of_each, 1):
+            if tuple(own) not in known:
+                known[tuple(own)] = self.choice_ids(own, f"text {place}")
+        ids = [known[tuple(own)] for own in of_each]
+        if not ids:
             return []
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
-        ids: dict[tuple[str, ...], list[list[int]]] = {}
-        for place, own in enumerate(answers, 1):
-            if tuple(own) not in ids:
-                ids[tuple(own)] = self.choice_ids(own, f"text {place}")
         prompts = self.encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
         task_ids = self.task_ids(names).to(self.device)
         self.model.eval()
         found: list[OptionChoice] = [OptionChoice("", {})] * len(texts)
-        n_prompts = max(1, batch_size // max(map(len, answers)))
+        n_prompts = max(1, batch_size // max(map(len, ids)))
         for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
             with self.precision.forward_context():
                 scores = option_scores(
                     self.model,
                     task_ids[rows],
                     [prompts[row] for row in rows],
-                    [ids[tuple(answers[row])] for row in rows],
+                    [list(ids[row].values()) for row in rows],
                     pad_id=pad_id_of(self.tokenizer),
                     per_token=per_token,
                 )
             for row, own in zip(rows, scores, strict=True):
-                found[row] = OptionChoice.among(dict(zip(answers[row], own, strict=True)))
-            on_rows(sum(len(answers[row]) for row in rows))
+                found[row] = OptionChoice.among(dict(zip(ids[row], own, strict=True)))
+            on_rows(sum(len(ids[row]) for row in rows))
         return found
 
-    def choice_ids(self, choices: Sequence[str], place: str) -> list[list[int]]:
+    def choice_ids(self, choices: Sequence[str], place: str) -> dict[str, list[int]]:
         """Return the ids of answers to choose from, cut as in training.
 
         Raises:
-            TaskError: If two of them are identical there.
+            TaskError: If there are less than two, or two of them are identical there.
         """
-        return choice_ids(self.encoder, choices, f"{place}: choices", "shorten them")
+        answers = check_choices(choices, place)
+        ids = choice_ids(self.encoder, answers, f"{place}: choices", "shorten them")
+        return dict(zip(answers, ids, strict=True))
 
     def pipeline(self, task: str) -> Callable[..., Any]:
         """Return one task as a function of a text, or a list of them, with options of `predict`.
@@ -282,7 +268,7 @@ class Predictor:
             )
         return names
 
-    @property
+    @cached_property
     def encoder(self) -> TextEncoder:
         """What encodes inputs and answers as in training."""
         return self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)

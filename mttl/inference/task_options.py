@@ -99,44 +99,24 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
 
 
 def wanted_options(
-    gym: Gym, tasks: Sequence[str], samples: Sequence[int], mode: str
+    gym: Gym, samples: Iterable[tuple[str, Sequence[int]]], mode: str
 ) -> dict[str, list[str]]:
-    """Return the options of the tasks that are ranked.
+    """Return the options of the tasks that are ranked; ``samples`` are those of each task.
 
     The mode ``"generate"`` ranks none, ``"rank"`` all, ``"both"`` those that have options.
 
     Raises:
-        TaskError: If all are ranked, and one has no options.
+        TaskError: If all are ranked, and some have no options in samples; the message lists them.
     """
     if mode == "generate":
         return {}
-    found = {task: task_options(gym, task, samples) for task in tasks}
-    if mode == "rank":
-        _refuse([task for task, options in found.items() if not options], gym)
-    return {task: options for task, options in found.items() if options}
-
-
-def check_options(gym: Gym, jobs: Iterable[tuple[str, int]], mode: str) -> None:
-    """Check, before any job runs, that tasks have options in each of their samples alone.
-
-    Raises:
-        TaskError: If all are ranked, and some have no options; the message lists them.
-    """
-    if mode == "generate":
-        return
-    wanting = [
-        task for task, sample in dict.fromkeys(jobs) if not task_options(gym, task, [sample])
-    ]
-    if mode == "rank":
-        _refuse(list(dict.fromkeys(wanting)), gym)
-
-
-def _refuse(lacking: Sequence[str], gym: Gym) -> None:
-    if not lacking:
-        return
-    raise TaskError(
-        f"these tasks have no answers to rank: {some(lacking)}. Name them in "
-        f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
-        f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
-        "each; generation.mode: both ranks only tasks that have options"
-    )
+    found = [(task, task_options(gym, task, own)) for task, own in samples]
+    lacking = list(dict.fromkeys(task for task, options in found if not options))
+    if lacking and mode == "rank":
+        raise TaskError(
+            f"these tasks have no answers to rank: {some(lacking)}. Name them in "
+            f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
+            f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
+            "each; generation.mode: both ranks only tasks that have options"
+        )
+    return {task: options for task, options in found if options}

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from mttl.assembly.build_backbone import build_tokenizer
-from mttl.inference.prompt_export import PromptExport
+from mttl.inference.model_card import PromptExport
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder

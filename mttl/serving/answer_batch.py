@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor
 
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.inference.predictor import Predictor
@@ -39,7 +39,11 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     task_ids = torch.tensor([row.task_id for row in wanted], device=predictor.device)
     predictor.model.eval()
     if wanted[0].n_beams > 1:
-        settings["stopping_criteria"] = [AllDropped(wanted)]
+
+        def nobody_waits(ids: Tensor, scores: Any, **more: Any) -> Tensor:
+            return torch.full((len(ids),), all(row.dropped for row in wanted), device=ids.device)
+
+        settings["stopping_criteria"] = [nobody_waits]
         ids = predictor.generate(task_ids, **settings)
         for answer, row in zip(answers, ids[:, start:].tolist(), strict=True):
             if not answer.wanted.dropped:
@@ -47,12 +51,21 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
         return
     forced = tokens_at_end(predictor, "forced_eos_token_id")
     choice = TokenChoice(wanted, predictor.device, forced)
+
+    def have_ended(ids: Tensor, scores: Any, **more: Any) -> Tensor:
+        """Hand every new token to its answer, and return which rows stop, shape (R,)."""
+        for place, (answer, token) in enumerate(zip(answers, ids[:, -1].tolist(), strict=True)):
+            answer.ended = answer.ended or answer.wanted.dropped
+            if not answer.ended:
+                answer.add(token, choice.scores.get(place))
+        return torch.tensor([answer.ended for answer in answers], device=ids.device)
+
     settings |= {
         "num_beams": 1,
         "do_sample": False,
         "forced_eos_token_id": None,  # `generate` would force it at the end of the longest row
         "logits_processor": [choice],
-        "stopping_criteria": [RowEnds(answers, choice)],
+        "stopping_criteria": [have_ended],
     }
     settings.pop("length_penalty", None)  # of beams
     backbone: Any = predictor.model.backbone
@@ -168,31 +181,3 @@ def draw(
     found = torch.searchsorted(cumulative, uniform[:, None] * total, right=True).squeeze(1)
     last = (cumulative < total).sum(1)  # where rounding leads beyond the last that has a share
     return torch.minimum(found, last)
-
-
-class RowEnds(StoppingCriteria):
-    """Hands every new token to its answer, and stops the rows whose answers have ended."""
-
-    def __init__(self, answers: Sequence[StreamDecoder], choice: TokenChoice) -> None:
-        self._answers, self._choice = answers, choice
-
-    def __call__(self, input_ids: Tensor, scores: Any, **settings: Any) -> Tensor:  # type: ignore[override]
-        """Return which rows stop, shape (R,)."""
-        for place, token in enumerate(input_ids[:, -1].tolist()):
-            answer = self._answers[place]
-            answer.ended = answer.ended or answer.wanted.dropped
-            if not answer.ended:
-                answer.add(token, self._choice.scores.get(place))
-        return torch.tensor([answer.ended for answer in self._answers], device=input_ids.device)
-
-
-class AllDropped(StoppingCriteria):
-    """Stops a search with beams when nobody waits for any of its answers."""
-
-    def __init__(self, wanted: Sequence[GenerationRequest]) -> None:
-        self._wanted = wanted
-
-    def __call__(self, input_ids: Tensor, scores: Any, **settings: Any) -> Tensor:  # type: ignore[override]
-        """Return for all rows whether they stop, shape (R,)."""
-        over = all(row.dropped for row in self._wanted)
-        return torch.full((len(input_ids),), over, device=input_ids.device)

@@ -6,11 +6,10 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -19,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mttl.io.errors import MttlError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.generation_request import GenerationRequest, Piece
-from mttl.serving.protocol import ApiError, ChatRequest, CompletionRequest, parse_request
-from mttl.serving.replies import Reply
+from mttl.serving.protocol import ApiError, ChatRequest, CompletionRequest, Reply, parse_request
 from mttl.serving.request_queue import RequestQueue, ServerMetrics
 from mttl.serving.served_task import ServedTask, chat_question
 
@@ -30,19 +28,11 @@ ROUTES = "/v1/completions, /v1/chat/completions, /v1/models, /metrics, /health"
 Pieces = asyncio.Queue[tuple[int, Piece] | None]  # None where the client is gone
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a request: the bytes of its body, and the seconds that it may take."""
-
-    body: int
-    seconds: float
-
-
 class Measured:
     """Middleware that counts requests for answers, each when it has ended, by task and status.
 
-    The state of a request may name its ``model``, the ``status`` of a stream, which its headers
-    cannot know, and the ``events`` of a stream, which are closed.
+    The state of a request holds when it ``began``; and maybe its ``model``, the ``status`` of a
+    stream, which its headers cannot know, and the ``events`` of a stream, which are closed.
     """
 
     def __init__(self, application: ASGIApp, metrics: ServerMetrics) -> None:
@@ -53,7 +43,8 @@ class Measured:
         if scope.get("method") != "POST":
             await self.application(scope, receive, send)
             return
-        began, state = time.perf_counter(), scope.setdefault("state", {})
+        state = scope.setdefault("state", {})
+        state["began"] = time.monotonic()
 
         async def noting(message: Message) -> None:
             if "status" in message:
@@ -68,21 +59,26 @@ class Measured:
         finally:
             if "events" in state:
                 await state["events"].aclose()
-            status, seconds = state.get("status", CLIENT_GONE), time.perf_counter() - began
+            status, seconds = state.get("status", CLIENT_GONE), time.monotonic() - state["began"]
             self.metrics.add_request(state.get("model", ""), status, seconds)
 
 
 class Service:
-    """Answers requests of the two protocols; without a key that they have to name, all of them."""
+    """Answers requests of the two protocols; without a key that they have to name, all of them.
+
+    A request has at most ``most_bytes`` in its body, and may take ``seconds``.
+    """
 
     def __init__(
         self,
         tasks: Mapping[str, ServedTask],
         queue: RequestQueue,
-        limits: Limits,
+        *,
+        most_bytes: int,
+        seconds: float,
         key: str | None = None,
     ) -> None:
-        self.tasks, self.queue, self.limits = tasks, queue, limits
+        self.tasks, self.queue, self.most_bytes, self.seconds = tasks, queue, most_bytes, seconds
         self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 
@@ -135,12 +131,11 @@ class Service:
         self, kind: type[CompletionRequest] | type[ChatRequest], request: Request
     ) -> Response:
         """Answer questions that are texts, or one that is a chat."""
-        ends = time.monotonic() + self.limits.seconds
         asked = parse_request(kind, await self.body(request))
         task = self.task(asked.model)
         request.state.model = task.name
         questions = (
-            [chat_question(asked.messages, task.form, task.name)]
+            [chat_question(asked.messages, task.predictor.form, task.name)]
             if isinstance(asked, ChatRequest)
             else asked.prompt
         )
@@ -148,7 +143,7 @@ class Service:
         pieces, send = arrivals()
         wanted = task.wanted(asked, prompts, send)
         self.queue.put(task.predictor, wanted)
-        arriving = self.arriving(request, pieces, wanted, ends)
+        arriving = self.arriving(request, pieces, wanted)
         reply = Reply(
             model=task.name,
             chat=isinstance(asked, ChatRequest),
@@ -168,11 +163,7 @@ class Service:
         return JSONResponse(reply.whole(answers), headers=headers)
 
     async def arriving(
-        self,
-        request: Request,
-        pieces: Pieces,
-        wanted: Sequence[GenerationRequest],
-        ends: float,
+        self, request: Request, pieces: Pieces, wanted: Sequence[GenerationRequest]
     ) -> AsyncIterator[tuple[int, Piece]]:
         """Return the pieces of answers until all have ended; drop them where nobody waits."""
 
@@ -182,6 +173,7 @@ class Service:
             pieces.put_nowait(None)
 
         watching, n_open = asyncio.ensure_future(watch()), len(wanted)
+        ends = request.state.began + self.seconds
         try:
             while n_open:
                 try:
@@ -190,7 +182,7 @@ class Service:
                 except TimeoutError as error:
                     raise ApiError(
                         504,
-                        f"the answer took more than {self.limits.seconds:g} seconds; ask for fewer "
+                        f"the answer took more than {self.seconds:g} seconds; ask for fewer "
                         "tokens, or try again when the server has less to do",
                         code="timeout",
                     ) from error
@@ -216,13 +208,13 @@ class Service:
             )
         body = bytearray()
         try:
-            async with asyncio.timeout(self.limits.seconds):
+            async with asyncio.timeout(self.seconds):
                 async for chunk in request.stream():
                     body += chunk
-                    if len(body) > self.limits.body:
+                    if len(body) > self.most_bytes:
                         raise ApiError(
                             413,
-                            f"the request has more than {self.limits.body:,} bytes, the most that "
+                            f"the request has more than {self.most_bytes:,} bytes, the most that "
                             "are allowed; send less at a time",
                         )
         except TimeoutError as error:
@@ -273,55 +265,36 @@ def arrivals() -> tuple[Pieces, Callable[[int, Piece], None]]:
 
 
 def make_application(
-    service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
+    service: Service, add_routes: Callable[[Service, FastAPI], object] = lambda *given: None
 ) -> FastAPI:
     """Return the application that answers requests."""
     application = FastAPI(title="mttl", openapi_url=None)
     application.add_middleware(Measured, metrics=service.queue.metrics)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
 
-    @guarded.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await service.answer(CompletionRequest, request)
-
-    @guarded.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await service.answer(ChatRequest, request)
-
+    guarded.post("/v1/completions")(partial(service.answer, CompletionRequest))
+    guarded.post("/v1/chat/completions")(partial(service.answer, ChatRequest))
     guarded.get("/v1/models")(service.models)
     guarded.get("/v1/models/{name:path}")(service.model)
     guarded.get("/metrics")(service.metrics)
     application.include_router(guarded)
     application.get("/health")(service.health)
-    add_routes(application)
+    add_routes(service, application)
 
-    def reply(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
+        headers = None
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=CLIENT_GONE)
+        if isinstance(error, HTTPException):
+            message = f"{request.method} {request.url.path}: {error.detail}; there are {ROUTES}"
+            error, headers = ApiError(error.status_code, message), error.headers
+        elif not isinstance(error, ApiError):
+            error = ApiError(500, "internal error; see the log of the server")
         return JSONResponse(error.body, error.status, headers=headers or error.headers)
 
-    @application.exception_handler(ApiError)
-    async def refuse(request: Request, error: ApiError) -> Response:
-        return reply(error)
-
-    @application.exception_handler(HTTPException)
-    async def refuse_route(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}; there are {ROUTES}"
-        return reply(ApiError(error.status_code, message), error.headers)
-
-    @application.exception_handler(ClientDisconnect)
-    async def leave(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=CLIENT_GONE)
-
-    @application.exception_handler(Exception)
-    async def fail(request: Request, error: Exception) -> Response:
-        return reply(ApiError(500, "internal error; see the log of the server"))
-
+    for kind in (ApiError, HTTPException, ClientDisconnect, Exception):
+        application.add_exception_handler(kind, refuse)
     return application
-
-
-def allow_origins(origins: Sequence[str], application: FastAPI) -> None:
-    """Let pages of other origins ask; browsers then get an answer to their preflight requests."""
-    allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
-    application.add_middleware(CORSMiddleware, **allowed, expose_headers=[TRUNCATED])
 
 
 def _event(part: Mapping[str, Any]) -> str:

@@ -1,22 +1,37 @@
-"""The page of a run with the run behind it."""
+"""The page of a run with the run behind it: answers of a task, or of mixtures of its skills.
+
+A mixture is one routing row for every group of layers. Skills are numbered as the page numbers
+them: matched across the groups of layers.
+"""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
 
+from mttl.analysis.token_record import quoted
 from mttl.assembly.load_tasks import load_tasks
+from mttl.data.collate import pad, pad_id_of, padded_inputs
+from mttl.inference.predictor import Predictor
 from mttl.io.errors import MttlError
-from mttl.serving.application import Limits, Service, arrivals
+from mttl.models.teacher_forcing import forced_inputs
+from mttl.routing.task.fixed import GivenRows
+from mttl.serving.application import Service, arrivals
 from mttl.serving.generation_request import GenerationRequest
-from mttl.serving.live_model import LiveModel, LiveRequest
-from mttl.serving.protocol import parse_part
+from mttl.serving.protocol import ApiError, Part, Text, parse_part
+from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
 from mttl.serving.served_task import ServedTask
+from mttl.skills.attention import AttendedInventory
+from mttl.skills.skilled_model import SkilledModel
 
 # The page holds all that it shows, and asks nobody but this server.
 HEADERS = {
@@ -25,32 +40,184 @@ HEADERS = {
 }
 
 
-class LivePage:
-    """Sends a page, and answers its requests; without a model, the page reports the problem."""
+class LiveRequest(Part):
+    """A question of the page, in the prompt form of a task, and by default with its weights."""
 
-    def __init__(self, page: str, model: LiveModel | None) -> None:
-        self.page, self.model = page, model
+    task: Text
+    text: str
+    tasks: dict[Text, Annotated[float, Field(ge=0)]] | None = None  # shares of a mixture
+    skills: list[float] | None = None  # a weight for each
+    start: Text | None = None  # whose weights `skills` changes; by default all are replaced
 
-    def add_to(self, service: Service, application: FastAPI) -> None:
-        """Let an application answer ``/`` and ``/live``."""
 
-        @application.get("/")
-        async def page() -> Response:
-            return HTMLResponse(self.page, headers=HEADERS)
+class LiveModel:
+    """Answers the page; ``pairs`` are the skills of every group of layers in the page's order."""
 
-        @application.post("/live")
-        async def live(request: Request) -> Response:
-            return await self._answer(service, request)
+    def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
+        self.tasks = tasks
+        self._pairs = torch.as_tensor(pairs)
+        self._models: dict[int, SkilledModel] = {}  # with given rows, by their predictor
+        self._rows = {  # of every model that has some, (G, T, H, K)
+            id(task.predictor): task.predictor.model.router.matrix().detach()
+            for task in tasks.values()
+            if not self._unmixed(task.predictor)
+        }
 
-    async def _answer(self, service: Service, request: Request) -> Response:
-        ends = time.monotonic() + service.limits.seconds
+    def _unmixed(self, predictor: Predictor) -> str:
+        """Tell why rows of a model cannot be mixed; nothing if they can."""
+        model, router = predictor.model, predictor.model.router
+        if not router.n_groups:
+            return "The run routes tokens only: its tasks have no rows that could be mixed."
+        if "prompts" in router.seen:
+            return "The router reads every prompt: tasks have no rows that could be mixed."
+        if any(isinstance(x.inventory, AttendedInventory) for x in model.skilled_layers().values()):
+            return "Every token attends to the skills: tasks have no rows that could be mixed."
+        if (router.n_groups * router.n_heads, router.n_skills) != tuple(self._pairs.shape):
+            return "The router has other groups of layers, or other skills, than the page shows."
+        return ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the page has to know."""
+        return {"tasks": [*map(self._facts, self.tasks.values())]}
+
+    def _facts(self, task: ServedTask) -> dict[str, Any]:
+        predictor, name = task.predictor, task.name
+        mixed = id(predictor) in self._rows
+        return {
+            "name": name,
+            "prompt_prefix": predictor.form.prompt_prefix(name).text,
+            "options": predictor.form.task_options.get(name, []),
+            "unmixed": self._unmixed(predictor),
+            "row": self._shown(self._row(task, name)).tolist() if mixed else [],
+            "mixes": list(predictor.tasks) if mixed else [],
+            "routesTokens": predictor.model.routes_tokens,
+        }
+
+    def row(self, request: LiveRequest) -> Float[Tensor, "G H K"] | None:
+        """Return the mixture that a request wants, None for the task's own row."""
+        task = self.tasks[request.task]
+        if request.tasks is None and request.skills is None:
+            return None
+        if reason := self._unmixed(task.predictor):
+            raise ApiError(400, f"{reason} Let the task's own skills answer")
+        if request.tasks is not None:
+            total = sum(request.tasks.values())
+            if not total:
+                raise ApiError(400, "all shares of tasks are 0; one of them must be above it")
+            rows = [share / total * self._row(task, x) for x, share in request.tasks.items()]
+            return torch.stack(rows).sum(0)
+        weights = request.skills or []
+        n_skills = self._pairs.shape[1]
+        if len(weights) != n_skills:
+            raise ApiError(
+                400,
+                f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
+            )
+        own = self._rows[id(task.predictor)]
+        start = self._row(task, request.start) if request.start else torch.zeros_like(own[:, 0])
+        wanted, pairs = own.new_tensor(weights), self._pairs.to(own.device)
+        change = (wanted - self._shown(start)).expand_as(pairs)
+        return start + torch.zeros_like(change).scatter(1, pairs, change).view_as(start)
+
+    def _row(self, task: ServedTask, other: str) -> Float[Tensor, "G H K"]:
+        predictor = task.predictor
+        if other not in predictor.tasks:
+            raise ApiError(
+                400,
+                f"'{other}' cannot be mixed into '{task.name}': rows of one model can be, and this "
+                f"one has {', '.join(predictor.tasks)}",
+            )
+        return self._rows[id(predictor)][:, predictor.tasks.index(other)]
+
+    def _shown(self, row: Float[Tensor, "G H K"]) -> Float[Tensor, "K"]:
+        """Return the mean over groups of layers, whose skills are matched."""
+        return row.flatten(0, 1).gather(1, self._pairs.to(row.device)).mean(0)
+
+    def answer(
+        self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
+    ) -> dict[str, Any]:
+        """Answer a question with a mixture or the task's routing weights, in the model's thread."""
+        predictor = task.predictor if row is None else self._mixed(task, row)
+        answer = predictor.predict(task.name, [text])[0]
+        found: dict[str, Any] = {"answer": answer, "read": predictor.form.text(task.name, text)}
+        if predictor.model.routes_tokens:
+            found["tokens"] = token_experts(predictor, task.name, text, answer)
+        return found
+
+    def _mixed(self, task: ServedTask, row: Float[Tensor, "G H K"]) -> Predictor:
+        """Return the model with a row in its router's place."""
+        predictor = task.predictor
+        if id(predictor) not in self._models:
+            model = predictor.model
+            given = GivenRows(row[:, None])
+            self._models[id(predictor)] = SkilledModel(model.backbone, given, model.slot)
+        model = self._models[id(predictor)]
+        model.router.rows.copy_(row[:, None])  # type: ignore[operator, union-attr]
+        return replace(predictor, model=model, tasks=(task.name,))
+
+
+@torch.no_grad()
+def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> dict[str, Any]:
+    """Return the tokens of a question and of its answer, and the experts that took each.
+
+    The model reads the answer once more, as it reads right answers in training, without its end.
+
+    Returns:
+        ``prompt`` and ``answer``, texts of tokens; and ``layers``, each with its ``name``, its
+        number of ``experts``, and what tokens ``chose``: a list of experts, the preferred one first
+        where the router has one, for every token of the prompt and then of the answer.
+    """
+    form, model, encoder = predictor.form, predictor.model, predictor.encoder
+    (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
+    read = encoder.answers([answer])[0][:-1]
+    tokenizer: Any = predictor.tokenizer
+    if predictor.decoder_only:
+        inputs = padded_inputs([[*prompt, *read]], pad_id_of(tokenizer))
+    else:
+        batch = padded_inputs([prompt], pad_id_of(tokenizer))
+        labels = pad([[*read, tokenizer.eos_token_id]], pad_id_of(tokenizer))
+        inputs = forced_inputs(model.backbone, {**batch, "labels": labels})
+    inputs = {name: ids.to(predictor.device) for name, ids in inputs.items()}
+    task_ids = predictor.task_ids([task]).to(predictor.device)
+    with (
+        predictor.precision.forward_context(),
+        model.slot.use(model.route(task_ids, inputs=inputs)) as routing,
+    ):
+        model.backbone(**inputs, use_cache=False)
+    layers = []
+    for record in routing.records:
+        # A decoder of its own reads a start token, and then the answer.
+        apart = record.stack == "decoder" and "decoder_input_ids" in inputs
+        first = len(prompt) - 1 if apart else 0
+        chose: list[list[int]] = [[] for _ in (*prompt, *read)]
+        kept = slice(None) if record.kept is None else record.kept
+        pairs = zip(record.tokens[kept].tolist(), record.experts[kept].tolist(), strict=True)
+        for token, expert in pairs:
+            if token or not apart:
+                chose[first + token].append(expert)
+        layers.append({"name": record.layer, "experts": record.n_experts, "chose": chose})
+    names = [[quoted(x) for x in tokenizer.convert_ids_to_tokens(ids)] for ids in (prompt, read)]
+    return {"prompt": names[0], "answer": names[1], "layers": layers}
+
+
+def add_page(page: str, model: LiveModel | None, service: Service, application: FastAPI) -> None:
+    """Let an application answer ``/`` with a page, and the requests of the page at ``/live``.
+
+    Without a model there are no tasks, and the page reports the problem.
+    """
+
+    @application.get("/")
+    async def show() -> Response:
+        return HTMLResponse(page, headers=HEADERS)
+
+    @application.post("/live")
+    async def live(request: Request) -> Response:
         asked = parse_part(LiveRequest, await service.body(request))
         task = service.task(asked.task)
         request.state.model = task.name
-        assert self.model is not None  # else there is no task
+        assert model is not None  # else there is no task
         await asyncio.to_thread(task.encode, [asked.text])  # refuses what is empty or too long
-        row = self.model.row(asked)
-        answer = partial(self.model.answer, task, asked.text, row)
+        answer = partial(model.answer, task, asked.text, model.row(asked))
         found: dict[str, Any] = {}
         pieces, send = arrivals()
         wanted = GenerationRequest(
@@ -61,7 +228,7 @@ class LivePage:
             alone=lambda: found.update(answer()),
         )
         service.queue.put(task.predictor, [wanted])
-        async for _ in service.arriving(request, pieces, [wanted], ends):
+        async for _ in service.arriving(request, pieces, [wanted]):
             pass
         return JSONResponse(found)
 
@@ -97,13 +264,10 @@ def serve_page(
         warnings = [facts["problem"]] if "problem" in facts else []
         if host not in LOCAL:
             warnings.append("warning: anybody who reaches this address may ask")
+        queue = RequestQueue(batch_size=8, wait=0, most=64)
         answer_requests(
             listener,
-            tasks,
+            Service(tasks, queue, most_bytes=1 << 20, seconds=120),
             lambda place: [f"exploring '{run}' at {place}", *warnings],
-            limits=Limits(body=1 << 20, seconds=120),
-            batch_size=8,
-            wait=0,
-            most_waiting=64,
-            add_routes=LivePage(make_page(facts), model).add_to,
+            partial(add_page, make_page(facts), model),
         )

@@ -87,14 +87,7 @@ def _fit(batch: Sequence[_Waiting]) -> bool:
 class RequestQueue:
     """Collects answers into batches and hands these to the model, in a thread of its own.
 
-    Args:
-        batch_size: Largest number of answers of a batch.
-        wait: Seconds that an idle model waits to form a batch.
-        most: Largest number of waiting answers.
-        answer: Answers a batch.
-
-    Attributes:
-        metrics: Counters of the server.
+    At ``most`` so many answers wait; an idle model waits so many seconds to form a batch.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from mttl.assembly.load_tasks import load_tasks
 from mttl.inference.predictor import Predictor
@@ -20,7 +21,7 @@ from mttl.io.errors import ConfigError
 from mttl.routing.task.fixed import GivenRows
 from mttl.runtime.command import make_console
 from mttl.runtime.stop_signals import StopRequest, handling
-from mttl.serving.application import Limits, Service, allow_origins, make_application
+from mttl.serving.application import TRUNCATED, Service, make_application
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.served_task import ServedTask
 from mttl.skills.skilled_model import SkilledModel
@@ -46,44 +47,41 @@ def serve(options: Namespace) -> None:
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
         warning = "warning: anybody who reaches this address may ask; see --api-key"
         warnings = [warning] * (options.host not in LOCAL and key is None)
-        cors = options.cors
+        queue = RequestQueue(
+            batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
+        )
+        limits = {"most_bytes": options.most_bytes, "seconds": options.timeout}
         answer_requests(
             listener,
-            tasks,
+            Service(tasks, queue, **limits, key=key),
             lambda place: [f"serving {len(tasks)} tasks at {place}v1", *warnings],
-            key=key,
-            limits=Limits(body=options.most_bytes, seconds=options.timeout),
-            batch_size=options.batch_size,
-            wait=options.wait / 1000,
-            most_waiting=options.most_waiting,
-            add_routes=lambda _, application: allow_origins(cors, application) if cors else None,
+            partial(allow_origins, options.cors),
         )
+
+
+def allow_origins(origins: Sequence[str], service: Service, application: FastAPI) -> None:
+    """Let pages of other origins ask; browsers then get an answer to their preflight requests."""
+    if origins:
+        allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        application.add_middleware(CORSMiddleware, **allowed, expose_headers=[TRUNCATED])
 
 
 def answer_requests(
     listener: socket.socket,
-    tasks: Mapping[str, ServedTask],
+    service: Service,
     notices: Callable[[str], Sequence[str]],
-    *,
-    limits: Limits,
-    batch_size: int,
-    wait: float,
-    most_waiting: int,
-    key: str | None = None,
-    add_routes: Callable[[Service, FastAPI], object] = lambda service, application: None,
+    add_routes: Callable[[Service, FastAPI], object],
 ) -> None:
     """Answer as `serve` does; ``notices`` returns the lines to print first, given the address."""
-    queue = RequestQueue(batch_size=batch_size, wait=wait, most=most_waiting)
-    service = Service(tasks, queue, limits, key)
-    server = Server(uvicorn_settings(service, partial(add_routes, service)), queue)
+    server = Server(uvicorn_settings(service, add_routes), service.queue)
     host, port = listener.getsockname()[:2]
     first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
     lines = [f"{first} (Ctrl-C or SIGTERM ends)", *others]
     make_console(stderr=True).print("\n".join(lines), markup=False)
     server.run(sockets=[listener])
     listener.close()
-    queue.close(at_once=server.force_exit)
-    queue.join()
+    service.queue.close(at_once=server.force_exit)
+    service.queue.join()
     if server.force_exit:
         raise KeyboardInterrupt
 
@@ -93,17 +91,13 @@ def served_tasks(
 ) -> dict[str, ServedTask]:
     """Return the tasks of models; models that differ only in routing weights become one."""
     models = share_backbone(models)
-    encoders = {id(predictor): predictor.encoder for predictor in models.values()}
     for name, predictor in models.items():
         predictor.form.prompt_prefix(name)  # raises where a description is missing
-    return {
-        name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
-        for name, predictor in models.items()
-    }
+    return {name: ServedTask(name, own, most_tokens, truncate) for name, own in models.items()}
 
 
 def uvicorn_settings(
-    service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
+    service: Service, add_routes: Callable[[Service, FastAPI], object]
 ) -> uvicorn.Config:
     """Return uvicorn's settings; when it ends, clients that do not read are not waited for."""
     return uvicorn.Config(
@@ -112,7 +106,7 @@ def uvicorn_settings(
         log_level="warning",
         access_log=False,
         lifespan="off",  # it would show a traceback where the server ends at once
-        timeout_graceful_shutdown=int(service.limits.seconds) + 1,
+        timeout_graceful_shutdown=int(service.seconds) + 1,
     )
 
 

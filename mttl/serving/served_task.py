@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
 from mttl.serving.generation_request import GenerationRequest, Piece
@@ -13,26 +12,12 @@ from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, Completio
 
 @dataclass(frozen=True)
 class ServedTask:
-    """A task and the model that answers it.
-
-    Attributes:
-        name: Name of the task.
-        predictor: The model, which may answer other tasks, too.
-        encoder: Encoder of the model.
-        most_tokens: Largest ``max_tokens``; the length of answers in training is always allowed.
-        truncate: Whether long questions are cut as in training; else they are refused.
-    """
+    """A task and the model that answers it, which may answer other tasks, too."""
 
     name: str
     predictor: Predictor
-    encoder: TextEncoder
-    most_tokens: int
-    truncate: bool
-
-    @property
-    def form(self) -> PromptForm:
-        """How questions look."""
-        return self.predictor.form
+    most_tokens: int  # largest ``max_tokens``; answers may always be as long as in training
+    truncate: bool  # cut long questions as in training; else they are refused
 
     def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
         """Return the ids of questions, and how many were cut off."""
@@ -40,12 +25,12 @@ class ServedTask:
         if empty:
             places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
             raise ApiError(400, f"a question is empty ({places}); every one must hold text")
-        texts = [self.form.text(self.name, question) for question in questions]
-        lost: list[int] = []
-        prompt_prefixes = [self.form.prompt_prefix(self.name)] * len(texts)
-        prompts = self.encoder.prompts(texts, prompt_prefixes, lost)
+        form, lost = self.predictor.form, []
+        texts = [form.text(self.name, question) for question in questions]
+        prompt_prefixes = [form.prompt_prefix(self.name)] * len(texts)
+        prompts = self.predictor.encoder.prompts(texts, prompt_prefixes, lost)
         if lost and not self.truncate:
-            most = self.form.max_input_length
+            most = form.max_input_length
             raise ApiError(
                 400,
                 f"a question has {most + max(lost)} tokens with what the model reads around it; at "

@@ -45,10 +45,11 @@ class StreamDecoder:
         if score is not None:
             self._scores.append(score)
         text = self._text() if self._reads else ""
-        cut = cut_at(text, self.wanted.stop)
+        stops = [place for stop in self.wanted.stop if (place := text.find(stop)) >= 0]
         # A later byte may make fewer characters of those before it.
         self._offsets = [*(min(offset, len(text)) for offset in self._offsets), len(text)]
-        if cut is not None:
+        if stops:
+            cut = text[: min(stops)]
             starts = zip(self._scores, self._offsets, strict=False)
             self._scores = [score for score, offset in starts if offset < len(cut)]
             self._end("stop", cut)
@@ -103,12 +104,6 @@ class StreamDecoder:
 
     def _text(self, n_tokens: int | None = None) -> str:
         return str(self._tokenizer.decode(self._ids[:n_tokens], skip_special_tokens=True))
-
-
-def cut_at(text: str, stops: Sequence[str]) -> str | None:
-    """Return what stands before the first of some texts, or None where none of them stands."""
-    places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
-    return text[: min(places)] if places else None
 
 
 def settled(text: str, stops: Sequence[str], *, eager: bool = True) -> str:

@@ -18,7 +18,7 @@ from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
-from mttl.inference.option_scorer import OptionScorer, OptionTraining
+from mttl.inference.option_scores import OptionScorer, OptionTraining
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only

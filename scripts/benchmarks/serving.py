@@ -204,13 +204,13 @@ def server(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
     import openai
     import uvicorn
 
-    from mttl.serving.application import Limits, Service, make_application
+    from mttl.serving.application import Service, make_application
     from mttl.serving.request_queue import RequestQueue
     from mttl.serving.run_server import listen, served_tasks
 
     tasks = served_tasks(dict.fromkeys(TASKS, predictor), most_tokens=1, truncate=False)
     waiting = RequestQueue(batch_size=BATCH, wait=0.005, most=10_000)
-    service = Service(tasks, waiting, Limits(body=1 << 20, seconds=600.0))
+    service = Service(tasks, waiting, most_bytes=1 << 20, seconds=600.0)
     config = uvicorn.Config(make_application(service), log_config=None, log_level="warning")
     listener = listen("127.0.0.1", 0)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -11,7 +11,7 @@ import torch
 
 import mttl
 from helpers.command import read_csv
-from helpers.new_tasks import train_source
+from helpers.new_tasks import PAIRS, STEPS, adapted, logits, train_source
 from mttl.adaptation.add_tasks import add_tasks
 from mttl.checkpoints.saved_inventory import read_inventory, write_inventory
 from mttl.commands import add_tasks as ADD
@@ -20,26 +20,11 @@ from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import run_command
 
-STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
-PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
-
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_source(tmp_path_factory.mktemp("run"))
-
-
 def adapt(run: Path, folder: Path, mode: str, **settings: object) -> Path:
-    """Adapt, and move what was trained, since no step scores better than the first."""
-    found = mttl.adapt_to(run, PAIRS, task=folder.name, mode=mode, **{**STEPS, **settings})
-    generator = torch.Generator().manual_seed(len(folder.name))
-    with torch.no_grad():
-        for value in found.model.parameters():
-            if value.requires_grad:
-                value.add_(0.1 * torch.randn(value.shape, generator=generator))
-    found.save(folder)
+    adapted(run, mode, folder.name, **settings).save(folder)
     return folder
 
 
@@ -51,15 +36,6 @@ def row(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def skills(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return adapt(run, tmp_path_factory.mktemp("skills") / "skilled", "all")
-
-
-def logits(model: Predictor, *tasks: str) -> torch.Tensor:
-    """Return the logits of the same texts for each task, all in one batch."""
-    ids = model.task_ids([task for task in tasks for _ in range(2)])
-    texts = {"input_ids": torch.arange(3, 15).view(2, 6), "labels": torch.arange(5, 11).view(2, 3)}
-    batch = {name: value.repeat(len(tasks), 1) for name, value in texts.items()}
-    with torch.no_grad():
-        return model.model.eval()(ids, **batch).logits.unflatten(0, (len(tasks), 2))
 
 
 def add(run: Path, out: Path, *folders: Path) -> Predictor:

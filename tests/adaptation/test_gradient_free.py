@@ -6,23 +6,16 @@ import pytest
 import torch
 from transformers import ByT5Tokenizer
 
+from helpers.adapted import BATCH
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation import gradient_free
 from mttl.adaptation.gradient_free import compose, evolve
 from mttl.adaptation.modes import adapted, apply_mode
-from mttl.config.schema import Adapt
 from mttl.io.errors import DivergedError
 from mttl.routing import CoefficientRouter
 from mttl.skills import SkilledModel
 from mttl.training.text_to_text import TextToTextModule
-
-BATCH = {
-    "input_ids": torch.arange(10).view(2, 5) + 2,
-    "attention_mask": torch.ones(2, 5).long(),
-    "labels": torch.arange(6).view(2, 3) + 2,
-    "task_ids": torch.tensor([0, 0]),
-}
 
 
 def objective(model: SkilledModel, coefficients: torch.Tensor) -> float:
@@ -94,23 +87,6 @@ def test_coefficients_of_soups_start_alike_and_learn_alone() -> None:
         slope = (values[0] - values[1]) / (2 * step)
         # Differences of single precision over a step of 1e-2.
         assert float(router.rows.grad[group, 0, :, k].sum()) == pytest.approx(slope, abs=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"gradient_free": True}, "set mode: router_only and init: coefficients, not 'all' and"),
-        (
-            {"mode": "average", "init": "coefficients"},
-            "'average' takes no row over, so init",
-        ),
-        ({"mode": "from_scratch", "init": "coefficients"}, "'from_scratch' takes no row over"),
-        ({"init": "best_coefficients", "examples": 0}, "compares trained .* examples is 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Adapt(**settings)
 
 
 # Evolution reproduces optima that are known.

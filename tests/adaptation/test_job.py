@@ -14,7 +14,7 @@ import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
 from mttl.adaptation.fine_tune import best_task
-from mttl.adaptation.job import job_config, job_module, nearest_task, run_job, seeded, with_settings
+from mttl.adaptation.job import JobRun, job_config, with_settings
 from mttl.adaptation.modes import adapted, row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.config.load import load_config
@@ -61,10 +61,10 @@ def gym(tmp_path: Path) -> Gym:
 
 def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(gym: Gym) -> None:
     own = built()
-    whole = run_job(*own, JOB, gym, SETTINGS).result
+    whole = JobRun(*own, JOB, gym, SETTINGS).run().result
     (gym.directory / "copy" / "copy_16_100_test.tsv").unlink()
     state = torch.get_rng_state()
-    blind = run_job(*own, JOB, Gym(gym.directory), SETTINGS, score_test=False).result
+    blind = JobRun(*own, JOB, Gym(gym.directory), SETTINGS).run(score_test=False).result
     assert torch.equal(torch.get_rng_state(), state)
     assert math.isnan(blind.test)
     assert as_row(blind)["test"] is None
@@ -82,7 +82,7 @@ def test_as_many_rows_are_read_as_examples_are_given(examples, gym, monkeypatch)
         return 0, 0.5, []
 
     monkeypatch.setattr(job_file, "fine_tune", listing)
-    result = run_job(*built(), JOB, gym, settings(examples=examples)).result
+    result = JobRun(*built(), JOB, gym, settings(examples=examples)).run().result
     expected = (16, 5) if examples is None else (examples, examples)
     assert (len(read["train"]), len(read["dev"])) == expected
     assert math.isnan(result.dev) == (examples == 0)
@@ -92,16 +92,8 @@ def test_as_many_rows_are_read_as_examples_are_given(examples, gym, monkeypatch)
 def test_empty_answers_are_counted_where_the_test_is_not_scored(gym, monkeypatch) -> None:
     model, tokenizer = built()
     monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))
-    blind = run_job(model, tokenizer, JOB, gym, SETTINGS, score_test=False).result
+    blind = JobRun(model, tokenizer, JOB, gym, SETTINGS).run(score_test=False).result
     assert (blind.n_empty, blind.n_answers) == (5, 5)
-
-
-def test_a_seed_holds_inside_the_block_only() -> None:
-    before = torch.get_rng_state()
-    with seeded(7, torch.device("cpu")):
-        drawn = torch.rand(3)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
 
 def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
@@ -127,6 +119,20 @@ def test_settings_change_by_name() -> None:
         ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
         ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
         ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must name each only once"),
+        ({"adapt.gradient_free": True}, "set mode: router_only and init: coefficients, not 'all'"),
+        ({"adapt.mode": "average", "adapt.init": "coefficients"}, "'average' takes no row over"),
+        ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "so init 'factors' sets none"),
+        ({"adapt.init": "best_coefficients", "adapt.examples": 0}, "and examples is 0; use 'mean'"),
+        ({"adapt.init": "private_skill", "adapt.mode": "zero_shot"}, "'zero_shot' does not train"),
+        ({"adapt.init": "expert_row", "adapt.mode": "average"}, "takes no init 'expert_row'"),
+        ({"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"}, "are losses of gradient descent"),
+        ({"adapt.unlikelihood": 1, "adapt.examples": 0}, "are losses of gradient descent"),
+        ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) searches answers"),
+        ({"generation.per_token": False}, "per_token (false) is for answers that are ranked"),
+        (
+            {"generation.mode": "both", "trainer.strategy": "fsdp2"},
+            "(fsdp2) does not work with generation.mode (both)",
+        ),
     ],
 )
 def test_mistakes_are_answered(values: dict, message: str) -> None:
@@ -166,7 +172,7 @@ def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
 @pytest.mark.parametrize(("seed", "n_at_once"), [(0, 1), (1, 3), (1, 100)])
 def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
     model, tokenizer = built(6)
-    module = job_module(model, tokenizer, JOB, gym, SETTINGS)
+    module = JobRun(model, tokenizer, JOB, gym, SETTINGS).module
     spread(model.router, seed)
     module.train()
     found = best_task(module, few_rows(module, gym, n_at_once).train_dataloader())
@@ -180,7 +186,7 @@ def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: i
 
 def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task of which one part costs more than all parts of the best is not asked for another."""
-    module = job_module(*built(4), JOB, gym, SETTINGS)
+    module = JobRun(*built(4), JOB, gym, SETTINGS).module
     asked = []
 
     def nll(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None, None]:
@@ -200,13 +206,16 @@ def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.Mon
 )
 def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> None:
     model, tokenizer = built()
-    best = nearest_task(job_module(model, tokenizer, JOB, gym, SETTINGS), JOB, gym, SETTINGS)
+    best = JobRun(model, tokenizer, JOB, gym, SETTINGS).nearest_task()
     rows = []
-    whole = run_job(
-        *(model, tokenizer, JOB, gym, settings(mode=mode, init=init)),
-        tasks=["red", "green", "blue"],
-        keep=lambda outcome: rows.append(outcome.history.rows[0]),
-    ).result
+    whole = (
+        JobRun(model, tokenizer, JOB, gym, settings(mode=mode, init=init))
+        .run(
+            tasks=["red", "green", "blue"],
+            keep=lambda outcome: rows.append(outcome.history.rows[0]),
+        )
+        .result
+    )
     known = model.router.matrix()[:, [best]]
     assert whole.task == "copy"
     assert whole.begun_as == ("red", "green", "blue")[best]
@@ -263,11 +272,14 @@ def test_the_better_of_two_is_kept(gym: Gym, better: str, monkeypatch: pytest.Mo
 
     def adapt(init: str) -> tuple[FewShotResult, list[torch.Tensor]]:
         rows: list[torch.Tensor] = []
-        result = run_job(
-            *(model, tokenizer, JOB, gym, settings(mode="all", init=init)),
-            tasks=["red", "green", "blue"],
-            keep=lambda _: rows.append(model.router.matrix().detach().clone()),
-        ).result
+        result = (
+            JobRun(model, tokenizer, JOB, gym, settings(mode="all", init=init))
+            .run(
+                tasks=["red", "green", "blue"],
+                keep=lambda _: rows.append(model.router.matrix().detach().clone()),
+            )
+            .result
+        )
         return result, rows
 
     monkeypatch.setattr(job_file, "fine_tune", tuned)
@@ -281,10 +293,14 @@ def test_the_better_of_two_is_kept(gym: Gym, better: str, monkeypatch: pytest.Mo
     assert torch.equal(rows[0], own_rows[0])
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+    scored = [first, second]
+    JobRun(model, tokenizer, JOB, gym, settings(mode="all", init="best_of_two")).run(stay=True)
+    assert torch.equal(model.router.matrix(), rows[0])
 
 
 def test_a_router_without_rows_is_refused(gym: Gym) -> None:
-    model, tokenizer = built()
-    model.router = SmearRouter(model.router.n_groups, 3, 1, 3, n_features=8)
+    run = JobRun(*built(), JOB, gym, settings(mode="zero_shot", init="nearest_task"))
+    n_groups = run.module.model.router.n_groups
+    run.module.model.router = SmearRouter(n_groups, 3, 1, 3, n_features=8)
     with pytest.raises(ConfigError, match="SmearRouter keeps no rows of tasks; use 'mean'"):
-        run_job(model, tokenizer, JOB, gym, settings(mode="zero_shot", init="nearest_task"))
+        run.run()

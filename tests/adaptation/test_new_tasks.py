@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ import mttl.adaptation.job
 import mttl.adaptation.modes
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from helpers.new_tasks import NEW, train_source
-from mttl.adaptation.custom_examples import write_examples
-from mttl.adaptation.fine_tune import fine_tune, score_batches
+from helpers.new_tasks import NEW, PAIRS, STEPS, train_source
+from mttl.adaptation.fine_tune import score_batches
+from mttl.adaptation.new_tasks import split_examples, write_examples
 from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
@@ -25,13 +24,7 @@ from mttl.io.errors import CheckpointError, ConfigError, TaskError
 from mttl.io.record import as_row
 from mttl.models.backbone import build_random
 
-STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
-PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_source(tmp_path_factory.mktemp("adaptation"))
+TASK_NAMES = ("a/b", "../up", "", "a b", ".hidden")
 
 
 def test_the_call_is_not_hidden_by_the_module_of_its_name() -> None:
@@ -78,27 +71,6 @@ def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path
     # Those of another sample, or another task, are what they were.
     assert mttl.adapt(run, tasks="first", samples=[100], **given) == first[1:]
     assert mttl.adapt(run, tasks="twice", **given)
-
-
-def test_a_model_of_best_of_two_is_the_better_one(run, monkeypatch) -> None:
-    """Weight for weight that of a call from that start alone, though another was adapted last."""
-    scores = (0.5, 0.2)
-
-    def told(*given: object, **more: object) -> tuple:
-        step, _, answers = fine_tune(*given, **more)
-        return step, scores[next(count)], answers
-
-    count = iter(range(2))
-    monkeypatch.setattr(mttl.adaptation.job, "fine_tune", told)
-    found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="best_of_two", **STEPS)
-    assert next(count, None) is None  # both were adapted
-    monkeypatch.undo()
-    alone = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="nearest_task", **STEPS)
-    assert found.result == replace(alone.result, dev=0.5)
-    expected = alone.model.state_dict()
-    assert found.model.state_dict().keys() == expected.keys()
-    for name, value in found.model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
 
 
 def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: Path) -> None:
@@ -183,21 +155,8 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     ("given", "kind", "message"),
     [
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
-        (
-            {"init": "private_skill", "mode": "zero_shot"},
-            ConfigError,
-            "which mode 'zero_shot' does not train",
-        ),
-        (
-            {"init": "nearest_task", "mode": "average"},
-            ConfigError,
-            "mode 'average' takes no row over",
-        ),
-        ({"init": "nearest_task", "examples": 0}, ConfigError, "and examples is 0; use 'mean'"),
-        ({"init": "expert_row", "mode": "average"}, ConfigError, "takes no init 'expert_row'"),
         ({"init": "expert_row"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
-        ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' sets none"),
         ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
@@ -275,10 +234,16 @@ def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ({"task": "a/b"}, TaskError, "task ('a/b') must be a name of letters"),
-        ({"metric": "em"}, TaskError, "metric ('em') must be one of"),
+        *(({"task": task}, TaskError, f"task ('{task}') must be a name") for task in TASK_NAMES),
+        ({"metric": "rouge-l"}, TaskError, "Did you mean 'Rouge-L'"),
         ({"seeds": [1]}, ConfigError, "give it seed=NUMBER"),
         ({"description": "say b"}, ConfigError, "was trained without descriptions of tasks"),
+        ({"examples": []}, TaskError, "examples holds 0 pairs; there must be some"),
+        ({"dev": []}, TaskError, "examples holds 8 pairs; there must be some"),
+        ({"examples": ["ab", "cd"]}, TaskError, "examples[0] is 'ab'; it must be a pair of texts"),
+        ({"examples": [("a", "b", "c")]}, TaskError, "examples[0] is ('a', 'b', 'c'); it must"),
+        ({"examples": [PAIRS[0], ("a", 3)]}, TaskError, "examples[1] is ('a', 3); it must be"),
+        ({"dev": [("a", " ")]}, TaskError, "dev[0] has an empty text"),
     ],
 )
 def test_mistakes_in_examples_are_answered(run, given, kind, message) -> None:
@@ -286,10 +251,16 @@ def test_mistakes_in_examples_are_answered(run, given, kind, message) -> None:
         mttl.adapt_to(run, **{"examples": PAIRS, "task": "new", **given})
 
 
-def test_one_question_is_asked_in_a_list(run: Path) -> None:
-    adapted = mttl.adapt_to(run, PAIRS, task="new", mode="zero_shot")
-    with pytest.raises(TypeError, match=re.escape("write ['abc']")):
-        adapted("abc")
+def test_examples_are_split_written_and_read_back(tmp_path: Path) -> None:
+    pairs = [("def f():\n\treturn 1", '{\n  "a": "b\\n"\n}'), ("x\r\ny", "é"), ("c", "3")]
+    assert split_examples(pairs) == ([pairs[0], pairs[2]], [pairs[1]])
+    assert split_examples(pairs, pairs[:1]) == (pairs, pairs[:1])
+    name, about = "new-task_1.5", 'a "quoted", one'
+    gym = write_examples(tmp_path, name, pairs, pairs[:1], metric="ACC", description=about)
+    assert gym.tasks() == [name]
+    assert (gym.metric(name), gym.description(name)) == ("ACC", about)
+    assert [(row.input, *row.outputs) for row in gym.rows(name, "train", 0)] == pairs
+    assert len(gym.rows(name, "dev", 0)) == 1
 
 
 def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +24,6 @@ from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.io.errors import ConfigError, DivergedError, MttlError
 from mttl.io.record import STRICT
-from mttl.skills import SkilledModel
 
 SETTINGS = "adapt:\n  lr: 0.1\n"
 
@@ -94,51 +92,38 @@ def test_results_of_another_inventory_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [".", "trials/adapt.lr=0.1"])
 def test_results_that_do_not_tell_their_inventory_are_refused(tmp_path: Path, place: str) -> None:
     Results(tmp_path / place).add(result("a", 0.5))
-    with pytest.raises(
-        ConfigError, match=r"another inventory \(unknown before, 1234 now\)"
-    ) as told:
+    unknown = r"another inventory \(unknown before, 1234 now\).* delete this one"
+    with pytest.raises(ConfigError, match=unknown):
         check_folder(tmp_path, SETTINGS, "1234")
     assert not (tmp_path / "config.yaml").exists()
-    assert "delete this one" in str(told.value)
     (tmp_path / "inventory.sha256").write_text("1234")
     check_folder(tmp_path, SETTINGS, "1234")
 
 
-def save(folder: Path, model: SkilledModel, tasks: str = "ab") -> str:
-    save_inventory(
-        folder,
-        model,
-        list(tasks),
-        backbone_name="tiny",
-        backbone_trained=False,
-        settings={"data": {}},
-    )
-    return inventory_digest(folder)
-
-
 def test_the_digest_tells_inventories_apart(tmp_path: Path) -> None:
+    """By tasks and weights; a copy that other libraries wrote is the same."""
     model = skilled(tiny_t5())
-    before = save(tmp_path / "skills", model)
-    assert save(tmp_path / "other", model) == before
-    assert save(tmp_path / "renamed", model, "ba") != before
+
+    def digest(name: str, tasks: str = "ab") -> str:
+        facts = {"backbone_name": "tiny", "backbone_trained": False, "settings": {"data": {}}}
+        save_inventory(tmp_path / name, model, list(tasks), **facts)
+        return inventory_digest(tmp_path / name)
+
+    before = digest("skills")
+    assert digest("other") == before
+    assert digest("renamed", "ba") != before
     for part in (model.router, next(iter(model.skilled_layers().values())).inventory):
         value = next(part.parameters())
         with torch.no_grad():
             value.view(-1)[-1] += 1
-        assert save(tmp_path / "changed", model) != before
+        assert digest("changed") != before
         with torch.no_grad():
             value.view(-1)[-1] -= 1
-    assert save(tmp_path / "changed", model) == before
-
-
-def test_the_digest_is_that_of_a_copy_read_with_other_libraries(tmp_path: Path) -> None:
-    before = save(tmp_path / "skills", skilled(tiny_t5()))
-    shutil.copytree(tmp_path / "skills", tmp_path / "copy")
-    path = tmp_path / "copy" / "meta.json"
+    path = tmp_path / "other" / "meta.json"
     meta = json.loads(path.read_text())
     meta["libraries"]["torch"] = "9.9"
     path.write_text(json.dumps(meta))
-    assert inventory_digest(tmp_path / "copy") == before
+    assert inventory_digest(tmp_path / "other") == before
 
 
 def test_what_adaptation_takes_from_training_counts(tmp_path: Path) -> None:
@@ -161,14 +146,6 @@ def test_what_adaptation_takes_from_training_counts(tmp_path: Path) -> None:
 class Score:
     job: str
     score: float
-
-
-def test_a_second_start_reads_what_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "results.jsonl"
-    with ResumableJobs(path, Score).writing() as results:
-        results.add(Score("a", 0.5))
-    assert path.read_text() == '{"job": "a", "score": 0.5}\n'
-    assert ResumableJobs(path, Score).finished == {"a": Score("a", 0.5)}
 
 
 def test_an_error_of_the_work_is_not_taken_for_another_writer(tmp_path: Path) -> None:

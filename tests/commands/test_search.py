@@ -12,7 +12,7 @@ import pytest
 from helpers.command import read_csv
 from helpers.new_tasks import NEW, train_source
 from mttl.__main__ import main
-from mttl.adaptation import search_settings
+from mttl.adaptation import search as search_module
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.shard import Shard
@@ -89,7 +89,7 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
         options["stdout"].write(capsys.readouterr().err)
         return subprocess.CompletedProcess(command, status)
 
-    monkeypatch.setattr(search_settings.subprocess, "run", run)
+    monkeypatch.setattr(search_module.subprocess, "run", run)
     section = "optim" if trained else "adapt"
     grid = f"search.grid={{{section}.lr: [1e30, 1e-3]}}"
     given = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path), "-k", grid]
@@ -116,7 +116,7 @@ def test_workers_share_the_jobs_of_every_trial(
             assert search.main([*command[4:], *own]) == 0
             shares.append(len(started) - before)
 
-    monkeypatch.setattr(search_settings, "start_workers", start_workers)
+    monkeypatch.setattr(search_module, "start_workers", start_workers)
     assert search.main([*arguments(folder, tmp_path / "two", GRID), "--workers", "2"]) == 0
     n_jobs = 4 * len(NEW) * 2
     assert shares == [n_jobs / 2, n_jobs / 2]
@@ -211,7 +211,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
         return subprocess.CompletedProcess(command, status)
 
     if inside:
-        monkeypatch.setattr(search_settings.subprocess, "run", run)
+        monkeypatch.setattr(search_module.subprocess, "run", run)
     given = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path), "-k"]
     given += ["search.grid={optim.lr: [1e-2, 1e-3]}", "trainer.max_steps=1"]
     given += ["trainer.val_check_interval=1"]

@@ -8,6 +8,13 @@ from mttl.routing import Routing
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
+BATCH = {
+    "input_ids": torch.arange(10).view(2, 5) + 2,
+    "attention_mask": torch.ones(2, 5).long(),
+    "labels": torch.arange(6).view(2, 3) + 2,
+    "task_ids": torch.tensor([0, 0]),
+}
+
 
 def role_of(name: str) -> str:
     """Return the role by the place of a tensor, independently of `module.role`."""

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import uvicorn
 
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl.serving.application import Limits, Service
+from mttl.serving.application import Service
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
 
@@ -57,10 +56,10 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
         most=settings.get("most", 512),
         **({"answer": settings["answer"]} if "answer" in settings else {}),
     )
-    limits = Limits(body=settings.get("body", 1 << 16), seconds=settings.get("seconds", 60.0))
-    service = Service(tasks, queue, limits, settings.get("key"))
+    limits = {"most_bytes": settings.get("body", 1 << 16), "seconds": settings.get("seconds", 60.0)}
+    service = Service(tasks, queue, **limits, key=settings.get("key"))
     routes = settings["add_routes"](tasks) if "add_routes" in settings else lambda *given: None
-    server = uvicorn.Server(uvicorn_settings(service, partial(routes, service)))
+    server = uvicorn.Server(uvicorn_settings(service, routes))
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

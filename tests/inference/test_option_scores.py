@@ -8,12 +8,15 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from helpers.backbones import BACKBONES, fill, tiny_llama, tiny_t5
 from helpers.skills import skilled
-from mttl.config.load import load_config
 from mttl.data.collate import TrainCollator
 from mttl.inference import option_scores as scoring
-from mttl.inference.option_scorer import OptionScorer, OptionTraining
-from mttl.inference.option_scores import option_losses, option_scores
-from mttl.io.errors import ConfigError, TaskError
+from mttl.inference.option_scores import (
+    OptionScorer,
+    OptionTraining,
+    option_losses,
+    option_scores,
+)
+from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills import SkilledModel
 
@@ -171,9 +174,3 @@ def test_an_answer_that_is_no_option_is_refused() -> None:
     batch = TrainCollator(0, 3, False)([{**ROWS[0], "labels": [7, 1]}])
     with pytest.raises(TaskError, match=r"is none of its task's options \(a, b, c\)"):
         of_options(unlikelihood=1.0, length_normalised=0.0).losses(model, batch)
-
-
-@pytest.mark.parametrize("setting", ["adapt.mode=zero_shot", "adapt.examples=0"])
-def test_losses_without_steps_are_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match="are losses of gradient descent, and mode 'zero_shot'"):
-        load_config("crossfit.yaml", ["adapt.unlikelihood=1", setting])

@@ -8,11 +8,10 @@ import pytest
 import mttl
 from helpers.command import train
 from helpers.gyms import write_config, write_gym
-from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm
-from mttl.inference.option_scorer import OptionScorer
+from mttl.inference.option_scores import OptionScorer
 from mttl.inference.task_options import task_options, wanted_options
-from mttl.io.errors import ConfigError, TaskError
+from mttl.io.errors import TaskError
 from mttl.models.backbone import load_tokenizer
 from mttl.runtime.command import USER_MISTAKE, run_command
 from mttl.tasks.folder import Gym
@@ -37,12 +36,13 @@ def test_options_are_named_or_few_answers_of_training_rows(tmp_path: Path) -> No
     assert task_options(gym, "parity", [100]) == ["even", "odd"]
     assert task_options(gym, "first", [100, 13]) == [f"begins with {letter}" for letter in "abc"]
     assert task_options(gym, "copy", [100]) == []
-    assert wanted_options(gym, list(TASKS), [100], "both").keys() == {"parity", "first"}
-    assert wanted_options(gym, list(TASKS), [100], "generate") == {}
+    samples = [(task, [100]) for task in TASKS]
+    assert wanted_options(gym, samples, "both").keys() == {"parity", "first"}
+    assert wanted_options(gym, samples, "generate") == {}
     with pytest.raises(
         TaskError, match=r"have no answers to rank: copy\. Name them in .*'options'"
     ):
-        wanted_options(gym, list(TASKS), [100], "rank")
+        wanted_options(gym, samples, "rank")
 
 
 @pytest.mark.parametrize("named", ["a| |b", "a|b|a"])
@@ -53,7 +53,7 @@ def test_wrong_options_are_refused(named: str, tmp_path: Path) -> None:
 
 
 def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_path: Path) -> None:
-    options = wanted_options(Gym(gym_of(tmp_path, "abcd| abce")), ["copy"], [100], "rank")
+    options = wanted_options(Gym(gym_of(tmp_path, "abcd| abce")), [("copy", [100])], "rank")
     assert options == {"copy": ["abcd", "abce"]}
     for length in (4, 5):
         form = PromptForm(max_output_length=length)
@@ -63,22 +63,6 @@ def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_p
             continue
         with pytest.raises(TaskError, match="options of 'copy' are identical up to the length"):
             OptionScorer.of(options, ["copy"], encoder, per_token=True)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["generation.mode=rank", "generation.num_beams=2"], r"num_beams \(2\) searches answers"),
-        (["generation.per_token=false"], r"per_token \(false\) is for answers that are ranked"),
-        (
-            ["generation.mode=both", "trainer.strategy=fsdp2"],
-            r"\(fsdp2\) does not work with generation\.mode \(both\)",
-        ),
-    ],
-)
-def test_what_cannot_be_ranked(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config("crossfit.yaml", overrides)
 
 
 def predictions(path: Path) -> list[dict[str, str]]:

@@ -46,17 +46,6 @@ class Batch:
         return ["".join(p.text for p in self.pieces[place]) for place in range(len(self.rows))]
 
 
-def test_beams_are_those_of_the_run(beams: Path) -> None:
-    run = mttl.load(beams)
-    batch = Batch(run)
-    for word in WORDS:
-        batch.want("reverse", word)
-    found = batch.texts()
-    assert found == run.predict("reverse", WORDS)
-    assert found != run.predict("reverse", WORDS, num_beams=1)
-    assert all(len(pieces) == 1 for pieces in batch.pieces.values())
-
-
 def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
     batch = Batch(mttl.load(beams))
     place = batch.want("copy", "ab", most_tokens=500)
@@ -134,21 +123,6 @@ def test_extremes_draw_what_has_a_share(temperature: float, uniform: float) -> N
     logits = torch.tensor([[-torch.inf, 3e38, 1.0, -3e38, -torch.inf]])
     settings = torch.tensor([[temperature], [1.0], [uniform]], dtype=torch.float64)
     assert draw(logits, *settings).tolist() == [1]
-
-
-def test_rows_do_not_see_each_other() -> None:
-    drawing = {"temperature": 1.3, "top_p": 0.95, "seed": "7/0"}
-    alone = TokenChoice([row(**drawing)], torch.device("cpu"))
-    mixed = TokenChoice(
-        [row(), row(**drawing), row(temperature=0.4, seed="x")], torch.device("cpu")
-    )
-    torch.manual_seed(0)
-    for _ in range(20):
-        logits = torch.randn(3, 50)
-        both = mixed(torch.zeros(3, 1).long(), logits.clone())
-        one = alone(torch.zeros(1, 1).long(), logits[1:2].clone())
-        assert both[1].argmax() == one[0].argmax()
-        assert torch.equal(both[0], logits[0])  # the likeliest is taken by `generate` itself
 
 
 def test_tokens_are_scored_whatever_the_temperature() -> None:

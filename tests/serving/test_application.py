@@ -16,12 +16,11 @@ import pytest
 import torch
 
 import mttl
-from helpers.command import ROOT, load_recipe
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
-from mttl.serving.application import allow_origins
 from mttl.serving.generation_request import Piece
-from mttl.serving.replies import Reply
+from mttl.serving.protocol import Reply
+from mttl.serving.run_server import allow_origins
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
 JSON = {"Content-Type": "application/json"}
@@ -63,17 +62,10 @@ class Slow:
         answer_batch(predictor, wanted)
 
 
-def test_answers_are_those_of_the_run_and_of_the_command(serve, run, folder, tmp_path) -> None:
-    questions, out = tmp_path / "q.jsonl", tmp_path / "a.jsonl"
-    rows = [{"task": task, "input": word} for word in WORDS for task in run.tasks]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["--from", str(folder), "--in", str(questions), "--out", str(out)]
-    assert load_recipe(ROOT / "pl_predict.py").main(given) == 0
-    written = [json.loads(line) for line in out.read_text().splitlines()]
+def test_answers_are_those_of_the_run(serve: Any, run: Built) -> None:
     with serve(run) as served, client(served.address) as ask:
         for task in run.tasks:
             expected = run.predict(task, WORDS)
-            assert expected == [row["prediction"] for row in written if row["task"] == task]
             found = ask.completions.create(model=task, prompt=WORDS)
             assert [choice.text for choice in found.choices] == expected
             for word, answer in zip(WORDS[:3], expected, strict=False):
@@ -85,20 +77,13 @@ def test_answers_are_those_of_the_run_and_of_the_command(serve, run, folder, tmp
 
 def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
     drawn: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "seed": 5, "max_tokens": 20}
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
     with serve(run) as served, client(served.address) as ask:
         for settings in ({}, drawn, {"stop": ["a", "~~~"], "max_tokens": 20}):
-            whole = ask.completions.create(model="copy", prompt=WORDS, n=2, **settings)
-            texts = dict.fromkeys(range(16), "")
-            ends: dict[int, str] = {}
-            counts = []
-            for part in ask.completions.create(
-                model="copy",
-                prompt=WORDS,
-                n=2,
-                stream=True,
-                stream_options={"include_usage": True},
-                **settings,
-            ):
+            given: dict[str, Any] = {"model": "copy", "prompt": WORDS, "n": 2, **settings}
+            whole = ask.completions.create(**given)
+            texts, ends, counts = dict.fromkeys(range(16), ""), {}, []
+            for part in ask.completions.create(**given, **usage):
                 counts += [part.usage] if part.usage else []
                 for choice in part.choices:
                     texts[choice.index] += choice.text
@@ -107,82 +92,73 @@ def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
             assert [texts[place] for place in range(16)] == [c.text for c in whole.choices]
             assert [ends[place] for place in range(16)] == [c.finish_reason for c in whole.choices]
             assert counts == [whole.usage]
-        drawn |= {"logprobs": True, "top_logprobs": 2}
-        whole = ask.chat.completions.create(model="reverse", messages=chat("ab"), **drawn)
+        given = {"model": "reverse", "messages": chat("ab"), "logprobs": True, "top_logprobs": 2}
+        (whole,) = ask.chat.completions.create(**given, **drawn).choices
         text, tokens, roles = "", [], []
-        for part in ask.chat.completions.create(
-            model="reverse", messages=chat("ab"), stream=True, **drawn
-        ):
+        for part in ask.chat.completions.create(**given, **drawn, stream=True):
             (choice,) = part.choices
             text += choice.delta.content or ""
             roles += [choice.delta.role] if choice.delta.role else []
             tokens += (choice.logprobs and choice.logprobs.content) or []
-        (choice,) = whole.choices
-        assert (text, roles) == (choice.message.content, ["assistant"])
-        assert choice.logprobs
+        assert (text, roles) == (whole.message.content, ["assistant"])
+        assert whole.logprobs
         assert [(t.token, t.logprob) for t in tokens] == [
-            (t.token, pytest.approx(t.logprob, abs=1e-4)) for t in choice.logprobs.content or []
+            (t.token, pytest.approx(t.logprob, abs=1e-4)) for t in whole.logprobs.content or []
         ]
         assert "".join(token.token for token in tokens) == text
 
 
-@pytest.mark.parametrize(("kind", "stream"), [("llama", True)])
-def test_two_hundred_requests_of_all_tasks_at_once(serve, folders, kind, stream) -> None:
-    run = mttl.load(folders[kind])
+def test_two_hundred_requests_of_all_tasks_at_once(serve, folders) -> None:
+    run = mttl.load(folders["llama"])
     tasks = [run.tasks[number % 3] for number in range(200)]
     words = [WORDS[number % 8] * (1 + number % 2) for number in range(200)]
+    lengths = [4 + number % 3 for number in range(200)]
 
-    async def ask(client: openai.AsyncOpenAI, task: str, word: str, number: int) -> str:
-        if not stream:
-            reply = await client.completions.create(model=task, prompt=word)
-            return reply.choices[0].text
+    async def ask(client: openai.AsyncOpenAI, task: str, word: str, length: int) -> str:
         parts = await client.chat.completions.create(
-            model=task, messages=chat(word), stream=True, max_tokens=4 + number % 3
+            model=task, messages=chat(word), stream=True, max_tokens=length
         )
         return "".join([part.choices[0].delta.content or "" async for part in parts])
 
     async def ask_all(address: str) -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", timeout=120) as client:
-            calls = zip(tasks, words, range(200), strict=True)
+            calls = zip(tasks, words, lengths, strict=True)
             return await asyncio.gather(*(ask(client, *call) for call in calls))
 
     with serve(run) as served:
         found = asyncio.run(ask_all(served.address))
         counted = counters(served.address)
-    if stream:
-        lengths = [4 + number % 3 for number in range(200)]
-        of_length = {n: run.predict(tasks, words, max_new_tokens=n) for n in set(lengths)}
-        expected = [of_length[length][place] for place, length in enumerate(lengths)]
-    else:
-        expected = run.predict(tasks, words)
-    assert found == expected
+    of_length = {n: run.predict(tasks, words, max_new_tokens=n) for n in set(lengths)}
+    assert found == [of_length[length][place] for place, length in enumerate(lengths)]
     done = [counted[f'mttl_requests_total{{model="{task}",status="200"}}'] for task in run.tasks]
     assert sum(done) == 200 == counted["mttl_request_seconds_count"]
     assert counted["mttl_batch_answers_sum"] == 200
     assert counted["mttl_batch_answers_count"] < 50  # they shared batches
 
 
-@pytest.mark.parametrize(
-    ("call", "status", "told"),
-    [
-        ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
-        ({"prompt": "a" * 40}, 400, r"question has \d+ tokens .* at most 24 are allowed"),
-        ({"prompt": ["a", " "]}, 400, r"a question is empty \(number 1 of 2, counted from 0\)"),
-        ({"n": 65, "prompt": ["a", "b"]}, 400, "2 questions with n=65 want 130 answers"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused(serve, folders, call, status, told) -> None:
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
+    ({"prompt": "a" * 40}, 400, r"question has \d+ tokens .* at most 24 are allowed"),
+    ({"prompt": ["a", " "]}, 400, r"a question is empty \(number 1 of 2, counted from 0\)"),
+    ({"n": 65, "prompt": ["a", "b"]}, 400, "2 questions with n=65 want 130 answers"),
+]
+
+
+def test_what_cannot_be_answered_is_refused(serve, folders) -> None:
     with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
         for stream in (False, True):
-            with pytest.raises(openai.APIStatusError, match=told) as refused:
-                ask.completions.create(**{"model": "copy", "prompt": "a", "stream": stream, **call})
-            assert refused.value.status_code == status
-            assert isinstance(refused.value.body, dict)  # OpenAI's error object
-            assert set(refused.value.body) == {"message", "type", "param", "code"}
+            for call, status, told in REFUSED:
+                given = {"model": "copy", "prompt": "a", "stream": stream, **call}
+                with pytest.raises(openai.APIStatusError, match=told) as refused:
+                    ask.completions.create(**given)
+                assert refused.value.status_code == status
+                assert isinstance(refused.value.body, dict)  # OpenAI's error object
+                assert set(refused.value.body) == {"message", "type", "param", "code"}
         with pytest.raises(openai.NotFoundError, match="no model 'x'"):
             ask.models.retrieve("x")
         counted = counters(served.address)
-        assert sum(v for name, v in counted.items() if f'status="{status}"' in name) == 2
+        assert sum(n for name, n in counted.items() if 'status="400"' in name) == 6
+        assert counted['mttl_requests_total{model="",status="404"}'] == 2
 
 
 def test_requests_that_are_none(serve: Any, folders: dict[str, Path]) -> None:
@@ -212,20 +188,17 @@ def test_pages_of_other_origins_may_ask_where_they_are_allowed(serve, folders) -
     page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
     page["Access-Control-Request-Headers"] = "authorization,content-type"
     allow = partial(allow_origins, ["http://page"])
-    run = mttl.load(folders["t5"])
-    for key, routes in ((None, {}), ("k", {"add_routes": lambda _: lambda _, app: allow(app)})):
-        with serve(run, key=key, **routes) as served, httpx.Client() as raw:
-            url = f"{served.address}/v1/completions"
-            found = raw.options(url, headers=page)
-            assert found.status_code == (200 if routes else 405)
-            told = found.headers.get("access-control-allow-origin")
-            assert told == ("http://page" if routes else None)
-            other = raw.options(url, headers={**page, "Origin": "http://other"})
-            assert "access-control-allow-origin" not in other.headers
-            asked = {"json": {"model": "copy", "prompt": "a"}, "headers": {"Origin": "http://page"}}
-            answer = raw.post(url, **asked)
-            assert answer.status_code == (401 if routes else 200)  # refusals are shown to pages too
-            assert answer.headers.get("access-control-allow-origin") == told
+    run, given = mttl.load(folders["t5"]), {"model": "copy", "prompt": "a"}
+    with serve(run, key="k", add_routes=lambda _: allow) as served, httpx.Client() as raw:
+        url = f"{served.address}/v1/completions"
+        found = raw.options(url, headers=page)
+        assert found.status_code == 200
+        assert found.headers["access-control-allow-origin"] == "http://page"
+        other = raw.options(url, headers={**page, "Origin": "http://other"})
+        assert "access-control-allow-origin" not in other.headers
+        answer = raw.post(url, json=given, headers={"Origin": "http://page"})
+        assert answer.status_code == 401  # refusals are shown to pages too
+        assert answer.headers["access-control-allow-origin"] == "http://page"
 
 
 def test_long_questions_are_cut_where_the_server_may(serve: Any, folders: dict[str, Path]) -> None:
@@ -278,6 +251,7 @@ def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:
         expected = run.predict("reverse", WORDS)
         found = ask.completions.create(model="reverse", prompt=WORDS, temperature=0)
         assert [choice.text for choice in found.choices] == expected
+        assert expected != run.predict("reverse", WORDS, num_beams=1)
         parts = list(ask.completions.create(model="reverse", prompt="ab", stream=True))
         assert [part.choices[0].text for part in parts] == run.predict("reverse", ["ab"])
         with pytest.raises(openai.BadRequestError, match="searches with 3 beams"):
@@ -401,29 +375,25 @@ def test_a_model_that_fails_ends_no_server(serve: Any, folders: dict[str, Path])
 
 
 def test_a_slow_body_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> None:
-    with serve(mttl.load(folders["t5"]), seconds=0.2) as served, httpx.Client() as raw:
+    def slowly() -> Any:
+        yield b"{"
+        time.sleep(1)
+        yield b"}"
 
-        def slowly() -> Any:
-            yield b"{"
-            time.sleep(1)
-            yield b"}"
-
+    with serve(mttl.load(folders["t5"]), seconds=0.2) as served:
         url = f"{served.address}/v1/completions"
-        assert raw.post(url, content=slowly(), headers=JSON).status_code == 408
+        assert httpx.post(url, content=slowly(), headers=JSON).status_code == 408
 
 
-def test_a_fault_is_told_without_its_traceback(serve, folders, monkeypatch) -> None:
-    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
-        monkeypatch.setattr(served.service.queue, "put", None)
-        with pytest.raises(openai.InternalServerError, match="internal error") as fault:
-            ask.completions.create(model="copy", prompt="a")
-        assert "NoneType" not in str(fault.value)
-
-
-def test_a_fault_inside_a_stream_is_counted_as_one(serve, folders, monkeypatch) -> None:
-    monkeypatch.setattr(Reply, "part", None)
-    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
-        with pytest.raises((openai.APIError, httpx.TransportError)):
+def test_a_fault_is_told_without_its_traceback_and_counted(serve, folders, monkeypatch) -> None:
+    with serve(mttl.load(folders["t5"])) as served:
+        with client(served.address) as ask, monkeypatch.context() as patch:
+            patch.setattr(served.service.queue, "put", None)
+            with pytest.raises(openai.InternalServerError, match="internal error") as fault:
+                ask.completions.create(model="copy", prompt="a")
+            assert "NoneType" not in str(fault.value)
+        monkeypatch.setattr(Reply, "part", None)
+        with client(served.address) as ask, pytest.raises((openai.APIError, httpx.TransportError)):
             list(ask.completions.create(model="copy", prompt="a", stream=True))
-        fault = 'mttl_requests_total{model="copy",status="500"}'
-        until(lambda: counters(served.address).get(fault) == 1)
+        faults = 'mttl_requests_total{model="copy",status="500"}'
+        until(lambda: counters(served.address).get(faults) == 2)

@@ -25,16 +25,13 @@ class Model:
         self.began.set()
         assert self.may_go.wait(60)
         self.batches.append((predictor, [str(row.seed) for row in wanted]))
-        if "bad" in self.batches[-1][1]:
-            raise ValueError("a bad batch")
         for row in wanted:
             row.send(Piece(finish="stop"))
 
 
-def row(name: str, pieces: list | None = None, **settings: Any) -> GenerationRequest:
-    pieces = [] if pieces is None else pieces
+def row(name: str, **settings: Any) -> GenerationRequest:
     settings = {"prompt": [], "most_tokens": 5, **settings}
-    return GenerationRequest(task_id=0, seed=name, send=pieces.append, **settings)
+    return GenerationRequest(task_id=0, seed=name, send=[].append, **settings)
 
 
 @pytest.fixture
@@ -103,15 +100,8 @@ def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
     queue = start(model, most=2)
     put: Any = queue.put
     put(ONE, [row("a")])
-    with pytest.raises(
-        ApiError, match="1 answers are waiting, at most 2 can; try again"
-    ) as refused:
+    with pytest.raises(ApiError, match="1 answers are waiting, at most 2 can; try again"):
         put(ONE, [row("b"), row("c")])
-    assert refused.value.status == 429
-    assert refused.value.headers == {"Retry-After": "1"}
-    with pytest.raises(ApiError, match="wants 3 answers, at most 2 can wait; ask for") as refused:
-        put(ONE, [row("x"), row("y"), row("z")])
-    assert (refused.value.status, refused.value.headers) == (400, {})
     dropped = row("d")
     put(ONE, [dropped])
     dropped.dropped = True
@@ -126,9 +116,8 @@ def test_a_closed_queue_answers_what_it_has(model: Model) -> None:
     assert queue.is_open
     queue.close()
     assert not queue.is_open
-    with pytest.raises(ApiError, match="shutting down") as refused:
+    with pytest.raises(ApiError, match="shutting down"):
         put(ONE, [row("b")])
-    assert refused.value.status == 503
     assert finish(queue, model) == [(ONE, ["a"])]
 
 
@@ -139,17 +128,3 @@ def test_a_queue_that_is_closed_at_once_drops_what_it_has(model: Model) -> None:
     queue.close(at_once=True)
     assert waiting.dropped
     assert finish(queue, model) == []
-
-
-def test_a_batch_that_fails_ends_no_other(model: Model, caplog: pytest.LogCaptureFixture) -> None:
-    queue = start(model)
-    bad: list[Piece] = []
-    good: list[Piece] = []
-    put: Any = queue.put
-    put(ONE, [row("bad", bad)])
-    put(OTHER, [row("good", good)])
-    finish(queue, model)
-    assert [piece.failed for piece in bad] == [True]
-    assert [piece.finish for piece in good] == ["stop"]
-    assert "a batch of 1 answers failed" in caplog.text
-    assert "a bad batch" in caplog.text

@@ -152,15 +152,16 @@ def test_what_is_served_is_one_run_and_says_why_it_cannot_answer(
     run, served = str(write_run(tmp_path / "run")), {}
     monkeypatch.setattr(
         "mttl.serving.live_page.answer_requests",
-        lambda *given, **settings: served.update(settings, tasks=given[1], told=given[2]("/")),
+        lambda _, service, notices, routes: served.update(
+            tasks=service.tasks, told=notices("/"), page=routes.args[0]
+        ),
     )
     assert run_command(lambda: SCRIPT.main([run, "--serve", "--port", "0"])) == 0
-    page = served["add_routes"].__self__.page
     assert served["tasks"] == {}
     (line, reason) = served["told"]
     assert (line, reason) == (f"exploring '{run}' at /", f"The run cannot answer: {reason[23:]}")
     assert "holds policies, which have no language model" in reason
-    assert json.loads(re.findall(r'id="data">(.*?)</script>', page)[0])["live"] == {
+    assert json.loads(re.findall(r'id="data">(.*?)</script>', served["page"])[0])["live"] == {
         "problem": reason
     }
     for given, told in (

@@ -6,7 +6,7 @@ from jinja2 import TemplateError
 from helpers.cards import joined_tokenizer
 from helpers.chat_templates import CHATML, INSTRUCTION, byte_tokenizer
 from mttl.data.prompt_form import PromptForm
-from mttl.inference.prompt_export import question_template
+from mttl.inference.model_card import question_template
 
 ODD = 'a "b" \\ {{ c }} {% d %} ü 😀'
 FORMS = {
