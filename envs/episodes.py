@@ -37,13 +37,9 @@ def run_episodes(
     """Play the first E episodes of every level.
 
     Slot n plays the episodes n, n + N, n + 2N, ... one after the other: which episodes count does
-    not depend on how long they take. A slot that has played its share idles.
-
-    Args:
-        env: Made with ``evaluation=True``; it is reset first.
-        policy: Chooses the actions; its choice for a slot must depend on that slot alone.
-        n_episodes: E.
-        on_episode: Called whenever an episode has ended.
+    not depend on how long they take. A slot that has played its share idles. The environments are
+    made with ``evaluation=True``, and reset first. What the policy chooses for a slot must depend
+    on that slot alone.
     """
     n_levels, n_slots = len(env.levels), env.n_slots
     success = np.zeros((n_levels, n_episodes), bool)

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 def written_whole(path: str | Path) -> Iterator[Path]:
     """Give a path beside ``path``, of the same suffix, that takes its name if the block succeeds.
 
-    Args:
-        path: The file to write; missing parent folders are made.
-
-    Yields:
-        Where to write. After an error nothing is left behind.
+    Missing parent folders are made. After an error nothing is left behind.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -39,8 +35,7 @@ def load_arrays(path: str | Path) -> "dict[str, np.ndarray]":
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is not such an archive, damaged, or holds objects, which could run any
-            program.
+        ValueError: If it is damaged, another file, or holds objects, which could run any program.
     """
     import numpy as np  # the help of commands is written without it
 

@@ -35,7 +35,7 @@ class Episode:
         seed: Of the episode, as in a `Demonstration`.
         actions: S integers from 0 to 6; at most up to the end of the episode.
         shares: How much of each skill the policy uses, drawn as bars.
-        success: The last frame says so.
+        success: What the last frame says.
     """
 
     level: str
@@ -49,11 +49,8 @@ def film(episodes: Sequence[Episode], path: str | Path) -> None:
     """Play episodes again and film them: the beginning, then one frame after each action.
 
     Below the picture stand mission, step and action, and at the end whether it succeeded. Several
-    episodes stand in a grid, each with the name of its level; those that end first wait.
-
-    Args:
-        episodes: One, or several.
-        path: Ends in ".gif" or as a video, such as ".mp4"; missing folders are made.
+    episodes stand in a grid, each with the name of its level; those that end first wait. The path
+    ends in ".gif" or as a video, such as ".mp4"; missing folders are made.
 
     Raises:
         LevelError: If there is no such level.

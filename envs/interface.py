@@ -55,6 +55,7 @@ class VectorEnv:
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none.
+        SimulationError: By methods, if an environment raises, or a worker dies.
     """
 
     def __init__(self, levels: Sequence[str], n_slots: int) -> None:
@@ -62,27 +63,15 @@ class VectorEnv:
         self.n_slots = n_slots
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots.
-
-        Raises:
-            SimulationError: If an environment raises, or a worker dies.
-        """
+        """Begin again, from the seeds of the slots."""
         raise NotImplementedError
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action, from 0 to 6, in every environment; begin the next episode after an end.
-
-        Raises:
-            SimulationError: If an environment raises, or a worker dies.
-        """
+        """Do one action, from 0 to 6, in every environment; begin the next episode after an end."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on exactly, as plain data.
-
-        Raises:
-            NotImplementedError: If these environments cannot be saved.
-        """
+        """Return all that is needed to go on exactly, as plain data, or a `NotImplementedError`."""
         raise NotImplementedError("these environments cannot be saved: use backend 'minigrid'")
 
     def load_state(self, state: dict[str, Any]) -> Observation:

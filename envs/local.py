@@ -45,8 +45,6 @@ class _Game:
     """A game, and all that a state needs of it.
 
     Attributes:
-        env: The environment.
-        episode: Number of the episode.
         start: The random generator before the episode; None where it began from a seed.
         actions: What was done since, a digit each.
     """

@@ -1,9 +1,9 @@
 """A worker process: a Python interpreter that answers messages and ends with its parent.
 
-The usual ways of starting one do not fit here: forking a process in which torch has threads is
-unsafe, and spawning runs the caller's script again, with all that it imports. So the child is a
-fresh interpreter that imports the one function it is to run and is handed the end of a socket. It
-leaves when the other end is closed, which the system does even for a process that was killed.
+Forking a process in which torch has threads is unsafe, and spawning runs the caller's script again.
+So the child is a fresh interpreter that imports the one function it is to run and is handed the end
+of a socket. It leaves when the other end is closed, which the system does even for a process that
+was killed.
 """
 
 import importlib
@@ -25,15 +25,11 @@ PATIENCE = 2.0
 
 
 class WorkerProcess:
-    """A fresh interpreter that calls a function with the arguments that it is sent.
+    """A fresh interpreter that calls a function, ``"module:name"``, with what it is sent.
 
     Its standard output is dropped (minigrid prints every layout it rejects), its standard error is
-    ours, and Ctrl-C is for this process alone.
-
-    Args:
-        function: What to run, as ``"module:name"``.
-        name: What to call the process should it die.
-        shared: File descriptors that the process gets under the same numbers.
+    ours, and Ctrl-C is for this process alone. The shared file descriptors have the same numbers.
+    Errors call the process by its ``name``.
     """
 
     def __init__(self, function: str, name: str, shared: Collection[int] = ()) -> None:
@@ -59,11 +55,7 @@ class WorkerProcess:
         self.pid = self._process.pid
 
     def ask(self, *arguments: Any) -> None:
-        """Send arguments, anything that can be pickled; `answer` waits for what they bring.
-
-        Raises:
-            SimulationError: If the process has died.
-        """
+        """Send arguments, anything that can be pickled; `answer` waits for what they bring."""
         try:
             self._connection.send(arguments)
         except OSError as error:

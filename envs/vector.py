@@ -1,7 +1,6 @@
 """Make the environments of many levels that step together, here or dealt to worker processes.
 
-What goes back and forth between processes in a step is one short message to each worker and its
-answer; actions, observations, rewards and flags lie in memory that all share.
+Workers are asked by short messages; actions, observations, rewards and flags are in shared memory.
 """
 
 import mmap
@@ -63,10 +62,9 @@ def make_vector_env(
 class WorkerVectorEnv(VectorEnv):
     """Environments played by ``n_workers`` processes; see `make_vector_env`.
 
-    Every worker has neighbouring slots of all levels, so that each has easy and hard ones. The
-    results are those of a `LocalVectorEnv`, and so are the states. An interrupted call is finished
-    before the next one begins. The workers end with `close`, with this object, or with this
-    process.
+    Every worker has neighbouring slots of all levels, so that each has easy and hard ones. Results
+    and states are those of a `LocalVectorEnv`. An interrupted call is finished before the next one
+    begins. The workers end with `close`, with this object, or with this process.
     """
 
     def __init__(
@@ -114,20 +112,13 @@ class WorkerVectorEnv(VectorEnv):
         return {**states[0], "slots": [[slot for part in row for slot in part] for row in rows]}
 
     def load_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state, taken with any number of workers or none.
-
-        Raises:
-            ValueError: As `LocalVectorEnv.load_state`.
-        """
-        parts = [
-            {
-                **state,
-                "first_slot": state["first_slot"] + part.start,
-                "slots": [row[part] for row in state["slots"]],
-            }
-            for part in self._parts
-        ]
-        self._ask("load_state", [(part,) for part in parts])
+        """Go on from a state, taken with any number of workers or none."""
+        arguments = []
+        for part in self._parts:
+            own: dict[str, Any] = {"first_slot": state["first_slot"] + part.start}
+            own["slots"] = [row[part] for row in state["slots"]]
+            arguments.append((state | own,))
+        self._ask("load_state", arguments)
         return observation_of(self._slots)
 
     def close(self) -> None:
@@ -147,10 +138,7 @@ _env: LocalVectorEnv  # what this process plays, if it is a worker
 
 
 def play(method: str, *arguments: Any) -> Any:
-    """Make the environments of this worker, or call a method of theirs.
-
-    What `reset`, `load_state` and `act` bring lies in the slots.
-    """
+    """Make the environments of this worker, or call a method; what most bring lies in the slots."""
     global _env
     if method == "make":
         memory, shape, part, given = arguments

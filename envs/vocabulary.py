@@ -35,11 +35,7 @@ MISSION_LENGTH = 4 * 17 + 2 + 2
 
 
 def encode(mission: str) -> np.ndarray:
-    """Return the tokens of a mission as minigrid words it, uint8 (M,), with 0 after its end.
-
-    Raises:
-        ValueError: If a word is not of the grammar.
-    """
+    """Return the tokens of a mission as minigrid words it, uint8 (M,), with 0 after its end."""
     tokens = np.full(MISSION_LENGTH, PADDING, np.uint8)
     for place, word in enumerate(mission.replace(", then", " then").split()):
         if word not in TOKENS:

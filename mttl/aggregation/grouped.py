@@ -28,14 +28,9 @@ def grouped_linear(
     Gradients are exact for every argument and are computed only for those that need one; there
     is no second derivative. Everything is cast to the dtype of ``x``, or to autocast's.
 
-    Args:
-        x: Rows sorted by expert.
-        weight: Of all experts.
-        bias: Of all experts, or none.
-        counts: Rows of each expert; their sum is P.
-        method: ``"segments"`` multiplies expert by expert, ``"grouped_mm"`` in one kernel of
-            PyTorch's. ``"auto"`` takes the kernel on a GPU where it supports dtype and sizes;
-            segments are the faster on a CPU, and right everywhere.
+    ``counts`` are the rows of each expert. The method ``"segments"`` multiplies expert by expert,
+    ``"grouped_mm"`` in one kernel of PyTorch's. ``"auto"`` takes the kernel on a GPU where it
+    supports dtype and sizes; segments are the faster on a CPU, and right everywhere.
     """
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)

@@ -24,8 +24,7 @@ def mix_blocks(
 ) -> Float[Tensor, "B F *rest"]:
     """Average stacked tensors over the skills, each of H blocks of features by its own weights.
 
-    Returns:
-        For example b and features f of block h, ``Σ_k weights[b, h, k] · stack[k, f]``.
+    That is ``Σ_k weights[b, h, k] · stack[k, f]`` for example b and features f of block h.
     """
     n_examples, n_heads, n_skills = weights.shape
     shape = (n_examples, *stack.shape[1:])
@@ -59,8 +58,7 @@ def mix_outputs(
 ) -> Float[Tensor, "B L O"]:
     """Return the average of every skill's output, without a weight matrix per example.
 
-    The weights are applied to the r-dimensional activations between the factors, which is the same
-    by linearity and never builds an output per skill.
+    By linearity the weights may be applied to the r-dimensional activations between the factors.
     """
     n_skills, _, rank = down.shape
     hidden = x @ down.transpose(0, 1).reshape(x.shape[-1], n_skills * rank)  # (B, L, K r)

@@ -3,7 +3,6 @@
 Neither library is imported here unless one of its weights is met.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -54,9 +53,8 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
     if state is not None:
         if getattr(state, "packing_format_for_cpu", False):
             raise ValueError(
-                "bitsandbytes has repacked a 4-bit weight for inference, in which its scales are "
-                "rounded; load the model again, and call hold_still "
-                "(mttl.aggregation.packed_weights) on it"
+                "bitsandbytes has repacked a 4-bit weight for inference, with rounded scales; load "
+                "the model again, and call hold_still (mttl.aggregation.packed_weights) on it"
             )
         from bitsandbytes.functional import dequantize_4bit
 
@@ -158,8 +156,3 @@ def is_foreign(module: nn.Module) -> bool:
         return False
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
     return any(tensor.ndim > 1 and tensor.dtype in NARROW for tensor in tensors)
-
-
-def count_entries(weight: Tensor) -> int:
-    """Return how many numbers a weight stands for, however it is kept."""
-    return math.prod(stored(weight)[0])

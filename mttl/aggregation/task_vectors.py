@@ -27,11 +27,6 @@ def add_task_vectors(
     Contrastive parameter ensembling (CaPE) is this with the vectors of an expert and of an
     anti-expert and the weights λ and −λ: what they have in common cancels.
 
-    Args:
-        base: A parameter of the base.
-        vectors: What each model changed of it.
-        weights: One factor per vector; negative ones forget.
-
     References:
         Ilharco et al., *Editing Models with Task Arithmetic*, ICLR 2023, arXiv:2212.04089.
         Choubey et al., *CaPE: Contrastive Parameter Ensembling for Reducing Hallucination in
@@ -50,9 +45,6 @@ def drop_and_rescale(
 
     The expectation is the vector itself. Ranges of a tensor that are drawn one after another with
     one generator get the entries that the whole tensor would have got.
-
-    Raises:
-        ValueError: If the density is not in (0, 1].
 
     References:
         Yu et al., *Language Models are Super Mario: Absorbing Abilities from Homologous Models as a
@@ -86,22 +78,14 @@ class Trimmer:
     has the same order as its bits read as a whole number. So two passes of counting, over the upper
     and then the lower half of the bits, find the k-th magnitude exactly, in a table of 65,536
     counts, for tensors too large to sort or even to hold.
-
-    Attributes:
-        threshold: The magnitude of the smallest entry to keep, as its bits.
-        ties: How many entries of just that magnitude to keep.
     """
 
-    threshold: int
-    ties: int
+    threshold: int  # the magnitude of the smallest entry to keep, as its bits
+    ties: int  # how many entries of just that magnitude to keep
 
     @classmethod
     def of(cls, ranges: Iterable[Float[Tensor, "..."]], kept: int) -> "Trimmer":
-        """Find the threshold for so many kept entries; ranges are iterated over twice.
-
-        Raises:
-            ValueError: If an entry is not finite.
-        """
+        """Find the threshold in two iterations over ranges; ValueError if one is not finite."""
         if kept == 0:
             return cls(threshold=2**31 - 1, ties=0)
         upper, above = _bucket((_bits(values) >> HALF for values in ranges), kept)
@@ -139,17 +123,8 @@ def _bucket(keys: Iterable[Int[Tensor, "N"]], kept: int) -> tuple[int, int]:
     return 2**HALF - 1 - place, above
 
 
-ELECTIONS = ("total", "frequency")
-
-
 def trim(vector: Float[Tensor, "*shape"], density: float) -> Float[Tensor, "*shape"]:
-    """Keep the entries of largest magnitude, a share rounded down, and set the others to 0.
-
-    Among equals the first are kept.
-
-    Raises:
-        ValueError: If the density is not in (0, 1].
-    """
+    """Keep the entries of largest magnitude, a share in (0, 1], and set the others to 0."""
     kept = kept_count(vector.numel(), density)
     return Trimmer.of([vector], kept)(vector.flatten()).view_as(vector)
 
@@ -159,10 +134,9 @@ def elect_signs(
 ) -> Float[Tensor, "*shape"]:
     """Return the sign of every weight: 1 or −1, and 1 where the vectors are even.
 
-    Raises:
-        ValueError: If the election is unknown.
+    The election sums what vectors change (``"total"``), or counts their signs (``"frequency"``).
     """
-    require_one_of(ELECTIONS, election=election)
+    require_one_of(("total", "frequency"), election=election)
     stacked = torch.stack(list(vectors))
     votes = (stacked if election == "total" else stacked.sign()).sum(0)
     return torch.where(votes >= 0, 1.0, -1.0).to(stacked)
@@ -184,9 +158,6 @@ def merge_agreeing(
         A = \{i : \mathrm{sign}(\tau_i) = \gamma\}
 
     The weights λ have no vote on the sign γ. Vectors are trimmed; s is the ``scale``.
-
-    Raises:
-        ValueError: If there are not as many weights as vectors, or the election is unknown.
 
     References:
         Yadav et al., *TIES-Merging: Resolving Interference When Merging Models*, NeurIPS 2023,

@@ -27,19 +27,12 @@ def mean_and_interval(
 
     Tasks are drawn with replacement, then the seeds of every fold, then the few-shot samples. A
     training has scores of many tasks, so one draw takes the same seeds for all tasks of a fold. The
-    interval covers other tasks of this kind, trained and adapted again. Percentile intervals are
-    too narrow for few tasks or seeds, by a factor of about √(1 - 1/n). One seed leaves out the
-    variation between trainings. If all draws are equal, no interval is returned.
-
-    Args:
-        scores: Scores by task, fold, seed and few-shot sample.
-        level: Probability that the interval covers.
-        n_draws: Number of bootstrap draws.
-        seed: Seed of the draws.
-        draw_tasks: Whether tasks are drawn; else the interval is about these tasks alone.
+    interval covers other tasks of this kind, trained and adapted again; without ``draw_tasks`` it
+    is about these tasks alone. Percentile intervals are too narrow for few tasks or seeds, by a
+    factor of about √(1 - 1/n). One seed leaves out the variation between trainings.
 
     Returns:
-        The mean and the ends of the interval. The ends are NaN for a single score or equal scores;
+        The mean and the ends of the interval. The ends are NaN for a single score or equal draws;
         without scores, all three are NaN.
     """
     if not scores:

@@ -58,7 +58,12 @@ def factor_recovery(
         factors: By name of a factor, its value for every task.
         n_permutations: Of the baseline, at least 1.
         seed: Of the baseline.
+
+    Raises:
+        ValueError: If a use is not finite: it would stand out from every permutation.
     """
+    if not np.isfinite(use).all():
+        raise ValueError("the use of skills must be finite; some is infinite or not a number")
     labels = {
         name: np.unique(list(values), return_inverse=True)[1] for name, values in factors.items()
     }

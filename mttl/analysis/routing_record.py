@@ -7,13 +7,10 @@
 | ``metrics.csv`` | columns ``routing/…``: the statistics over training |
 
 With several heads each head is a group. Probabilities are what the router says of itself before it
-normalises.
+normalises. Damaged files are a `CheckpointError`.
 
 `mttl ablate` writes ``RUN/ablation/ablation.npz``, how tasks change where a skill is switched off:
-``losses`` and, where answers were asked for, ``scores``: changes (P, T, K) in P parts of the
-network; ``losses_before`` and ``scores_before (T,)``; ``tasks``, ``layers (P,)`` and ``groups``;
-and ``pairs (G, K)``, the skills of every group of layers in the common order by which they are
-numbered where one is switched off in all.
+an `Ablation` of P parts of the network, and ``losses_before`` and ``scores_before (T,)``.
 """
 
 import math
@@ -100,11 +97,7 @@ def read_history(folder: Path) -> RoutingHistory | None:
 
 
 def read_metrics(folder: Path) -> Curves:
-    """Return the columns of ``metrics.csv`` over the steps; only finite values are kept.
-
-    Raises:
-        CheckpointError: If the file is damaged.
-    """
+    """Return the columns of ``metrics.csv`` over the steps; only finite values are kept."""
     path = folder / "metrics.csv"
     if not os.path.lexists(path):
         return {}
@@ -125,7 +118,8 @@ class Ablation:
     """How tasks change where a skill is switched off, in some layers.
 
     Attributes:
-        pairs: The skills of every group in the common order.
+        pairs: The skills of every group in the common order, by which they are numbered where one
+            is switched off in all.
         losses: Change of the loss; more is worse.
         scores: Change of the score, if it was asked for; less is worse.
     """
@@ -149,11 +143,7 @@ class Ablation:
 
 
 def read_ablation(path: Path) -> Ablation | None:
-    """Read what was written down, if it was.
-
-    Raises:
-        CheckpointError: If the file is damaged.
-    """
+    """Read what was written down, if it was; damage is a `CheckpointError`."""
     path = path / FOLDER / FILE if path.is_dir() else path
     if not os.path.lexists(path):
         return None
@@ -166,11 +156,7 @@ def read_ablation(path: Path) -> Ablation | None:
 def read_arrays(
     path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """Read arrays of an ``.npz`` file.
-
-    Raises:
-        CheckpointError: If one is absent or the file is damaged.
-    """
+    """Read arrays of an ``.npz`` file; one that is absent, or damage, is a `CheckpointError`."""
     try:
         arrays = load_arrays(path)
     except (OSError, ValueError) as error:
@@ -181,7 +167,4 @@ def read_arrays(
     return {name: arrays[name] for name in (*names, *optional) if name in arrays}
 
 
-_AGAIN = (
-    "Copy the whole folder again from where it was written, or write it again: repeat the training "
-    "command with --resume"
-)
+_AGAIN = "Copy the whole folder again, or repeat the training command with --resume"

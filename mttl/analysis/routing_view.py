@@ -52,12 +52,8 @@ class RoutingView:
         """
         if not self.members:
             return align_groups(self.record.weights)
-        tasks = [self.record.tasks[task] for task in self.order]
-        places = {name: place for place, name in enumerate(tasks)}
-        last = len(tasks)
-        order = sorted(
-            range(len(self.members)), key=lambda skill: places.get(self.members[skill], last)
-        )
+        names = [*(self.record.tasks[task] for task in self.order), *self.members]
+        order = sorted(range(len(self.members)), key=lambda skill: names.index(self.members[skill]))
         return np.tile(order, (len(self.record.groups), 1))
 
     @property
@@ -69,11 +65,6 @@ class RoutingView:
     def mean(self) -> Float[np.ndarray, "T K"]:
         """The mixing weights, a mean over groups of layers whose skills are matched."""
         return matched(self.record.weights, self.pairs).mean(0)
-
-    @cached_property
-    def mean_probabilities(self) -> Float[np.ndarray, "T K"]:
-        """The probabilities likewise."""
-        return matched(self.record.probabilities, self.pairs).mean(0)
 
     @cached_property
     def tree(self) -> Float[np.ndarray, "T-1 4"]:
@@ -119,13 +110,7 @@ class RoutingView:
         groups = [other.groups.index(group) for group in one.groups]
         tasks = [other.tasks.index(task) for task in one.tasks]
         cells = np.ix_(groups, tasks)
-        record = replace(
-            other,
-            tasks=one.tasks,
-            groups=one.groups,
-            weights=other.weights[cells],
-            probabilities=other.probabilities[cells],
-            history=None,
-        )
+        cut = {"weights": other.weights[cells], "probabilities": other.probabilities[cells]}
+        record = replace(other, tasks=one.tasks, groups=one.groups, history=None, **cut)
         categories = tuple(self.categories[task] for task in tasks)
         return RoutingView(record, categories, members=self.members)

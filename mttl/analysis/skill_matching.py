@@ -81,11 +81,11 @@ def matched_correlation(
     """Return how much the matched skills of two runs correlate, beside chance.
 
     Matching finds correlation in noise too. The baseline permutes the tasks of the second run, the
-    same way in all groups, and matches again.
+    same way in all groups, and matches again. A skill that all tasks use equally correlates with
+    none (0).
 
     Returns:
-        The mean correlation of matched skills in every group, and its mean over groups compared
-        with the baseline. A skill that all tasks use equally correlates with none (0).
+        The mean correlation in every group, and its mean over groups.
     """
     one, other = _standardised(first), _standardised(second)
     by_group = _assign(_correlations(one, other))[1]

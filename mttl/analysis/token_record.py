@@ -35,17 +35,15 @@ class TokenRoutingRecord:
     """Choices of the tokens of a run. A pair is a token and an expert that it chose.
 
     Attributes:
-        layers: Names of the M layers that route tokens.
         counts: Pairs by layer, task and expert.
-        dropped: Share of pairs that found no room, by layer.
-        token_bits: What a token tells about its expert, in bits, by layer; likewise the token
-            before it, and its task.
+        dropped: Share of pairs that found no room.
+        token_bits: What a token tells about its expert, in bits; likewise the token before it, and
+            its task.
         expert_bits: The most that anything could tell: the entropy of the loads.
         tokens: The tokens that chose an expert most often; "" where there are fewer.
         token_shares: Of all that these tokens chose in the layer, the share of this expert.
         before: The token that stood most often before them there.
         previous: The commonest tokens before those that chose an expert.
-        history: Loads over training, if the run recorded them.
     """
 
     folder: Path
@@ -123,13 +121,10 @@ def _layer(bigrams: Bigrams, text: Callable[[int], str]) -> Mapping[str, Any]:
     ids, table = bigrams.table(bigrams.tokens)
     previous_ids, previous_table = bigrams.table(bigrams.previous)
     shape, texts = (bigrams.n_experts, N_TOP), ("tokens", "before", "previous")
-    row: dict[str, Any] = {
-        "token_bits": mutual_information(table),
-        "previous_bits": mutual_information(previous_table),
-        "token_shares": np.zeros(shape),
-        **{name: np.full(shape, "", dtype=object) for name in texts},
-        **{name: np.zeros(shape, dtype=np.int64) for name in ("token_counts", "previous_counts")},
-    }
+    row: dict[str, Any] = {name: np.full(shape, "", dtype=object) for name in texts}
+    row |= {name: np.zeros(shape, np.int64) for name in ("token_counts", "previous_counts")}
+    row |= {"token_shares": np.zeros(shape), "token_bits": mutual_information(table)}
+    row["previous_bits"] = mutual_information(previous_table)
     for expert in range(bigrams.n_experts):
         for rank, place in enumerate(_commonest(table[:, expert])):
             token = int(ids[place])
@@ -154,11 +149,7 @@ def has_token_record(folder: str | Path) -> bool:
 
 
 def read_token_record(folder: str | Path) -> TokenRoutingRecord:
-    """Read what a run wrote down about the experts that its tokens chose.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged.
-    """
+    """Read what a run wrote down; a missing or damaged file is a `CheckpointError`."""
     folder = Path(folder)
     path = folder / "plots" / "token_routing.npz"
     fields = TokenRoutingRecord.__dataclass_fields__
@@ -199,27 +190,17 @@ def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
         for expert, load in enumerate(loads[number]):
             tokens, previous = expert_tokens(record, number, expert, n=10)
             experts.append({"load": f"{load:.1%}", "tokens": tokens, "previous": previous})
-        layers.append(
-            {
-                "name": name,
-                "experts": experts,
-                "numbers": (
-                    f"Load entropy {evenness[number]:.3f} of 1; dropped "
-                    f"{record.dropped[number]:.1%}. A choice has {record.expert_bits[number]:.2f} "
-                    f"bits; the task tells {record.task_bits[number]:.2f}, the token before "
-                    f"{record.previous_bits[number]:.2f}, the token "
-                    f"{record.token_bits[number]:.2f}."
-                ),
-                "history": []
-                if history is None
-                else np.round(history.load[:, number].T.astype(float), 4).tolist(),
-            }
+        numbers = (
+            f"Load entropy {evenness[number]:.3f} of 1; dropped {record.dropped[number]:.1%}. "
+            f"A choice has {record.expert_bits[number]:.2f} bits; the task tells "
+            f"{record.task_bits[number]:.2f}, the token before {record.previous_bits[number]:.2f}, "
+            f"the token {record.token_bits[number]:.2f}."
         )
-    return {
-        "what": (
-            f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages: which "
-            "share of a token's choices in the layer this expert has."
-        ),
-        "steps": [] if history is None else history.steps.tolist(),
-        "layers": layers,
-    }
+        curve = [] if history is None else history.load[:, number].T.astype(float).round(4).tolist()
+        layers.append({"name": name, "experts": experts, "numbers": numbers, "history": curve})
+    what = (
+        f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages: which "
+        "share of a token's choices in the layer this expert has."
+    )
+    steps = [] if history is None else history.steps.tolist()
+    return {"what": what, "steps": steps, "layers": layers}

@@ -16,7 +16,7 @@ from mttl.io.errors import ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.context import Routing, RoutingSlot
-from mttl.skills.inputs.skilled_attention import SkilledAttention
+from mttl.skills.inputs.prefix import SkilledAttention
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.training.packing_check import apart, evaluating
 
@@ -150,7 +150,7 @@ class AttachmentProbe:
             for first, n_prompt in enumerate(PROMPTS[:n_rows])
         ]
         rows = [{"input_ids": t[:-N_ANSWER], "labels": t[-N_ANSWER:], "task_id": 0} for t in texts]
-        forced = forced_inputs(model, TrainCollator(pad_id, 1, decoder_only)(rows))
+        forced = forced_inputs(model, TrainCollator(pad_id, decoder_only)(rows))
         asked = padded_inputs([t[:-N_ANSWER] for t in texts], pad_id, left=decoder_only)
         start = asked["input_ids"].shape[1] if decoder_only else 1
         found = model.generate(

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import MoE, UpcycledExperts
 from mttl.io.errors import ConfigError
-from mttl.moe.attach_experts import Place, Selection, attach_experts
+from mttl.moe.attach_experts import Place, attach_experts, expert_places
 from mttl.moe.parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
 from mttl.plugins.classes import arguments
@@ -46,13 +46,12 @@ def build_experts(
         return build_token_router(moe, place.in_features, vocabulary_size)
 
     try:
+        blocks = kind.attachment_point == "block"
         return attach_experts(
             model,
+            expert_places(model, moe.targets, blocks=blocks, every=moe.every, stacks=moe.stacks),
             make_experts,
             make_router,
-            selection=Selection(
-                kind.attachment_point == "block", moe.targets, moe.every, moe.stacks
-            ),
             slot=slot,
             n_experts=moe.n_experts,
             replace=upcycled,

@@ -16,16 +16,12 @@ from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
 class PolicySettings(Section):
-    """What policies are built from."""
+    """What policies are built from; see `BabyAIConfig`."""
 
     policy: PolicyNetwork
-    """The network of one policy."""
     train_base: bool
-    """Whether the common part is trained."""
     skills: PolicySkills
-    """The inventory."""
     router: Router
-    """Which level uses which skills."""
 
 
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
@@ -52,12 +48,9 @@ def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
 
 def policy_settings(config: BabyAIConfig) -> PolicySettings:
     """Return what policies are built from, now and when they are loaded."""
-    return PolicySettings(
-        policy=config.rl.policy,
-        train_base=config.rl.train_base,
-        skills=config.skills,
-        router=config.router,
-    )
+    rl = config.rl
+    network = {"policy": rl.policy, "train_base": rl.train_base}
+    return PolicySettings(**network, skills=config.skills, router=config.router)
 
 
 def _from_settings(

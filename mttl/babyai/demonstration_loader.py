@@ -1,8 +1,7 @@
 """Demonstrations as training data: one epoch is one pass over them, in batches of whole episodes.
 
 Every batch has the same number of episodes of every level. The level that has most says how many a
-pass takes; the others begin again, each time in another order, until they have as many. What the
-last batch lacks is filled up in the same way.
+pass takes; the others, and what the last batch lacks, begin again, each time in another order.
 
 Episodes of a batch are padded to the longest, so those of a window of batches are sorted by length
 first, each level for itself: the short ones of all levels meet in one batch.
@@ -20,8 +19,7 @@ import torch
 from jaxtyping import Bool, Int, Int64, UInt8
 from torch import Tensor
 
-from envs.bot import Demonstration
-from envs.demonstrations import load_demonstrations
+from envs.demonstrations import Demonstration, load_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.rl.sequences import without_padding
 from mttl.io.errors import CheckpointError, ConfigError, nearest
@@ -32,31 +30,19 @@ WINDOW = 16  # batches; more would leave less to chance about which episodes mee
 
 @dataclass(frozen=True)
 class LevelDemonstrations:
-    """The E demonstrations of one level, their F frames laid end to end, an image per action.
-
-    Attributes:
-        lengths: Frames of each demonstration.
-        missions: Tokens of what each was asked, padded with 0.
-    """
+    """The E demonstrations of one level, their F frames laid end to end, an image per action."""
 
     images: UInt8[np.ndarray, "F 7 7 3"]
     actions: UInt8[np.ndarray, "F"]
     lengths: Int64[np.ndarray, "E"]
     missions: UInt8[np.ndarray, "E M"]
 
-    def frames(self, episodes: Int[np.ndarray, "N"], n_steps: int) -> Int64[np.ndarray, "S N"]:
-        """Return where the steps of some episodes are; the last repeats where one has ended."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        steps = np.arange(n_steps)[:, None]
-        return starts[episodes] + np.minimum(steps, self.lengths[episodes] - 1)
-
 
 @dataclass(frozen=True)
 class DemonstrationBatch:
     """N whole demonstrations of each of T levels, in as many steps S as the longest takes.
 
-    Attributes:
-        mask: The demonstration had not ended; where it had, the other fields only pad.
+    Where one had ended, the mask is false, and the other fields only pad.
     """
 
     images: UInt8[Tensor, "T S N 7 7 3"]
@@ -70,10 +56,7 @@ class DemonstrationBatch:
 
 
 def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:
-    """Read the demonstrations of some levels from a file.
-
-    Returns:
-        Those of each level, in the order of the names.
+    """Read the demonstrations of some levels from a file, in the order of the names.
 
     Raises:
         ConfigError: If there is no such file, it is damaged, or it lacks a level.
@@ -117,23 +100,27 @@ def pad_episodes(
     """Return some demonstrations as a batch, all as long as the longest of them."""
     pairs = list(zip(demonstrations, chosen, strict=True))
     lengths = np.stack([level.lengths[episodes] for level, episodes in pairs])  # (T, N)
-    n_steps = int(lengths.max())
-    frames = [(level, level.frames(episodes, n_steps)) for level, episodes in pairs]
+    steps = np.arange(lengths.max())[:, None]
+    frames = []
+    for level, episodes in pairs:
+        starts = np.cumsum(level.lengths) - level.lengths
+        # The last step repeats where an episode has ended.
+        last = level.lengths[episodes] - 1
+        frames.append((level, starts[episodes] + np.minimum(steps, last)))
     missions = np.stack([level.missions[episodes] for level, episodes in pairs])
     actions = np.stack([level.actions[own] for level, own in frames])
     return DemonstrationBatch(
         images=torch.from_numpy(np.stack([level.images[own] for level, own in frames])),
         missions=without_padding(torch.from_numpy(missions)),
         actions=torch.from_numpy(actions.astype(np.int64)),
-        mask=torch.from_numpy(np.arange(n_steps)[:, None] < lengths[:, None]),
+        mask=torch.from_numpy(steps < lengths[:, None]),
     )
 
 
 class DemonstrationLoader:
     """Hands out the batches of a pass from its position on, and keeps that position.
 
-    Passes are functions of the seed and their number. Processes share one plan: each takes its
-    batches of it in turn.
+    Passes are functions of the seed and their number; processes take batches of one plan in turn.
 
     Attributes:
         before_batch: As in `mttl.data.loader.ResumableLoader`.

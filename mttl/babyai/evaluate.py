@@ -35,13 +35,7 @@ def play_levels(
 ) -> Episodes:
     """Play the first episodes of every level; task t of the model plays level t.
 
-    Args:
-        model: Put into evaluation mode meanwhile.
-        levels: Names of T levels.
-        status: Where progress is shown; nowhere by default.
-        n_episodes: E.
-        seed: Of the episodes, and of sampled actions.
-        choose: Take the most likely action, or draw one.
+    The model is in evaluation mode meanwhile. The seed is that of episodes and sampled actions.
     """
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
@@ -54,11 +48,7 @@ def play_levels(
 def play_episode(
     model: ComposedModel, task: int, level: str, episode: int, *, seed: int, choose: Choice
 ) -> tuple[list[int], bool]:
-    """Play one of the episodes that `play_levels` plays, with the policy of a task.
-
-    Returns:
-        The actions, and whether they fulfilled the mission.
-    """
+    """Return the actions of one of the episodes of `play_levels`, and whether they succeeded."""
     environments = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
     own = slot_seed(seed, level, episode, evaluation=True)
     played, actions = _play(model, [task], environments, 1, choose, own)

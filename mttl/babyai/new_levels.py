@@ -20,7 +20,7 @@ from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.policy_monitors import ROLLOUTS
+from mttl.babyai.policy_module import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoints.inventory_files import inventory_digest
@@ -51,7 +51,6 @@ class LevelJob(NamedTuple):
     seed: int
 
     def __str__(self) -> str:
-        """Name the job in a message."""
         return f"{self.level}, seed {self.seed}"
 
 
@@ -60,7 +59,7 @@ class LevelResult(Record):
 
     Attributes:
         greedy: Success rate on the episodes of evaluation, taking the most likely action.
-        greedy_steps: Mean number of their steps; ``sampled`` is the same, drawing actions.
+        sampled: The same, drawing actions; ``greedy_steps`` and ``sampled_steps`` are mean lengths.
         episodes: Episodes that were played to adapt, with ``frames`` steps.
         solved_after: Episodes until the success rate that counts as solved; None if never.
         n_trained: Parameters that were trained.
@@ -109,42 +108,21 @@ def adapt_run(
     out: str | None,
     **others: Any,
 ) -> None:
-    """Adapt a run's policies to new levels and print a table.
+    """Adapt a run's policies to new levels, each from the trained state, and print a table.
+
+    A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
 
     Raises:
-        ConfigError: If one of the others is given.
+        ConfigError: If one of the others is given, levels are missing, or results there are of
+            other settings.
+        TaskError: If a level was trained on.
+        CheckpointError: If the run holds no policies.
+        TrainingError: If an environment breaks; or, after the other jobs, if some diverged.
     """
     for name, default in FOR_TEXT.items():
         if others[name] != default:
             raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
     levels = None if tasks == "test" else tasks.split(",")
-    results = adapt_babyai(config, source, levels=levels, out=out, allow_seen=allow_seen)
-    title = f"Adaptation to new levels, mode {config.adapt.mode} (success, %)"
-    make_console().print(level_table(results, title))
-
-
-def adapt_babyai(
-    config: BabyAIConfig,
-    source: str | Path,
-    *,
-    levels: Sequence[str] | None = None,
-    out: str | Path | None = None,
-    allow_seen: bool = False,
-    status: Console | None = None,
-) -> list[LevelResult]:
-    """Adapt a run's policies to new levels, one at a time, each from the trained state.
-
-    A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
-
-    Returns:
-        The results of all levels and seeds, in order.
-
-    Raises:
-        ConfigError: If levels are missing, or results there are of other settings.
-        TaskError: If a level was trained on.
-        CheckpointError: If the run holds no policies.
-        TrainingError: If an environment breaks; or, after the other jobs, if some diverged.
-    """
     try:
         names = check_levels(levels or config.adapt.levels)
     except LevelError as error:
@@ -159,13 +137,9 @@ def adapt_babyai(
         )
     skills = read_inventory(source).folder
     folder = Path(out) if out else skills.absolute().parent / f"adapt-{config.adapt.mode}"
-    check_folder(
-        folder,
-        dump_config(config),
-        inventory_digest(skills),
-        shared=("trainer.precision", "trainer.gradient_clip_val"),
-    )
-    status = status or Console(stderr=True)
+    shared = ("trainer.precision", "trainer.gradient_clip_val")
+    check_folder(folder, dump_config(config), inventory_digest(skills), shared=shared)
+    status = Console(stderr=True)
     jobs = [LevelJob(level, seed) for level in names for seed in config.adapt.seeds]
     results = ResumableJobs(folder / "results.jsonl", LevelResult)
 
@@ -178,7 +152,8 @@ def adapt_babyai(
 
     with environment_errors("Finished jobs are kept; start again to go on"):
         results.run(jobs, work, status, doing="adapting", shown=shown, live=False).report()
-    return [results.finished[job] for job in jobs]
+    title = f"Adaptation to new levels, mode {config.adapt.mode} (success, %)"
+    make_console().print(level_table([results.finished[job] for job in jobs], title))
 
 
 def adapt_policies(
@@ -187,12 +162,9 @@ def adapt_policies(
     """Give trained policies a router for a new level, and freeze what the mode does not train.
 
     The modes are those of `mttl.adaptation.modes.apply_mode`, with the common parameters in the
-    place of the backbone, except for ``from_scratch``: a policy has no pretrained backbone that
-    could stay, so it needs a new model (see `mttl.babyai.build_policy.fresh_policies`), of which
-    everything is trained.
-
-    The model is changed in place and returned. With ``init`` ``"mean"`` new rows start at the mean
-    of the trained ones, with ``"fresh"`` as an untrained router starts.
+    place of the backbone; ``from_scratch`` needs a new model, of which everything is trained (see
+    `mttl.babyai.build_policy.fresh_policies`). The model is changed in place and returned. New rows
+    start at the mean of the trained ones, or, with ``init`` ``"fresh"``, as an untrained router's.
 
     Raises:
         ConfigError: If the mode trains a router that has nothing to train.
@@ -255,19 +227,14 @@ def _learn(
         **{"lr": settings.lr, "router_lr": settings.router_lr, "backbone_lr": settings.lr},
         **{"schedule": "constant", "warmup": 0.0},
     }
-    own = config.model_copy(
-        update={
-            "run": config.run.model_copy(update={"seed": job.seed}),
-            "optim": config.optim.model_copy(update=rates),
-        }
-    )
+    run = config.run.model_copy(update={"seed": job.seed})
+    optim = config.optim.model_copy(update=rates)
+    own = config.model_copy(update={"run": run, "optim": optim})
     learning = learning_of(own, model, [job.level])
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
-        accelerator=section.accelerator,
         devices=1,
-        precision=section.precision,
-        gradient_clip_val=section.gradient_clip_val,
+        **section.model_dump(include={"accelerator", "precision", "gradient_clip_val"}),
         callbacks=[TrainingProgress(status), learning.monitor],
         logger=rows,
         enable_checkpointing=False,
@@ -284,8 +251,6 @@ def _learn(
 def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:
     """Return the episodes until the mean over ten rollouts reached the rate."""
     known = [row for row in rows.rows.values() if f"success/{level}" in row]
-    if len(known) < ROLLOUTS:
-        return None
     episodes = np.array([row["episodes"] for row in known], dtype=int)
-    rates = np.array([[row[f"success/{level}"]] for row in known])
+    rates = np.array([row[f"success/{level}"] for row in known]).reshape(-1, 1)
     return episodes_to(episodes, rates, threshold=rate, smoothing=ROLLOUTS)

@@ -8,9 +8,8 @@
                                                                       ▲  │   └─ critic ─ value
                                                                       └──┘ memory
 
-It is written with operations that `torch.func.vmap` can batch over tasks (no packed sequences, no
-running statistics, and recurrent layers of linear maps, since PyTorch's fused ones know one set of
-parameters only), so that each task may bring parameters of its own.
+`torch.func.vmap` can batch its operations over tasks with parameters of their own: there are no
+packed sequences, running statistics or fused recurrent layers.
 """
 
 import math
@@ -29,8 +28,6 @@ CHANNELS_PER_GROUP = 16
 
 class Policy(nn.Module):
     """Action logits and state values of one task's agent, for sequences of observations.
-
-    Everything before the memory runs on all frames at once; only the memory goes step by step.
 
     What follows a convolution is ``norm``: ``"group"`` normalises each frame by itself, ``"batch"``
     over all frames of a call (in evaluation too: it keeps no running averages), ``"none"`` not at
@@ -87,7 +84,6 @@ class Policy(nn.Module):
         Args:
             images: What each agent sees: type, colour and door state of the cells of its view.
             missions: The E distinct missions of these steps as M tokens, padded with 0 at the end.
-                Columns that only pad cost time: leave them out.
             mission_index: Which of them each agent follows at each step.
             memory: The agents' memories before the first step.
             begins: Whether a step is the first of an episode; memory is set to 0 before it.
@@ -102,23 +98,15 @@ class Policy(nn.Module):
         for film in self.films:
             x = x + film(x, followed)
         seen = F.max_pool2d(x, VIEW).flatten(1).relu()
-        embedding, memory = self._remember(seen.unflatten(0, images.shape[:2]), memory, begins)
-        return self.actor(embedding), self.critic(embedding).squeeze(-1), memory
-
-    def _remember(
-        self,
-        seen: Float[Tensor, "S N C"],
-        memory: Float[Tensor, "N 2*memory"],
-        begins: Bool[Tensor, "S N"],
-    ) -> tuple[Float[Tensor, "S N memory"], Float[Tensor, "N 2*memory"]]:
-        gates = self.memory.read(seen)
+        gates = self.memory.read(seen.unflatten(0, images.shape[:2]))
         goes_on = (~begins).to(memory.dtype).unsqueeze(-1)
         state, cell = memory.chunk(2, dim=-1)
         states = []
         for gate, keep in zip(gates.unbind(0), goes_on.unbind(0), strict=True):
             state, cell = self.memory(gate, state * keep, cell * keep)
             states.append(state)
-        return torch.stack(states), torch.cat([state, cell], dim=-1)
+        embedding, memory = torch.stack(states), torch.cat([state, cell], dim=-1)
+        return self.actor(embedding), self.critic(embedding).squeeze(-1), memory
 
 
 class TileEmbedding(nn.Embedding):
@@ -162,8 +150,7 @@ class FiLM(nn.Module):
 class MaskedGRU(nn.Module):
     """A GRU whose state stands still at padding: it ends as it was after the last real token.
 
-    Parameters have the shapes, the order of gates and the initial distribution of the first layer
-    of `torch.nn.GRU`.
+    Parameters are those of the first layer of `torch.nn.GRU`, and drawn as they are.
 
     References:
         Cho et al., *Learning Phrase Representations using RNN Encoder-Decoder for Statistical
@@ -195,8 +182,7 @@ class MaskedGRU(nn.Module):
 class LSTMCell(nn.Module):
     """One step of an LSTM; what it reads is computed beforehand, for all steps at once.
 
-    Parameters have the shapes, the order of gates and the initial distribution of
-    `torch.nn.LSTMCell`.
+    Parameters are those of `torch.nn.LSTMCell`, and drawn as they are.
 
     References:
         Hochreiter and Schmidhuber, *Long Short-Term Memory*, Neural Computation 9(8), 1997. With

@@ -1,19 +1,29 @@
-"""Lightning modules for policies, which learn from rewards or from demonstrations."""
+"""Policies that learn from rewards or from demonstrations, and callbacks that say how it goes."""
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
+from rich.console import Console
 from torch import Tensor
 
 from mttl.babyai.demonstration_loader import DemonstrationBatch
+from mttl.babyai.rl.learning_curve import ROUNDING, EpisodeLog
 from mttl.babyai.rl.losses import imitation_loss, ppo_loss
 from mttl.babyai.rl.sequences import EpisodeSequences
 from mttl.checkpoints.run_callbacks import not_finite
-from mttl.config.babyai_schema import Ppo
+from mttl.config.babyai_schema import Rl
 from mttl.config.optim_schema import Optim
+from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
+
+ROLLOUTS = 10  # over which a success rate is averaged
 
 
 class PolicyModule(ResumableModule):
@@ -25,9 +35,9 @@ class PolicyModule(ResumableModule):
     model: ComposedModel
     task_ids: Tensor
 
-    def __init__(self, model: ComposedModel, levels: Sequence[str], optim: Optim) -> None:
+    def __init__(self, model: ComposedModel, levels: Sequence[str], optim: Optim, rl: Rl) -> None:
         super().__init__(model, optim)
-        self.levels = tuple(levels)
+        self.levels, self.rl = tuple(levels), rl
         self.register_buffer("task_ids", torch.arange(len(self.levels)), persistent=False)
         # Sums over the batches of an epoch: logging each of them costs more than a step.
         self._sums: dict[str, Tensor] = {}
@@ -82,12 +92,6 @@ class PolicyModule(ResumableModule):
 class PpoModule(PolicyModule):
     """Trains the policies of all levels from rewards, on minibatches of rollouts."""
 
-    def __init__(
-        self, model: ComposedModel, levels: Sequence[str], optim: Optim, weights: Ppo
-    ) -> None:
-        super().__init__(model, levels, optim)
-        self.weights = weights
-
     def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, with the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
@@ -99,9 +103,7 @@ class PpoModule(PolicyModule):
             batch.values,
             batch.advantages,
             batch.returns,
-            clip=self.weights.clip,
-            value_coef=self.weights.value_coef,
-            entropy_coef=self.weights.entropy_coef,
+            **self.rl.ppo.model_dump(include={"clip", "value_coef", "entropy_coef"}),
         )
         return self.total_loss(loss, statistics)
 
@@ -114,29 +116,15 @@ class ImitationModule(PolicyModule):
     The critic learns nothing.
     """
 
-    def __init__(
-        self,
-        model: ComposedModel,
-        levels: Sequence[str],
-        optim: Optim,
-        *,
-        recurrence: int,
-        entropy_coef: float,
-    ) -> None:
-        super().__init__(model, levels, optim)
-        self.recurrence = recurrence
-        self.entropy_coef = entropy_coef
-
     def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
         """Return the loss of a batch, with the router's prior."""
         logits, values = self._follow(batch)
-        losses, statistics = [], []
-        for of_level in zip(logits, batch.actions, batch.mask, strict=True):
-            loss, found = imitation_loss(*of_level, entropy_coef=self.entropy_coef)
-            losses.append(loss)
-            statistics.append(found)
+        of_levels = zip(logits, batch.actions, batch.mask, strict=True)
+        weight = self.rl.imitation.entropy_coef
+        found = (imitation_loss(*own, entropy_coef=weight) for own in of_levels)
+        losses, statistics = zip(*found, strict=True)
         noted = {name: torch.stack([own[name] for own in statistics]) for name in statistics[0]}
-        means = {name: of_levels.mean() for name, of_levels in noted.items()}
+        means = {name: values_of.mean() for name, values_of in noted.items()}
         own = {f"accuracy/{level}": noted["accuracy"][n] for n, level in enumerate(self.levels)}
         # The critic is given gradients of zero: parameters without any stop several processes.
         return self.total_loss(torch.stack(losses).mean() + 0.0 * values.sum(), means | own)
@@ -150,7 +138,8 @@ class ImitationModule(PolicyModule):
         memory = torch.zeros(n_tasks, n_episodes, 2 * memory_size, device=self.device)
         parameters = self.model.task_parameters(self.task_ids)
         logits, values = [], []
-        frames = (x.split(self.recurrence, dim=1) for x in (batch.images, index, begins))
+        recurrence = self.rl.ppo.recurrence
+        frames = (x.split(recurrence, dim=1) for x in (batch.images, index, begins))
         for images, own, none in zip(*frames, strict=True):
             out, value, memory = self.model.run(
                 parameters, images, batch.missions, own, memory.detach(), none
@@ -158,3 +147,91 @@ class ImitationModule(PolicyModule):
             logits.append(out.float())
             values.append(value.float())
         return torch.cat(logits, dim=1), torch.cat(values, dim=1)
+
+
+class LineMonitor(Callback):
+    """Prints a line after an epoch if the last one was long ago, and after the last epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._last_line = 0.0
+
+    def print_if_due(self, trainer: pl.Trainer, line: str) -> bool:
+        """Return whether the line was printed."""
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
+        if not trainer.is_global_zero or not (due or last):
+            return False
+        self._last_line = time.monotonic()
+        self.console.print(line, highlight=False, soft_wrap=True)
+        return True
+
+
+class ImitationMonitor(LineMonitor):
+    """Prints how often policies act as demonstrated."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print the line."""
+        assert isinstance(pl_module, ImitationModule)
+        means = pl_module.means()
+        rates = {level: float(means[f"accuracy/{level}"]) for level in pl_module.levels}
+        line = f"pass {trainer.current_epoch + 1}; actions as demonstrated (%): "
+        self.print_if_due(trainer, line + percentages(rates))
+
+
+class EpisodeMonitor(LineMonitor):
+    """Logs counts and success rates after each rollout, and ends the training if asked to.
+
+    A level is solved when the mean over `ROLLOUTS` reached the rate: one lucky rollout proves
+    nothing.
+    """
+
+    def __init__(self, log: EpisodeLog, rl: Rl, console: Console) -> None:
+        super().__init__(console)
+        self.counts, self.rl = log, rl
+        self._rates: list[list[float]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log a row, print it if the last line was long ago, and stop if asked to."""
+        row = self.row(trainer)
+        known = {name: value for name, value in row.items() if not math.isnan(value)}
+        for logger in trainer.loggers:
+            logger.log_metrics(known, trainer.global_step)
+        rates = {level: row[f"success/{level}"] for level in self.counts.levels}
+        self._rates = [*self._rates, [*rates.values()]][-ROLLOUTS:]
+        lately = np.array(self._rates).mean(0)
+        solved = len(self._rates) == ROLLOUTS and all(lately >= self.rl.success_rate - ROUNDING)
+        trainer.should_stop |= self.rl.stop_when_solved and solved
+        counts = f"{row['frames']:,.0f} frames, {row['episodes']:,.0f} episodes"
+        printed = self.print_if_due(trainer, f"{counts}; success: {percentages(rates)}")
+        if printed and trainer.should_stop and solved:
+            self.console.print(
+                f"Every level succeeds in {self.rl.success_rate:.0%} of its last "
+                f"{self.counts.window} episodes: training ends."
+            )
+
+    def row(self, trainer: pl.Trainer) -> dict[str, float]:
+        """Return the row of all processes: counts are added up, rates averaged."""
+        row = self.counts.row()
+        if trainer.world_size > 1:
+            strategy = trainer.strategy
+            values = torch.tensor(list(row.values()), dtype=torch.float64)
+            values = strategy.reduce(values.to(strategy.root_device), reduce_op="mean")
+            row = dict(zip(row, torch.as_tensor(values).tolist(), strict=True))
+            for count in ("episodes", "frames"):
+                row[count] *= trainer.world_size
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the last rates across a resume."""
+        return {"rates": self._rates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the last rates."""
+        self._rates = state_dict["rates"]
+
+
+def percentages(rates: Mapping[str, float]) -> str:
+    """Return rates in one line; a dash if too few episodes have ended."""
+    shown = {level: "–" if math.isnan(x) else f"{100 * x:.0f}" for level, x in rates.items()}
+    return "  ".join(f"{level} {rate}" for level, rate in shown.items())

@@ -5,7 +5,7 @@ and the rollout that is being learned from.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Agent:
     """The policies of some tasks, acting side by side: their parameters are mixed once.
 
-    Make a new agent when weights have changed. The model is in evaluation mode: noise in the
-    routing would change the policy between rollout and learning.
+    The model is in evaluation mode: noise in the routing would change the policy between rollout
+    and learning.
 
     Attributes:
         memory: Shape (T, N, 2 × memory size).
@@ -77,50 +77,84 @@ def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
     return (logits.double() + gumbel.to(logits.device)).argmax(-1)
 
 
-class RolloutCollector:
-    """A policy in its environments: it remembers, acts and counts episodes."""
+class RolloutLoader:
+    """Plays one rollout per epoch, when it begins, and hands out its minibatches.
+
+    ``arithmetic`` gives the context to play in: that of learning, so that the policy is the same.
+
+    Attributes:
+        before_batch: As in `mttl.data.loader.ResumableLoader`.
+    """
 
     def __init__(
-        self, model: ComposedModel, environments: VectorEnv, log: EpisodeLog, *, seed: int
+        self,
+        model: ComposedModel,
+        environments: VectorEnv,
+        log: EpisodeLog,
+        settings: Ppo,
+        *,
+        seed: int,
+        arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.model = model
-        self.environments = environments
-        self.log = log
-        self.generator = torch.Generator().manual_seed(seed)
+        self.model, self.environments, self.log = model, environments, log
+        self.settings, self.arithmetic = settings, arithmetic
+        self.before_batch: Callable[[], object] = lambda: None
         self.seen: Observation | None = None
         shape = (len(environments.levels), environments.n_slots)
         self.memory: Tensor = torch.zeros(*shape, 2 * model.base.memory_size)  # type: ignore[operator]
         self.begins = np.ones(shape, dtype=bool)
         self.lengths = np.zeros(shape, dtype=np.int64)
+        # Draw actions, and the order of sequences.
+        self.generator = torch.Generator().manual_seed(seed)
+        self.shuffling = torch.Generator().manual_seed(seed)
+        self._sequences: EpisodeSequences | None = None
+        self._order = self.shuffling.get_state()  # at the beginning of the current rollout
+        self._next = 0
+
+    def __len__(self) -> int:
+        return self.settings.n_epochs * self.settings.n_minibatches
+
+    def __iter__(self) -> Iterator[EpisodeSequences]:
+        self.before_batch()
+        if self._sequences is None:
+            with self.arithmetic():
+                self._sequences, self._next = self.play(), 0
+            self._order = self.shuffling.get_state()
+        self.shuffling.set_state(self._order)
+        numbers = self.settings.model_dump(include={"n_minibatches", "n_epochs"})
+        batches = minibatches(self._sequences, generator=self.shuffling, **numbers)
+        for number, batch in islice(enumerate(batches), self._next, None):
+            self.before_batch()
+            self._next = number + 1
+            if self._next == len(self):
+                # With the last batch the position is the next rollout, which is not played yet.
+                self._sequences = None
+            yield batch
+        self.before_batch()
 
     @torch.no_grad()
-    def play(self, settings: Ppo) -> EpisodeSequences:
+    def play(self) -> EpisodeSequences:
         """Play a rollout and judge its actions."""
-        training = self.model.training
+        training, settings = self.model.training, self.settings
         self.model.eval()
         if self.seen is None:
             self.seen = self.environments.reset()
         n_tasks, n_slots = self.begins.shape
         agent = Agent(self.model, range(n_tasks), n_slots, self.memory)
-        steps = [self._step(agent, settings) for _ in range(settings.n_steps)]
+        steps = [self._step(agent, self.seen) for _ in range(settings.n_steps)]
         self.memory = agent.memory
-        assert self.seen is not None
         _, next_values = agent(self.seen, self.begins)
         rollout = stack_steps(steps, settings.recurrence)
         advantages = generalised_advantages(
-            rollout.rewards,
-            rollout.values,
-            rollout.ends,
-            next_values,
+            *(rollout.rewards, rollout.values, rollout.ends, next_values),
             discount=settings.discount,
             decay=settings.gae_lambda,
         )
         self.model.train(training)
         return cut_sequences(rollout, advantages, advantages + rollout.values)
 
-    def _step(self, agent: Agent, settings: Ppo) -> Rollout:
-        seen, begins, memory, device = self.seen, self.begins, agent.memory, agent.device
-        assert seen is not None
+    def _step(self, agent: Agent, seen: Observation) -> Rollout:
+        begins, memory, device = self.begins, agent.memory, agent.device
         logits, values = agent(seen, begins)
         actions = sample_actions(logits, self.generator)
         change = self.environments.step(actions.cpu().numpy())
@@ -137,35 +171,44 @@ class RolloutCollector:
             actions=actions,
             log_probs=action_log_probs(logits, actions),
             values=values,
-            rewards=torch.from_numpy(change.reward).to(device) * settings.reward_scale,
+            rewards=torch.from_numpy(change.reward).to(device) * self.settings.reward_scale,
             ends=torch.from_numpy(ends).to(device),
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on exactly, or from new episodes where that is all.
+    def state(self) -> dict[str, Any]:
+        """Return what is needed to hand out the next minibatch and all later ones.
 
-        Environments that cannot be saved begin new episodes in a resumed run.
+        Environments that have not begun, or cannot be saved, begin new episodes in a resumed run.
         """
-        state: dict[str, Any] = {"log": self.log.state_dict()}
+        state: dict[str, Any] = {"log": self.log.state_dict(), "next": self._next}
         state["generator"] = self.generator.get_state()
-        if self.seen is None:  # they have not begun
-            return state
-        try:
-            state["environments"] = self.environments.state()
-        except NotImplementedError:
-            return state
-        state["memory"] = self.memory.cpu()
-        state["begins"], state["lengths"] = self.begins.tolist(), self.lengths.tolist()
+        # After the last minibatch the generator stands where the next rollout begins.
+        state["order"] = self.shuffling.get_state() if self._sequences is None else self._order
+        if self._sequences is not None:
+            state["sequences"] = vars(self._sequences.to("cpu"))
+        with suppress(NotImplementedError):
+            if self.seen is not None:
+                state["environments"] = self.environments.state()
+                state["memory"] = self.memory.cpu()
+                state["begins"], state["lengths"] = self.begins.tolist(), self.lengths.tolist()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state.
+    def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
+        """Go to a saved position; the next `iter` begins there.
+
+        Of the state of another process only the counts are taken: both would play its episodes.
 
         Raises:
-            CheckpointError: If it is of other environments, or damaged.
+            CheckpointError: If it is of other environments.
         """
         self.log.load_state_dict(state["log"])
+        if of_other:
+            return
         self.generator.set_state(state["generator"])
+        self.shuffling.set_state(state["order"])
+        self._order, self._next, self._sequences = state["order"], state["next"], None
+        if "sequences" in state:
+            self._sequences = EpisodeSequences(**state["sequences"]).to(self.model.device)
         if "environments" in state:
             try:
                 self.seen = self.environments.load_state(state["environments"])
@@ -176,92 +219,10 @@ class RolloutCollector:
             self.lengths = np.array(state["lengths"], dtype=np.int64)
 
 
-class RolloutLoader:
-    """Hands out the minibatches of one rollout per epoch, and plays the rollout when it begins.
-
-    Args:
-        collector: Plays.
-        settings: Of the rollout and its minibatches.
-        seed: Of the order of sequences.
-        arithmetic: Gives the context to play in. It must be that of learning, or the policy that
-            learns would be another one than the policy that played.
-
-    Attributes:
-        before_batch: As in `mttl.data.loader.ResumableLoader`.
-    """
-
-    def __init__(
-        self,
-        collector: RolloutCollector,
-        settings: Ppo,
-        *,
-        seed: int,
-        arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        self.collector = collector
-        self.settings = settings
-        self.arithmetic = arithmetic
-        self.generator = torch.Generator().manual_seed(seed)
-        self.before_batch: Callable[[], object] = lambda: None
-        self._sequences: EpisodeSequences | None = None
-        self._order = self.generator.get_state()  # at the beginning of the current rollout
-        self._next = 0
-
-    def __len__(self) -> int:
-        return self.settings.n_epochs * self.settings.n_minibatches
-
-    def __iter__(self) -> Iterator[EpisodeSequences]:
-        self.before_batch()
-        if self._sequences is None:
-            with self.arithmetic():
-                self._sequences, self._next = self.collector.play(self.settings), 0
-            self._order = self.generator.get_state()
-        self.generator.set_state(self._order)
-        batches = minibatches(
-            self._sequences,
-            n_minibatches=self.settings.n_minibatches,
-            n_epochs=self.settings.n_epochs,
-            generator=self.generator,
-        )
-        for number, batch in islice(enumerate(batches), self._next, None):
-            self.before_batch()
-            self._next = number + 1
-            if self._next == len(self):
-                # With the last batch the position is the next rollout, which is not played yet.
-                self._sequences = None
-            yield batch
-        self.before_batch()
-
-    def state(self) -> dict[str, Any]:
-        """Return what is needed to hand out the next minibatch and all later ones."""
-        # After the last minibatch the generator stands where the next rollout begins.
-        order = self.generator.get_state() if self._sequences is None else self._order
-        state = {"player": self.collector.state_dict(), "next": self._next, "order": order}
-        if self._sequences is not None:
-            state["sequences"] = vars(self._sequences.to("cpu"))
-        return state
-
-    def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
-        """Go to a saved position; the next `iter` begins there.
-
-        Of the state of another process only the counts are taken: both would play its episodes.
-        """
-        if of_other:
-            self.collector.log.load_state_dict(state["player"]["log"])
-            return
-        self.collector.load_state_dict(state["player"])
-        self.generator.set_state(state["order"])
-        self._order, self._next, self._sequences = state["order"], state["next"], None
-        if "sequences" in state:
-            device = self.collector.model.device
-            self._sequences = EpisodeSequences(**state["sequences"]).to(device)
-
-
 class PolicyData(pl.LightningDataModule):
     """The batches of a loader as Lightning's training data; its state is that of the loader.
 
-    The loader itself offers Lightning no state: it would be restored too late, when the loader has
-    been asked for its length.
+    A state of the loader itself would be restored after it has been asked for its length.
     """
 
     def __init__(self, loader: "DemonstrationLoader | RolloutLoader") -> None:

@@ -16,10 +16,15 @@ from mttl.assembly.trainer import build_policy_trainer
 from mttl.babyai.build_policy import build_policies, policy_settings
 from mttl.babyai.demonstration_loader import DemonstrationLoader, read_demonstrations
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
-from mttl.babyai.policy_module import ImitationModule, PolicyModule, PpoModule
-from mttl.babyai.policy_monitors import EpisodeMonitor, ImitationMonitor
+from mttl.babyai.policy_module import (
+    EpisodeMonitor,
+    ImitationModule,
+    ImitationMonitor,
+    PolicyModule,
+    PpoModule,
+)
 from mttl.babyai.rl.learning_curve import EpisodeLog
-from mttl.babyai.rollouts import PolicyData, RolloutCollector, RolloutLoader
+from mttl.babyai.rollouts import PolicyData, RolloutLoader
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -44,12 +49,7 @@ BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 
 @contextmanager
 def environment_errors(advice: str) -> Iterator[None]:
-    """Turn errors of environments into those of the package inside a ``with`` block.
-
-    Raises:
-        ConfigError: If a level is unknown, or a backend is not installed.
-        TrainingError: If an environment breaks.
-    """
+    """Turn errors of environments into a `ConfigError` or, of one that breaks, `TrainingError`."""
     try:
         yield
     except (LevelError, ImportError) as error:
@@ -73,11 +73,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     trainer = build_policy_trainer(
-        config,
-        folder,
-        levels,
-        model.inventory.groups,
-        learning.monitor,
+        *(config, folder, levels, model.inventory.groups, learning.monitor),
         every_n_steps=learning.every_n_steps,
         resumed_step=step,
     )
@@ -105,8 +101,6 @@ class Learning:
     """How policies learn.
 
     Attributes:
-        module: Turns batches into losses.
-        monitor: Says how well it goes.
         every_n_steps: Steps between two checkpoints.
         open_data: Gives the batches of a trainer's process while it is open.
     """
@@ -138,21 +132,15 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
             n_workers=rl.n_workers,
             first_slot=trainer.global_rank * rl.n_slots,
         )
-        collector = RolloutCollector(model, environments, log, seed=seed)
-        arithmetic = trainer.precision_plugin.forward_context
+        how = {"seed": seed, "arithmetic": trainer.precision_plugin.forward_context}
         try:
-            yield PolicyData(RolloutLoader(collector, rl.ppo, seed=seed, arithmetic=arithmetic))
+            yield PolicyData(RolloutLoader(model, environments, log, rl.ppo, **how))
         finally:
             environments.close()
 
-    monitor = EpisodeMonitor(
-        log,
-        success_rate=rl.success_rate,
-        stop_when_solved=rl.stop_when_solved,
-        console=Console(stderr=True),
-    )
+    monitor = EpisodeMonitor(log, rl, Console(stderr=True))
     every_n_steps = ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches
-    module = PpoModule(model, levels, config.optim, rl.ppo)
+    module = PpoModule(model, levels, config.optim, rl)
     return Learning(module, monitor, every_n_steps, open_data)
 
 
@@ -162,13 +150,7 @@ def _from_demonstrations(
     rl = config.rl
     assert rl.demonstrations is not None
     record = read_demonstrations(rl.demonstrations, levels)
-    module = ImitationModule(
-        model,
-        levels,
-        config.optim,
-        recurrence=rl.ppo.recurrence,
-        entropy_coef=rl.imitation.entropy_coef,
-    )
+    module = ImitationModule(model, levels, config.optim, rl)
 
     def open_data(trainer: pl.Trainer) -> AbstractContextManager[PolicyData]:
         ranks = {"rank": trainer.global_rank, "n_ranks": trainer.world_size}

@@ -118,7 +118,7 @@ def build(
     tasks: "list[Task]", out: Path, samples: list[int], raw: Path | None, n_workers: int
 ) -> "list[Outcome]":
     """Build tasks with a progress bar; however it ends, print what became of them."""
-    from mttl.tasks.building.build_many import build_many
+    from mttl.tasks.building.build_gym import build_many
     from mttl.tasks.sample_files import update_task_table
 
     console = make_console(stderr=True)

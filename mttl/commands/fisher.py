@@ -113,7 +113,7 @@ def read_batches(
     )
     generator = torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
-    collate = TrainCollator(pad_id_of(tokenizer), len(options.tasks), is_decoder_only(model))
+    collate = TrainCollator(pad_id_of(tokenizer), is_decoder_only(model))
     return [
         collate([rows[place] for place in order[start : start + options.batch_size]])
         for start in range(0, len(order), options.batch_size)

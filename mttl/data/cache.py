@@ -1,8 +1,7 @@
 """A cache of rows on disk; an entry is written whole or not at all.
 
-Rows are written as they are made, a piece at a time, and read where they lie: an Arrow file is
-mapped into memory, and its pages belong to the system, which takes them back when it needs room. So
-neither making nor reading rows takes more memory where there are more.
+Rows are written as they are made, a piece at a time, and read where they lie, in an Arrow file that
+is mapped into memory. So neither making nor reading rows takes more memory where there are more.
 
 An entry is built in a folder of its own and moved into place by one rename, so that processes
 that build at once do not meet: the first one there wins and the others use its work.
@@ -42,20 +41,16 @@ def in_memory(build: Build, features: Features) -> Dataset:
 def cached(build: Build, features: Features, key: str, cache_dir: str | Path) -> Dataset:
     """Return the rows kept under ``key``, building and keeping them if they are not there.
 
-    If the cache cannot be written or read (no space, no permission), they are built in memory, with
-    a warning.
-
-    Args:
-        build: As for `in_memory`.
-        features: The columns.
-        key: Names the rows; must change with everything that ``build`` depends on.
-        cache_dir: The folder of all caches; made if need be.
+    The key must change with everything that ``build`` depends on. If the cache cannot be written or
+    read (no space, no permission, cut short), they are built in memory, with a warning.
     """
     place = Path(cache_dir) / key
     try:
         if not place.exists():
             _keep(build, features, place)
-        about = (place / _ABOUT).read_text(encoding="utf-8")
+        size, _, about = (place / _ABOUT).read_text(encoding="utf-8").partition("\n")
+        if size != str((place / _ROWS).stat().st_size):  # Arrow reads a part as a table, too
+            raise OSError("it was cut short: remove it")
         info = DatasetInfo(features=features, description=about)
         return Dataset.from_file(str(place / _ROWS), info=info)
     except (OSError, pa.ArrowInvalid) as error:
@@ -69,7 +64,8 @@ def _keep(build: Build, features: Features, place: Path) -> None:
         with new_folder(place) as building:
             with pa.ipc.new_stream(str(building / _ROWS), schema) as stream:
                 about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
-            (building / _ABOUT).write_text(about, encoding="utf-8")
+            size = (building / _ROWS).stat().st_size
+            (building / _ABOUT).write_text(f"{size}\n{about}", encoding="utf-8")
     except OSError:
         # Where another process was first, its rows are this one's equal.
         if not place.exists():

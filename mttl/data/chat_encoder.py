@@ -33,11 +33,9 @@ _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.t
 class ChatEncoder(TextEncoder):
     """Encodes questions and answers for a decoder-only model by its tokenizer's chat template.
 
+    Lengths and the side that is cut are those of `TextEncoder`; the template's text stays.
+
     Args:
-        tokenizer: One that has a chat template.
-        max_input_length: The most ids of a prompt, the template's included.
-        max_output_length: The most ids of an answer, the end of its turn included.
-        truncate: Which side of a question that is too long is cut; the template's text stays.
         system: A system text that chats have, if all of them have one; templates may need it.
         date: The day that templates show, as YYYY-MM-DD; that of the call by default.
 
@@ -92,11 +90,7 @@ class ChatEncoder(TextEncoder):
         prompt_prefixes: Sequence[PromptPrefix] = (),
         lost: list[int] | None = None,
     ) -> list[list[int]]:
-        """Return the ids of each question as the beginning of a chat; see `TextEncoder.prompts`.
-
-        Raises:
-            ConfigError: If the template alone is longer than a prompt may be.
-        """
+        """Return the ids of each question as the beginning of a chat; see `TextEncoder.prompts`."""
         prompt_prefixes = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
         prompts = self._asked(texts, [prompt_prefix.system for prompt_prefix in prompt_prefixes])
         for place, ids in enumerate(prompts):

@@ -54,7 +54,13 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
     if data.dir is None and not folder.exists():
         with locked(folder.with_suffix(".lock")):
             if not folder.exists():
-                _convert(_custom_tasks(data), folder, samples or data.samples)
+                tasks = _custom_tasks(data)
+                with new_folder(folder) as making:
+                    for task in tasks.values():
+                        (making / task.name).mkdir()
+                        write_samples(task, making / task.name, samples or data.samples)
+                    update_task_table(making, tasks.values())
+                _log.info("converted the tasks %s", ", ".join(tasks))
     return Gym(folder, data.metrics)
 
 
@@ -62,15 +68,6 @@ def training_tasks(config: Config) -> tuple[Gym, list[str]]:
     """Return the gym, and the tasks of it that a training learns."""
     gym = open_gym(config)
     return gym, select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
-
-
-def _convert(tasks: Mapping[str, Task], folder: Path, samples: Sequence[int]) -> None:
-    with new_folder(folder) as making:
-        for task in tasks.values():
-            (making / task.name).mkdir()
-            write_samples(task, making / task.name, samples)
-        update_task_table(making, tasks.values())
-    _log.info("converted the tasks %s", ", ".join(tasks))
 
 
 def _custom_tasks(data: Data) -> Mapping[str, Task]:

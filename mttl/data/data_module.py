@@ -16,12 +16,11 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Data
-from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
+from mttl.data.collate import EvalCollator, PackedCollator, TrainCollator, pad_id_of
 from mttl.data.loader import ResumableLoader
-from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
-from mttl.data.samplers import TaskBatchSampler, drawing, evaluation_batches
+from mttl.data.samplers import TaskBatchSampler, evaluation_batches
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.tasks.folder import Gym
 
@@ -33,15 +32,14 @@ class TextToTextDataModule(pl.LightningDataModule):
 
     Its state is the position in the training data: a run resumed in the middle of an epoch sees
     exactly the batches that were left. Build the trainer with ``use_distributed_sampler=False``:
-    the rows are dealt to the processes here, for training by `TaskBatchSampler`, for evaluation
-    each exactly once.
+    the rows are dealt to the processes here.
 
     Args:
         gym: Where the files are.
         tasks: The names of the tasks, in id order.
         tokenizer: Of the backbone.
-        data: Samples, splits, sampler, sizes of batches and form of the rows; its folder and
-            partition are not read, and without a ``cache_dir`` nothing is kept.
+        data: The section; its folder and partition are not read, and without a ``cache_dir``
+            nothing is kept.
         decoder_only: Whether the backbone is a decoder-only model.
         seed: Of the order of the training rows.
         n_examples: Training and development rows to keep of all that there are: the first of an
@@ -108,7 +106,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             "length_window": data.length_window,
             "seed": self.seed,
             **self._place,
-            **drawing(data.sampler.kind, data.sampler.temperature or 2.0),
+            "kind": data.sampler.kind,
+            "temperature": data.sampler.temperature or 2.0,
         }
         task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
         stacks = (prompts + answers)[:, None]
@@ -117,13 +116,9 @@ class TextToTextDataModule(pl.LightningDataModule):
         n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         if data.token_budget is None:
             # Prompt and answer both cost padding; the answer is read again by cross-attention.
-            sampler = TaskBatchSampler(
-                task_ids,
-                lengths=prompts + 2 * answers,
-                global_batch_size=data.global_batch_size,
-                n_parts=1 if data.global_batch_size is None else n_parts,
-                **order,
-            )
+            order |= {"lengths": prompts + 2 * answers, "global_batch_size": data.global_batch_size}
+            order["n_parts"] = 1 if data.global_batch_size is None else n_parts
+            sampler = TaskBatchSampler(task_ids, **order)
         else:
             order |= {"token_budget": data.token_budget, "packed_length": packed}
             sampler = TokenBatchSampler(task_ids, sizes=stacks, **order)
@@ -135,8 +130,8 @@ class TextToTextDataModule(pl.LightningDataModule):
                 *(len(batches), min(n_rows), max(n_rows)),
                 100 * padding_share(batches, stacks, packed),
             )
-        sizes = pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only
-        collate = TrainCollator(*sizes) if packed is None else PackedCollator(*sizes, packed)
+        form = pad_id_of(self.tokenizer), self.decoder_only
+        collate = TrainCollator(*form) if packed is None else PackedCollator(*form, packed)
         counted: dict[str, Any] = {}
         if n_parts > 1 or data.global_batch_size is not None:
             counted = {"n_targets": collate.n_targets, "n_parts": n_parts}
@@ -162,20 +157,15 @@ class TextToTextDataModule(pl.LightningDataModule):
         rows = self.prepared(split)
         if tasks is not None:
             rows = pick(rows, np.flatnonzero(np.isin(numbers_of(rows, "task_id"), tasks)))
-        batches = evaluation_batches(
-            lengths_of(rows, "input_ids"),
-            batch_size=self.data.eval_batch_size,
-            **self._place,
-        )
-        collate = EvalCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
-        # Its own generator: a loader draws seeds for workers, kept ones only once, and training has
-        # to go on with the same noise whether it validated in this process or in an earlier one.
-        generator = torch.Generator().manual_seed(self.seed)
+        size, lengths = self.data.eval_batch_size, lengths_of(rows, "input_ids")
+        batches = evaluation_batches(lengths, batch_size=size, **self._place)
         return DataLoader(
             rows,  # pyright: ignore
             batch_sampler=batches,  # pyright: ignore
-            collate_fn=collate,
-            generator=generator,
+            collate_fn=EvalCollator(pad_id_of(self.tokenizer), self.decoder_only),
+            # A loader draws seeds for workers, kept ones only once: training has to go on with the
+            # same noise whether it validated in this process or in an earlier one.
+            generator=torch.Generator().manual_seed(self.seed),
             **self._options,
         )
 

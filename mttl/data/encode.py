@@ -1,10 +1,9 @@
 r"""Encode text as ids, and truncate it without losing the special tokens.
 
 An input reads ``[task] input`` (with the prefix on) and an answer is the first accepted output.
-CrossFit puts a blank before both. That blank is kept exactly where it does what it was meant to
-do: for tokenizers in which it changes a word's token without costing one (the byte-level BPE of
-GPT-2 and BART, to which " word" in mid-sentence and "word" at the start are different tokens).
-Elsewhere it would be dropped, doubled or, for bytes, spend a position on nothing.
+CrossFit puts a blank before both. That blank is kept for tokenizers in which it changes a word's
+token without costing one (the byte-level BPE of GPT-2 and BART, to which " word" in mid-sentence
+and "word" at the start are different tokens). Elsewhere it would be dropped, doubled or cost more.
 
 Special tokens are the tokenizer's own. Encoder-decoder: inputs and answers both carry them, and
 an answer always ends with the end token. Decoder-only: beginning + input + newline, then answer +
@@ -31,12 +30,7 @@ _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end
 
 
 class PromptPrefix(NamedTuple):
-    """What a model reads before the input itself.
-
-    Attributes:
-        text: The beginning of the input.
-        system: The system text of a chat, in which the input is what the user says.
-    """
+    """The beginning of an input; and the system text of a chat, where the input is the user's."""
 
     text: str
     system: str | None = None
@@ -64,8 +58,8 @@ class TextEncoder:
     Args:
         tokenizer: Any transformers tokenizer that has an end token.
         decoder_only: The kind of model.
-        max_input_length: The most ids of a prompt, special tokens included.
-        max_output_length: The most ids of an answer, special tokens included.
+        max_input_length: The most ids of a prompt; these lengths include special tokens.
+        max_output_length: The most ids of an answer.
         truncate: Which side of an input that is too long is cut.
 
     Raises:
@@ -92,12 +86,11 @@ class TextEncoder:
         self._decoder_only = decoder_only
         self.leading_space = " " if wants_leading_space(tokenizer) else ""
         before, after = special_ids(tokenizer)
-        ends = after if eos_id in after else [*after, eos_id]
-        self.prompt_ends, self._answer_ends = (
-            ((before, _bare(tokenizer, "\n")), ([], [eos_id]))
-            if decoder_only
-            else ((before, after), (before, ends))
-        )
+        if decoder_only:
+            self.prompt_ends, self._answer_ends = (before, _bare(tokenizer, "\n")), ([], [eos_id])
+        else:
+            ends = after if eos_id in after else [*after, eos_id]
+            self.prompt_ends, self._answer_ends = (before, after), (before, ends)
         self._max_lengths = max_input_length, max_output_length
         self._check_room("max_input_length", max_input_length, self.prompt_ends)
         self._check_room("max_output_length", max_output_length, self._answer_ends)
@@ -173,14 +166,12 @@ class TextEncoder:
                 # How much stays at the beginning; the rest of the room is for the end.
                 n_kept = room
                 if prompt_prefixes is not None and self.truncate == "start":
-                    n_kept = min(room, self._n_ids(prompt_prefixes[place].text))
+                    # The blank at its end may be part of the next word's token.
+                    kept = prompt_prefixes[place].text.rstrip()
+                    kept_ids = self.user_text.encode([self.leading_space + kept])[0] if kept else []
+                    n_kept = min(room, len(kept_ids))
                 encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
         return [[*before, *ids, *after] for ids in encoded]
-
-    def _n_ids(self, prompt_prefix: str) -> int:
-        # The blank at its end may be part of the next word's token.
-        kept = self.leading_space + prompt_prefix.rstrip()
-        return len(self.user_text.encode([kept])[0]) if prompt_prefix else 0
 
 
 def check_positions(
@@ -191,11 +182,7 @@ def check_positions(
     max_output_length: int,
     prompt_length: int = 0,
 ) -> None:
-    """Refuse lengths that a model has no positions for.
-
-    Raises:
-        ConfigError: If they are longer.
-    """
+    """Refuse lengths that a model has no positions for, by a `ConfigError`."""
     first = "data.max_input_length" + (" + skills.length" if prompt_length else "")
     lengths = {first: max_input_length + prompt_length}
     lengths["data.max_output_length"] = max_output_length
@@ -230,11 +217,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of all that decides how the tokenizer encodes.
-
-    Its class, vocabulary, special tokens and settings; for the fast ones their whole pipeline,
-    without padding and truncation (each call sets these); and the ids of a probe text.
-    """
+    """Return a hash of all that decides how the tokenizer encodes; each call sets its padding."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     pipeline = json.loads(backend.to_str()) if backend is not None else {}
     pipeline = {k: v for k, v in pipeline.items() if k not in ("padding", "truncation")}

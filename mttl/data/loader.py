@@ -20,22 +20,21 @@ from mttl.routing.token.masks import IGNORED
 class ResumableLoader(DataLoader):
     """Hands out the batches of ``sampler`` from its position on, and keeps that position.
 
-    Its length is that of a whole epoch also where `iter` begins in the middle, as Lightning
-    expects.
+    Its length is that of a whole epoch, wherever `iter` begins, as Lightning expects.
 
     Args:
         dataset: The rows, a map-style data set.
         sampler: Decides the batches and holds the position.
         n_targets: Counts the tokens that a batch predicts. If given, every batch has the fields
-            ``step_parts``, the number of batches of its optimizer step, and ``step_tokens``, the
-            mean of these counts over them, and so ``step_rows`` of rows. Losses are divided by
-            such a mean, so that every token (or row) of the step has the same weight.
+            ``step_parts``, the number of batches of its optimizer step, and ``step_tokens`` and
+            ``step_rows``, the means over them. Losses are divided by such a mean, so that every
+            token (or row) of the step has the same weight.
         n_parts: Batches of a step; the last step of an epoch may have fewer.
         options: Of `torch.utils.data.DataLoader`.
 
     Attributes:
-        before_batch: Called before each batch is handed out: the one moment at which all that
-            belongs to earlier batches is over, validations and logs included.
+        before_batch: Called before each batch is handed out, when all that belongs to earlier ones
+            is over, validations and logs included.
     """
 
     def __init__(

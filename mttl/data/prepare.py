@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
@@ -43,10 +42,7 @@ COLUMNS = Features(
 )
 
 
-class _Source(NamedTuple):
-    task_id: int
-    sample: int
-    file: RowFile
+_Source = tuple[int, int, RowFile]  # task, sample
 
 
 def prepare(
@@ -64,17 +60,16 @@ def prepare(
     """Read, format and tokenise the rows of ``tasks``, in the order task, sample, split, row.
 
     Rows that stand in several samples are kept as often (that is how the published results were
-    trained); but a test file that equals an earlier sample's of its task byte for byte is read
-    once, because it would only be scored twice.
+    trained); but a test file that equals an earlier sample's byte for byte is read once.
 
     Args:
-        gym: Where the files are.
+        gym: Where the files are, and the descriptions.
         tasks: Their names in id order: `task_id` is the index here.
         split: `train`, `dev`, `test`, or several joined by ``+``: `train+dev`.
         samples: Which few-shot samples.
         tokenizer: Of the backbone.
-        decoder_only: Whether the backbone is a decoder-only model; see `mttl.data.encode`.
-        form: How rows become text; descriptions are those in TASKS.csv.
+        decoder_only: Whether the backbone is a decoder-only model.
+        form: How rows become text.
         max_rows: Read only so many rows of every file, spread evenly.
         cache_dir: Where the result is kept; None keeps nothing.
 
@@ -103,7 +98,7 @@ def prepare(
         "tokenizer": tokenizer_identity(tokenizer),
         "tasks": list(tasks),
         "prompt_prefixes": [prefix.text for prefix in prompt_prefixes],
-        "files": [(s.task_id, s.sample, s.file.digest) for s in sources],
+        "files": [(task, sample, file.digest) for task, sample, file in sources],
         "decoder_only": decoder_only,
         "lengths": [form.max_input_length, form.max_output_length],
         "max_rows": max_rows,
@@ -129,7 +124,7 @@ def _read_sources(
                     if file.digest in seen:
                         continue
                     seen.add(file.digest)
-                sources.append(_Source(task_id, sample, file))
+                sources.append((task_id, sample, file))
     return sources
 
 
@@ -141,24 +136,25 @@ def _build(
     write: Write,
 ) -> str:
     """Write all rows, some at a time, and return what was cut."""
-    n_rows = sum(min(s.file.n_lines, max_rows or s.file.n_lines) for s in sources)
+    n_rows = sum(min(file.n_lines, max_rows or file.n_lines) for _, _, file in sources)
     _log.info("tokenising %d rows of %d files", n_rows, len(sources))
     lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
     unknown: set[str] = set()
     n_written = 0
-    rows = ((source, row) for source in sources for row in source.file.rows(max_rows))
+    rows = ((task, sample, row) for task, sample, file in sources for row in file.rows(max_rows))
     while some := list(islice(rows, AT_ONCE)):
-        before = [prompt_prefixes[source.task_id] for source, _ in some]
-        inputs = [prefix.text + row.input for prefix, (_, row) in zip(before, some, strict=True)]
-        answers = [row.outputs[0] for _, row in some]
+        tasks, samples, read = zip(*some, strict=True)
+        before = [prompt_prefixes[task] for task in tasks]
+        inputs = [prefix.text + row.input for prefix, row in zip(before, read, strict=True)]
+        answers = [row.outputs[0] for row in read]
         unknown.update(encoder.lost_characters(answers))
         write(
             {
                 "row": range(n_written, n_written + len(some)),
-                "task_id": [source.task_id for source, _ in some],
-                "sample": [source.sample for source, _ in some],
+                "task_id": tasks,
+                "sample": samples,
                 "input": inputs,
-                "references": [list(row.outputs) for _, row in some],
+                "references": [list(row.outputs) for row in read],
                 "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
                 "labels": encoder.answers(answers, lost["max_output_length"]),
             }

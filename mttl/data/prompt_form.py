@@ -57,10 +57,11 @@ class PromptForm(Section):
             raise TaskError(
                 f"the model was trained with descriptions of tasks, and has none of '{task}'"
             )
+        shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[self.prefix]
         if self.template == "plain":
-            return PromptPrefix(prompt_prefix(task, self.prefix, description))
+            return PromptPrefix(shown + ("" if description is None else f"{description.strip()} "))
         system = "\n\n".join(text.strip() for text in (self.system, description) if text)
-        return PromptPrefix(prompt_prefix(task, self.prefix), system or None)
+        return PromptPrefix(shown, system or None)
 
     def text(self, task: str, question: str) -> str:
         """Return an input as the model reads it; blanks around it are dropped, as in training."""
@@ -85,12 +86,6 @@ class PromptForm(Section):
         return ChatEncoder(tokenizer, system=system, date=self.date, **lengths)
 
 
-def prompt_prefix(task: str, prefix: TaskPrefix, description: str | None = None) -> str:
-    """Return the text before the inputs of a task."""
-    shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[prefix]
-    return shown if description is None else f"{shown}{description.strip()} "
-
-
 def task_code(task: str) -> str:
     """Return six letters that identify a task and reveal nothing of its name.
 
@@ -106,11 +101,7 @@ def task_code(task: str) -> str:
 
 
 def check_codes(tasks: Sequence[str]) -> None:
-    """Check that every task has a code of its own.
-
-    Raises:
-        TaskError: If two share one.
-    """
+    """Refuse two tasks of one code, by a `TaskError`."""
     owners: dict[str, str] = {}
     for task in tasks:
         if (owner := owners.setdefault(task_code(task), task)) != task:

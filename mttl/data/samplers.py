@@ -33,8 +33,6 @@ from torch.utils.data import Sampler
 
 from mttl.io.errors import CheckpointError
 
-KINDS = ("proportional", "uniform", "temperature", "homogeneous")
-
 
 class TaskBatchSampler(Sampler[list[int]]):
     """Yields the batches of one process from its position to the end of the epoch.
@@ -45,12 +43,8 @@ class TaskBatchSampler(Sampler[list[int]]):
     Args:
         task_ids: The task of every row.
         batch_size: Rows per batch and process.
-        temperature: Draws tasks with p ∝ n^(1/temperature), `math.inf` being uniform. None takes
-            every row once per epoch (or, with ``homogeneous``, draws by size).
-        homogeneous: Fill each global batch from one task.
+        kind: One of the four; ``temperature`` is τ.
         seed: Of the plan; the same on all ranks.
-        rank: This process.
-        world_size: Number of processes.
         global_batch_size: Rows of a step of all processes; ``batch_size`` is then not read.
         n_parts: Batches in which each process gets its rows of such a step. What has no row repeats
             one (see `is_filler`), which must not count.
@@ -63,8 +57,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         task_ids: Sequence[int] | np.ndarray,
         *,
         batch_size: int,
-        temperature: float | None = None,
-        homogeneous: bool = False,
+        kind: str = "proportional",
+        temperature: float = 1.0,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -79,14 +73,12 @@ class TaskBatchSampler(Sampler[list[int]]):
         self.n_parts = n_parts
         self.global_batch_size = global_batch_size or batch_size * world_size * n_parts
         self.n_rows = ids.size
-        self.rank, self.world_size, self.seed = rank, world_size, seed
-        self.homogeneous = homogeneous
+        self.rank, self.world_size, self.seed, self.kind = rank, world_size, seed, kind
         self.tasks, sizes = np.unique(ids, return_counts=True)
         self.rows_of_task = [np.flatnonzero(ids == task) for task in self.tasks]
+        exponents = {"uniform": math.inf, "temperature": temperature, "homogeneous": 1.0}
         self.probabilities = (
-            None
-            if temperature is None and not homogeneous
-            else task_probabilities(sizes, 1.0 if temperature is None else temperature)
+            None if kind == "proportional" else task_probabilities(sizes, exponents[kind])
         )
         # Ranks without a row of the last batch repeat one: every rank must take every step.
         self.n_steps = math.ceil(self.n_rows / self.global_batch_size)
@@ -129,7 +121,7 @@ class TaskBatchSampler(Sampler[list[int]]):
     def _drawn(self, rng: np.random.Generator) -> np.ndarray:
         if self.probabilities is None:
             return rng.permutation(self.n_rows)
-        if self.homogeneous:
+        if self.kind == "homogeneous":
             tasks = rng.choice(len(self.tasks), size=self.n_steps, p=self.probabilities)
             tasks = np.repeat(tasks, self.global_batch_size)
         else:
@@ -174,11 +166,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         """
         mine, saved = self._plan_identity(), state["plan"]
         if state["batch"] and saved != mine:
-            differs = ", ".join(
-                f"{key} {saved.get(key)} there, {mine[key]} here"
-                for key in mine
-                if saved.get(key) != mine[key]
-            )
+            pairs = {key: (saved.get(key), own) for key, own in mine.items()}
+            differs = ", ".join(f"{k} {x} there, {y} here" for k, (x, y) in pairs.items() if x != y)
             raise CheckpointError(
                 f"the checkpoint was saved at batch {state['batch']} of epoch {state['epoch']}, "
                 f"which cannot be continued with other data settings: {differs}. Resume with "
@@ -192,7 +181,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             "global_batch_size": self.global_batch_size,
             "n_batches": self.n_steps,
             "seed": self.seed,
-            "homogeneous": self.homogeneous,
+            "kind": self.kind,
             "length_window": self.length_window,
             "probabilities": None
             if self.probabilities is None
@@ -207,21 +196,6 @@ def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) ->
     return weights / weights.sum()
 
 
-def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the arguments of a sampler by which tasks are drawn.
-
-    Args:
-        kind: One of `KINDS`.
-        temperature: Of the kind `temperature`.
-    """
-    return {
-        "proportional": {},
-        "uniform": {"temperature": math.inf},
-        "temperature": {"temperature": temperature},
-        "homogeneous": {"homogeneous": True},
-    }[kind]
-
-
 def evaluation_batches(
     lengths: Sequence[int] | np.ndarray,
     *,
@@ -231,11 +205,10 @@ def evaluation_batches(
 ) -> list[list[int]]:
     """Deal every row exactly once over the ranks, in batches of rows of similar length.
 
-    Rows are sorted by length, cut into global batches whose sizes differ by one at most, and
-    these are put into a fixed random order: a validation that is limited to the first batches
-    then sees all lengths, and not the shortest rows only. Every rank gets the same number of
-    batches, so that processes that share a model run it together; where there are too few rows for
-    that, some batches are empty.
+    Rows are sorted by length, cut into global batches whose sizes differ by one at most, and these
+    are put into a fixed random order: a validation that is limited to the first batches sees all
+    lengths. Every rank gets the same number of batches, to run a model that all share; where there
+    are too few rows for that, some are empty.
     """
     order = np.argsort(np.asarray(lengths), kind="stable")
     n_batches = math.ceil(len(order) / (batch_size * world_size))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from mttl.data.packing import PackedSequences
+from mttl.data.collate import PackedSequences
 from mttl.data.samplers import TaskBatchSampler
 
 # Batches that an epoch has beyond those of the first, as a fraction.
@@ -30,7 +30,6 @@ class TokenBatchSampler(TaskBatchSampler):
     """Yields the batches of one process, each within a budget of tokens.
 
     Args:
-        task_ids: The task of every row.
         sizes: Tokens of every row in each stack: (N, 2) for encoder and decoder, (N, 1) for a
             decoder-only model.
         token_budget: The most tokens of a batch of a process: rows × the most tokens of one in
@@ -38,7 +37,7 @@ class TokenBatchSampler(TaskBatchSampler):
         batch_size: The most rows of it.
         packed_length: The most tokens of a sequence of several rows; None gives each its own.
         length_window: Sort the rows of about so many batches by length; 0 leaves them as drawn.
-        options: As for `TaskBatchSampler`: temperature, seed, rank and world size.
+        options: As for `TaskBatchSampler`: kind, temperature, seed, rank and world size.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class TokenBatchSampler(TaskBatchSampler):
             yield batches[i * self.world_size + self.rank].tolist()
 
     def is_filler(self, batch: int) -> bool:
-        """Return False: every batch has rows of its own, or repeats rows that count."""
+        """Return False: every batch has rows that count."""
         return False
 
     def global_batches(self, epoch: int) -> list[Int64[np.ndarray, "B"]]:

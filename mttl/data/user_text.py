@@ -21,11 +21,9 @@ _copies: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, Tokenizer]] = Weak
 
 
 class UserText:
-    """Encodes text in which only the special tokens of a chat template are special.
+    """Encodes text in which only those added tokens are special that a chat template's text holds.
 
-    Args:
-        tokenizer: The model's; it is not changed.
-        template: Text of the template: all added tokens that it holds are special.
+    The tokenizer is not changed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str = "") -> None:

@@ -31,7 +31,7 @@ from mttl.models.generation import cache_argument
 from mttl.models.teacher_forcing import forced_logits, run_at
 from mttl.routing.context import Routing
 from mttl.routing.token.masks import IGNORED
-from mttl.skills.inputs.skilled_embedding import SkilledEmbedding
+from mttl.skills.inputs.prompt import SkilledEmbedding
 from mttl.skills.skilled_model import SkilledModel
 
 # Answers that go through the model together, unless one prompt has more.
@@ -118,7 +118,7 @@ def _repeated(
             zip(labels, task_ids.repeat_interleave(n).tolist(), strict=True)
         )
     ]
-    collate = TrainCollator(pad_id, model.router.n_tasks, is_decoder_only(model.backbone))
+    collate = TrainCollator(pad_id, is_decoder_only(model.backbone))
     batch = {name: value.to(labels.device) for name, value in collate(rows).items()}
     with model.slot.use(model.route(batch["task_ids"], inputs=batch)):
         logits, targets, places = forced_logits(model.backbone, batch)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.elastic import elastic_removal, fisher_average
+from mttl.aggregation.fisher import elastic_removal, fisher_average
 from mttl.aggregation.task_vectors import (
     Trimmer,
     add_task_vectors,

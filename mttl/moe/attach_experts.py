@@ -35,89 +35,72 @@ KEY_OR_VALUE = re.compile(r"\.(k|v|key|value)(_proj)?$")
 
 @dataclass(frozen=True)
 class Place:
-    """Where experts go.
-
-    Attributes:
-        path: The module's path in the backbone.
-        stack: Whose tokens it sees: ``"encoder"``, ``"decoder"`` or ``"model"``.
-        in_features: Features I of its input.
-        out_features: Features O of its output.
-        block: Its parts, where it is a feed-forward block.
-    """
+    """A module that gets experts."""
 
     path: str
-    stack: str
+    stack: str  # whose tokens it sees: "encoder", "decoder" or "model"
     in_features: int
     out_features: int
-    block: FeedForwardBlock | None = None
+    block: FeedForwardBlock | None = None  # its parts, where it is one
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which modules get experts.
+def expert_places(
+    backbone: nn.Module,
+    targets: Sequence[str],
+    *,
+    blocks: bool,
+    every: int = 1,
+    stacks: Sequence[str] | None = None,
+) -> list[Place]:
+    """Return the modules that get experts: feed-forward ``blocks``, or else linear layers.
 
-    Args:
-        blocks: Feed-forward blocks, or else linear layers.
-        targets: As for `mttl.skills.attach_skills`; of blocks, ``"all"`` or patterns of paths.
-        every: Only every n-th transformer block of a stack, the first of them the n-th.
-        stacks: Only of these stacks (``"encoder"``, ``"decoder"``, ``"model"``); all by default.
+    Targets are as for `mttl.skills.attach_skills`; of blocks, ``"all"`` or patterns of paths. They
+    are in the n-th of ``every`` n transformer blocks, of these stacks alone (``"encoder"``,
+    ``"decoder"``, ``"model"``).
+
+    Raises:
+        ValueError: If nothing is left, or a target or a stack does not exist.
     """
-
-    blocks: bool
-    targets: Sequence[str]
-    every: int = 1
-    stacks: Sequence[str] | None = None
-
-    def places(self, backbone: nn.Module) -> list[Place]:
-        """Return the places in a backbone.
-
-        Raises:
-            ValueError: If nothing is left, or a target or a stack does not exist.
-        """
-        parts = feed_forward_blocks(backbone) if self.blocks else {}
-        found = block_places(backbone) if self.blocks else linear_places(backbone)
-        features = {path: found[path] for path in parts} if self.blocks else found
-        if not features:
-            raise ValueError(
-                "this backbone has no feed-forward block of a known form (T5, BART, Llama and "
-                "those like them); use experts on its linear layers"
-            )
-        outer = block_paths(backbone)
-        targets = ["all" if self.blocks and name == "mlp" else name for name in self.targets]
-        # The output head stands outside the blocks, and outside the stacks.
-        inside = [path for path in features if inside_block(path, outer)] or list(features)
-        known = dict.fromkeys(stack_name(path) for path in inside)
-        for name in self.stacks or ():
-            if name not in known:
-                raise ValueError(
-                    f"stacks: this backbone has no '{name}', only {', '.join(known)}. "
-                    "A decoder-only model is one stack, 'model'"
-                )
-        places = [
-            Place(
-                path,
-                "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
-                *(features[path][0], features[path][1]),
-                parts.get(path),
-            )
-            for path in choose_layers(features, targets, outer, words=members(backbone, features))
-            if (self.stacks is None or stack_name(path) in self.stacks)
-            and _is_nth(path, outer, self.every)
-        ]
-        if not places:
-            raise ValueError(
-                f"no layer is left: targets {', '.join(self.targets)} of every {self.every}-th "
-                f"block of {', '.join(self.stacks or known)}; lower every, or name other targets"
-            )
-        return places
+    parts = feed_forward_blocks(backbone) if blocks else {}
+    found = block_places(backbone) if blocks else linear_places(backbone)
+    features = {path: found[path] for path in parts} if blocks else found
+    if not features:
+        raise ValueError(
+            "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
+            "experts on its linear layers"
+        )
+    outer = block_paths(backbone)
+    words = ["all" if blocks and name == "mlp" else name for name in targets]
+    # The output head stands outside the blocks, and outside the stacks.
+    inside = [path for path in features if inside_block(path, outer)] or list(features)
+    known = dict.fromkeys(stack_name(path) for path in inside)
+    for name in stacks or ():
+        if name not in known:
+            raise ValueError(f"stacks: this backbone has no '{name}', only {', '.join(known)}")
+    places = [
+        Place(
+            path,
+            "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
+            *(features[path][0], features[path][1]),
+            parts.get(path),
+        )
+        for path in choose_layers(features, words, outer, words=members(backbone, features))
+        if (stacks is None or stack_name(path) in stacks) and _is_nth(path, outer, every)
+    ]
+    if not places:
+        raise ValueError(
+            f"no layer is left: targets {', '.join(targets)} of every {every}-th "
+            f"block of {', '.join(stacks or known)}; lower every"
+        )
+    return places
 
 
 def attach_experts(
     backbone: nn.Module,
+    places: Sequence[Place],
     make_experts: Callable[[Place, int], Inventory],
     make_router: Callable[[Place], TokenRouter],
     *,
-    selection: Selection,
     slot: RoutingSlot,
     n_experts: int,
     replace: bool = False,
@@ -128,35 +111,24 @@ def attach_experts(
 ) -> Attachment:
     """Replace or augment modules of a backbone by layers whose tokens choose experts, in place.
 
-    Call it after `mttl.skills.attach_skills` where layers have skills of tasks too: experts then
-    come on top.
+    Experts come on top of skills of tasks: `mttl.skills.attach_skills` is called first.
 
-    Args:
-        backbone: Any model.
-        make_experts: Makes a number of experts for a place.
-        make_router: Makes the router of a place.
-        selection: Which modules.
-        slot: Where the layers find the routing of a forward pass.
-        n_experts: Experts E of each layer.
-        replace: The experts take the module's place; else they are added to what it computes.
-        shared: Makes the one expert that is always on, where there is one.
-        granularity: Which layers share a row of the task router; see `attach_skills`.
-        groups: Routed groups that exist already; those of the result follow.
-        **settings: As for `MoELayer`: ``prior`` and both factors of capacity.
+    ``make_experts`` makes so many experts for a place, ``make_router`` its router, and ``shared``
+    the one expert that is always on. Experts ``replace`` the module, or are added to what it
+    computes. As with `attach_skills` layers of a granularity share a row of the task router;
+    ``groups`` exist already, and those of the result follow. Settings are those of `MoELayer`:
+    ``prior`` and both factors of capacity.
 
     Raises:
-        ValueError: If the selection is empty or a layer cannot be made. The backbone is left alone.
+        ValueError: If a layer cannot be made. The backbone is left alone.
     """
-    places = selection.places(backbone)
     outer = block_paths(backbone)
     numbers = {name: number for number, name in enumerate(groups)}
+    names = [group_name(place.path, granularity, outer) for place in places]
     made: list[MoELayer] = []
     layers: list[Attached] = []
-    for place in places:
-        group = None
-        if settings.get("prior") is not None:
-            name = group_name(place.path, granularity, outer)
-            group = numbers.setdefault(name, len(numbers))
+    for place, name in zip(places, names, strict=True):
+        routed = settings.get("prior") is not None
         try:
             experts = make_experts(place, n_experts)
             layer = MoELayer(
@@ -168,16 +140,16 @@ def attach_experts(
                 shared=None if shared is None else SharedExpert(shared(place)),
                 name=place.path,
                 stack=place.stack,
-                group=group,
+                group=numbers.setdefault(name, len(numbers)) if routed else None,
                 causal=place.stack != "encoder",
                 **settings,
             )
         except ValueError as error:
             raise ValueError(f"{error}; at '{place.path}'") from error
         made.append(layer)
-    for place, layer in zip(places, made, strict=True):
+    for place, name, layer in zip(places, names, made, strict=True):
         path = place.path
-        base = separate(backbone, path) if selection.blocks else backbone.get_submodule(path)
+        base = separate(backbone, path) if place.block else backbone.get_submodule(path)
         device = next(base.parameters()).device
         layer.to(device).train(base.training)
         if not replace:
@@ -186,8 +158,7 @@ def attach_experts(
         setattr(backbone.get_submodule(above), child, layer)
         parts = layer.experts, layer.router, layer.shared or nn.Identity()
         n_parameters = sum(p.numel() for part in parts for p in part.parameters())
-        group = group_name(path, granularity, outer)
-        layers.append(Attached(path, place.in_features, place.out_features, group, n_parameters))
+        layers.append(Attached(path, place.in_features, place.out_features, name, n_parameters))
     return Attachment(tuple(layers), tuple(numbers))
 
 

@@ -20,9 +20,6 @@ class SharedExpert(nn.Module):
 
     What all tokens need is learned once, and leaves the others free to differ.
 
-    Raises:
-        ValueError: If it acts on the output of another module.
-
     References:
         Dai et al., *DeepSeekMoE*, 2024, arXiv:2401.06066, section 3.2.
     """
@@ -30,10 +27,7 @@ class SharedExpert(nn.Module):
     def __init__(self, experts: Inventory) -> None:
         super().__init__()
         if experts.reads == "output":
-            raise ValueError(
-                f"{type(experts).__name__} rescale an output and cannot be shared beside others; "
-                "use another kind of expert, or no shared one"
-            )
+            raise ValueError(f"{type(experts).__name__} act on an output, and cannot be shared")
         self.experts = experts
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N O"]:
@@ -58,8 +52,8 @@ class MoELayer(nn.Module):
         capacity_factor: Room of an expert while training, as a multiple of an even share of the
             pairs; what finds no room is dropped. None drops nothing.
         eval_capacity_factor: The same in evaluation.
-        prior: How the mixing weights of a token's task route it: not at all (None), by adding
-            their logarithms to the router's logits, or by a mask of the experts of positive weight.
+        prior: How the mixing weights of a token's task route it: not at all (None), by their
+            logarithms in the router's logits, or by a mask of the experts of positive weight.
         group: The routed group whose mixing weights are the prior.
         causal: Whether a token must not depend on later ones.
 
@@ -89,19 +83,15 @@ class MoELayer(nn.Module):
         if router.n_experts != experts.n_skills:
             raise ValueError(
                 f"the router chooses among {router.n_experts} experts and the layer has "
-                f"{experts.n_skills}; give both the same number"
+                f"{experts.n_skills}"
             )
         if causal and not router.causal:
             raise ValueError(
                 f"{type(router).__name__} chooses a token's experts by looking at other tokens, "
-                "later ones among them, so it cannot route a causal decoder; use it in an "
-                "encoder, or another router here"
+                "later ones among them, so it cannot route a causal decoder; use it in an encoder"
             )
         if experts.reads == "output" and base is None:
-            raise ValueError(
-                f"{type(experts).__name__} act on the output of the module they augment, and "
-                "there is none; give a base"
-            )
+            raise ValueError(f"{type(experts).__name__} act on the output of a base; give one")
         self.experts, self.router, self.slot = experts, router, slot
         self.base, self.shared = base, shared
         self.name, self.stack = name, stack
@@ -121,11 +111,7 @@ class MoELayer(nn.Module):
         return getattr(self.base, "bias", None)
 
     def read_members(self) -> None:
-        """Let a router that routes by its experts' weights read them; others do nothing.
-
-        Raises:
-            NotImplementedError: If the experts are of a kind that it cannot read.
-        """
+        """Let a router by its experts' weights read them; NotImplementedError if they have none."""
         if isinstance(self.router, MemberRouter):
             self.router.read(*self.experts.factors())
 
@@ -156,14 +142,9 @@ class MoELayer(nn.Module):
     def _assign(self, x: Float[Tensor, "R *positions I"], routing: Routing) -> Assignment:
         ids = self.router.needs_token_ids
         tokens = routing.layer_tokens(x, self.stack, self.group, ids=ids)
-        if tokens.prior is not None:
-            weights = tokens.prior
+        if (weights := tokens.prior) is not None:
             weights = weights if self.prior == "logits" else (weights > 0).to(weights)
-            tokens = replace(tokens, prior=_log(weights))
+            # Minus infinity at 0, without an infinite gradient.
+            logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+            tokens = replace(tokens, prior=logs.masked_fill(weights == 0, -torch.inf))
         return self.router(tokens)
-
-
-def _log(weights: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
-    """Return the logarithm, minus infinity at 0 without an infinite gradient."""
-    smallest = torch.finfo(weights.dtype).tiny
-    return weights.clamp(min=smallest).log().masked_fill(weights == 0, -torch.inf)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.moe.layer import MoELayer
@@ -30,12 +30,11 @@ class ParallelExperts(Inventory):
     experts together would have given. Routers stay whole in every process.
 
     Gradients of the experts are those of the mean of the processes' losses, as other parameters
-    get them under `DistributedDataParallel`, which must leave the experts alone: list their names
-    in the model's ``_ddp_params_and_buffers_to_ignore``.
+    get them under `DistributedDataParallel`, which must leave the experts alone.
 
     Raises:
-        ValueError: If tokens cannot choose such experts, or the processes cannot have equally many.
-        RuntimeError: If there is no process group.
+        ValueError: If tokens cannot choose such experts, the processes cannot have equally many,
+            or there is no process group.
     """
 
     uses = ("token",)
@@ -43,11 +42,6 @@ class ParallelExperts(Inventory):
     def __init__(self, experts: Inventory) -> None:
         super().__init__(experts.in_features, experts.out_features, experts.n_skills)
         experts.require_use("token")
-        if not dist.is_initialized():
-            raise RuntimeError(
-                "experts can be shared out among processes once torch.distributed is initialised; "
-                "call init_process_group first"
-            )
         n_processes, rank = dist.get_world_size(), dist.get_rank()
         if experts.n_skills % n_processes:
             raise ValueError(
@@ -74,8 +68,16 @@ class ParallelExperts(Inventory):
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts.contiguous())
         sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
-        there = _Exchange.apply(x[work.tokens], sent, received, self.n_processes)
-        y = self.local.dispatch(there, _visitors(coming, there))  # type: ignore[arg-type]
+        there: Tensor = _Exchange.apply(x[work.tokens], sent, received, self.n_processes)  # type: ignore
+        # Rows lie by process, then by expert; their gates wait at home.
+        local = torch.arange(counts.shape[1], device=x.device).repeat(self.n_processes)
+        visitors = Assignment(
+            tokens=torch.arange(len(there), device=x.device),
+            experts=local.repeat_interleave(coming.flatten()),
+            weights=torch.ones(len(there), device=x.device),
+            probabilities=torch.zeros(len(there), counts.shape[1], device=x.device),
+        )
+        y = self.local.dispatch(there, visitors)
         back = _Exchange.apply(y, received, sent, 1 / self.n_processes)
         return combine(back, work, len(x))  # type: ignore[arg-type]
 
@@ -112,18 +114,6 @@ def _with_others(
     return part
 
 
-def _visitors(coming: Int[Tensor, "W e"], rows: Float[Tensor, "P I"]) -> Assignment:
-    """Assign rows, which lie by process and then by expert, to the experts of this process."""
-    n_local = coming.shape[1]
-    experts = torch.arange(n_local, device=rows.device).repeat(len(coming))
-    return Assignment(
-        tokens=torch.arange(len(rows), device=rows.device),
-        experts=experts.repeat_interleave(coming.flatten()),
-        weights=torch.ones(len(rows), device=rows.device),  # gates wait at home
-        probabilities=torch.zeros(len(rows), n_local, device=rows.device),
-    )
-
-
 class _Exchange(torch.autograd.Function):
     """Sends rows to the other processes; gradients come back the same way, times a factor."""
 
@@ -145,11 +135,7 @@ def _exchange(x: Tensor, sent: list[int], received: list[int]) -> Tensor:
 
 
 def check_shardable(experts: Inventory) -> None:
-    """Refuse experts that cannot be taken apart.
-
-    Raises:
-        ValueError: If a tensor has not one entry per expert along its first axis.
-    """
+    """Raise ValueError if a tensor has not one entry per expert along its first axis."""
     for name, tensor in experts.state_dict().items():
         if tensor.ndim == 0 or len(tensor) != experts.n_skills:
             raise ValueError(
@@ -161,9 +147,7 @@ def check_shardable(experts: Inventory) -> None:
 def shard_experts(model: nn.Module) -> None:
     """Let this process keep its share of the experts of every layer, in place.
 
-    Args:
-        model: Equal in all processes, which call this together. Data-parallel training must leave
-            the experts alone: its ``_ddp_params_and_buffers_to_ignore`` names them.
+    The model is equal in all processes, which call this together.
     """
     for layer in _layers(model):
         if not isinstance(layer.experts, ParallelExperts):

@@ -24,15 +24,11 @@ def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
     """
     up = [_plain(part) for part in (block.gate, block.up) if part is not None]
     down = _plain(block.down)
-    has_bias = any(part.bias is not None for part in (*up, down))
     experts = FeedForwardExperts(
-        up[0].in_features,
-        down.in_features,
-        down.out_features,
-        n_experts,
+        *(up[0].in_features, down.in_features, down.out_features, n_experts),
         activation=block.activation,
         gated=block.gate is not None,
-        bias=has_bias,
+        bias=any(part.bias is not None for part in (*up, down)),
         dropout=block.dropout,
     ).to(down.weight)
     with torch.no_grad():
@@ -60,11 +56,11 @@ def _plain(module: nn.Module) -> nn.Linear:
     if not isinstance(module, nn.Linear):
         raise ValueError(
             f"a feed-forward block with {type(module).__name__} in it cannot be copied into "
-            "experts; leave its projections out of the skills' targets"
+            "experts; leave it out of the skills' targets"
         )
     if is_packed(module.weight):
         raise ValueError(
-            "a feed-forward block whose weights are quantised cannot be copied into experts, which "
-            "are trained; use added experts (lora, adapter), or remove backbone.quantize"
+            "a feed-forward block whose weights are quantised cannot be copied into experts; use "
+            "added experts (lora, adapter), or remove backbone.quantize"
         )
     return module

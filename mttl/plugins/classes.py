@@ -48,11 +48,6 @@ class Family:
         found = importlib.metadata.entry_points(group=f"mttl.{self.name}")
         return {entry.name: entry.value for entry in found}
 
-    def loaded_base(self) -> type[Any] | None:
-        """Return the base class where its module is loaded."""
-        module, _, attribute = self.base.partition(":")
-        return getattr(sys.modules.get(module), attribute, None)
-
     def is_plugin(self, name: object) -> bool:
         """Return whether a name is that of a custom class."""
         return isinstance(name, str) and (":" in name or name in self.entries())
@@ -77,12 +72,9 @@ FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS)
 
 
 def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]:
-    """Return a class by the name that a setting gives.
+    """Return a class by the name that a setting gives; see above.
 
-    Args:
-        family: Kind of the class.
-        name: ``module:Class``, ``file.py:Class``, or that of an entry point.
-        trusted: Whether the user named it, and not a file of a run.
+    It is ``trusted`` if the user named it, and not a file of a run.
 
     Raises:
         PluginError: If it is missing, cannot be imported, is not trusted, or is of another family.
@@ -148,10 +140,7 @@ def trust(names: str) -> None:
 
 @contextmanager
 def plugin_call(own: object) -> Iterator[None]:
-    """Turn errors of a custom object or class into a `PluginError` with their file and line.
-
-    Errors of a built-in one pass unchanged.
-    """
+    """Turn errors of a custom object or class into a `PluginError` with their file and line."""
     owner = own if isinstance(own, type) else type(own)
     try:
         yield
@@ -175,7 +164,9 @@ def describe_error(error: BaseException) -> str:
 
 def raised_in_plugin(error: BaseException) -> str | None:
     """Return which custom class raised an error, and the error; None if none did."""
-    bases = tuple(base for family in FAMILIES if (base := family.loaded_base()) is not None)
+    places = (family.base.partition(":") for family in FAMILIES)
+    loaded = (getattr(sys.modules.get(module), name, None) for module, _, name in places)
+    bases = tuple(base for base in loaded if base is not None)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, bases) and not _is_library(frame.f_code.co_filename):
@@ -213,8 +204,7 @@ def _file(name: str) -> Path:
 def _loaded(module_name: str) -> ModuleType | None:
     if not module_name.endswith(".py"):
         return sys.modules.get(module_name)
-    file = str(_file(module_name))
-    loaded = [*sys.modules.values()]
+    file, loaded = str(_file(module_name)), [*sys.modules.values()]
     return next((one for one in loaded if getattr(one, "__file__", None) == file), None)
 
 
@@ -243,9 +233,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _run_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(str(path), path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(str(path), path)
     module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

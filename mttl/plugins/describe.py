@@ -67,7 +67,8 @@ def _setting(owner: type[Any], item: inspect.Parameter) -> dict[str, Any]:
             found = mark.held
             default = default if mark.default is ... else mark.default
     known = {} if default is empty else {"default": default}
-    return {"type": found, **known, "sentence": sentences(owner).get(item.name, "")}
+    documented = (sentences(kind).get(item.name, "") for kind in owner.__mro__)
+    return {"type": found, **known, "sentence": next(filter(None, documented), "")}
 
 
 @cache

@@ -30,15 +30,10 @@ class OneOf:
 
 @dataclass(frozen=True)
 class ReadFrom:
-    """Annotation of an argument that the program makes from what a configuration holds.
+    """Annotation of an argument that the program makes from what a configuration holds."""
 
-    Args:
-        held: Type of the setting.
-        default: Its value where none is given; by default there must be one.
-    """
-
-    held: Any
-    default: Any = ...
+    held: Any  # type of the setting
+    default: Any = ...  # its value where none is given; by default there must be one
 
 
 def refusing(init: Callable[..., None]) -> Callable[..., None]:

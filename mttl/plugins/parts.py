@@ -10,7 +10,8 @@ A custom class takes part without a line: a configuration names it as ``module:C
 2. All other arguments are settings: keyword-only, with a type, bounds
    (`mttl.plugins.part_settings`) and a default. ``**settings`` stands for those of the base
    class. A dataclass is a section within.
-3. The first line of the docstring describes the part, and ``Args`` each setting.
+3. The first line of the docstring describes the part, and ``Args`` each setting that is not one of
+   a base class.
 4. ``lacks`` names features that the part does not have, each with a reason, or with a condition on
    its settings and a reason; ``asks`` those that it asks of others; ``refuses`` conditions on its
    settings that bounds cannot state, each with a sentence in which ``{name}`` is a value. Entries
@@ -64,13 +65,13 @@ PARTS: dict[str, dict[str, str]] = {
         "bitfit": "mttl.skills.weights.bitfit:BitFitInventory",
         "norm": "mttl.skills.weights.norm:NormInventory",
         "krona": "mttl.skills.weights.krona:KronAInventory",
-        "krona_block": "mttl.skills.blocks.krona_block:KronABlockInventory",
+        "krona_block": "mttl.skills.weights.krona:KronABlockInventory",
         "head_mask": "mttl.skills.weights.head_mask:HeadMaskInventory",
         "prefix": "mttl.skills.inputs.prefix:PrefixInventory",
         "prompt": "mttl.skills.inputs.prompt:PromptInventory",
         "adapter": "mttl.skills.blocks.adapter:AdapterInventory",
         "compacter": "mttl.skills.blocks.compacter:CompacterInventory",
-        "sparse_adapter": "mttl.skills.blocks.sparse_adapter:SparseAdapterInventory",
+        "sparse_adapter": "mttl.skills.blocks.adapter:SparseAdapterInventory",
         "ladder": "mttl.skills.blocks.ladder:LadderInventory",
         "intrinsic": "mttl.skills.weights.intrinsic:IntrinsicInventory",
         "diff_pruning": "mttl.skills.weights.diff_pruning:DiffPruningInventory",

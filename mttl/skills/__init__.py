@@ -2,11 +2,9 @@
 """COMPUTATION: what one skill does, and how skills sit on a backbone."""
 
 from mttl.skills.attach import Attached, Attachment, attach_skills
-from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.blocks.adapter import AdapterInventory, SparseAdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
-from mttl.skills.blocks.krona_block import KronABlockInventory
 from mttl.skills.blocks.ladder import LadderInventory
-from mttl.skills.blocks.sparse_adapter import SparseAdapterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
@@ -19,7 +17,7 @@ from mttl.skills.weights.diff_pruning import DiffPruningInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
-from mttl.skills.weights.krona import KronAInventory
+from mttl.skills.weights.krona import KronABlockInventory, KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.norm import NormInventory
 from mttl.skills.weights.sparse import SparseInventory

@@ -79,8 +79,8 @@ def attach_skills(
 
     Args:
         backbone: Any model.
-        make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
-            and what else the attachment point gives.
+        make_inventory: Makes the skills of a layer from its features in and out, and what else the
+            attachment point gives.
         targets: Which layers: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
             ``"mlp"`` (by position; see `mttl.skills.targets.roles`), ``"all"`` (every one inside a
             block of the stack), or patterns with ``*`` and ``?`` that match the end of a layer's
@@ -109,15 +109,8 @@ def attach_kinds(
 ) -> Attachment:
     """Put several kinds of skills on a backbone, side by side; see `attach_skills`.
 
-    Args:
-        backbone: Any model.
-        placements: The kinds, and where each goes.
-        slot: As for `attach_skills`.
-        granularity: As for `attach_skills`.
-        fresh: Skills that start from their layer's weight look at it; else values will be loaded.
-
-    Raises:
-        ValueError: As `attach_skills`, and if a place would get two kinds.
+    Raises ValueError if a place would get two kinds, too. Skills that are not ``fresh``, whose
+    values will be loaded, do not look at the weight of their layer.
     """
     require_one_of(GRANULARITIES, granularity=granularity)
     if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
@@ -134,13 +127,9 @@ def attach_kinds(
         for path, sizes in _chosen(backbone, placement, blocks).items():
             same = [name for name, kind in ATTACHMENT_POINTS.items() if kind.layer is where.layer]
             if any(path in skilled[name] for name in same):
-                # Where output projections meet linear layers, the former's advice fits.
-                apart = ATTACHMENT_POINTS[same[-1] if path in skilled[same[-1]] else point].apart
-                advice = f"give every kind targets of its own, such as {apart}"
                 raise ValueError(
-                    f"'{path}' would get two kinds of skills, and there "
-                    f"({where.noun}) only one can be: "
-                    + (advice if apart else "keep one of these kinds, and leave the others out")
+                    f"'{path}' would get two kinds of skills, and a {where.noun} can have one: "
+                    "give every kind targets of its own (attention, mlp, encoder.*, *.q)"
                 )
             base = backbone.get_submodule(path)
             name = path

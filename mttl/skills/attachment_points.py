@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from mttl.skills.blocks.feed_forward import block_places, separate
-from mttl.skills.inputs.skilled_attention import SkilledAttention
-from mttl.skills.inputs.skilled_embedding import (
-    SkilledEmbedding,
-    input_embeddings,
-    put_prompts,
-)
+from mttl.skills.blocks.ladder import SkilledStack, stack_places
+from mttl.skills.inputs.prefix import SkilledAttention
+from mttl.skills.inputs.prompt import SkilledEmbedding, input_embeddings, put_prompts
 from mttl.skills.skilled_layer import (
     SkilledBlock,
     SkilledLayer,
@@ -19,7 +16,6 @@ from mttl.skills.skilled_layer import (
     SkilledNorm,
     norm_places,
 )
-from mttl.skills.skilled_stack import SkilledStack, stack_places
 from mttl.skills.targets import linear_features, linear_places, members
 
 # What T5, BART, Llama, GPT-2, GPT-NeoX and their like call things.
@@ -68,49 +64,30 @@ def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class AttachmentPoint:
-    """A kind of place for skills; an inventory names its own in ``attachment_point``.
+    """A kind of place for skills; an inventory names its own in ``attachment_point``."""
 
-    Attributes:
-        noun: What such a place is called in messages.
-        layer: The class that takes the place of the module there.
-        find: Finds all such places of a backbone: features in and out, and what else skills need
-            to know there, by path.
-        word: The one word for these places, if not those of `mttl.skills.targets.members`.
-        take: Returns the module at a path, which it may have to make one.
-        prepare: What else the backbone needs once such skills are on it.
-        apart: Targets by which two kinds at such places do not meet; nothing where there is one.
-    """
-
-    noun: str
-    layer: type[SkilledLayer]
+    noun: str  # in messages
+    layer: type[SkilledLayer]  # takes the place of the module there
+    # All such places of a backbone: features in and out, and what else skills need, by path.
     find: Callable[[nn.Module], dict[str, tuple[int, ...]]]
-    word: str | None = None
+    word: str | None = None  # for these places, if not those of `mttl.skills.targets.members`
+    # Returns the module at a path, which it may have to make one.
     take: Callable[[nn.Module, str], nn.Module] = nn.Module.get_submodule
-    prepare: Callable[[nn.Module], None] | None = None
-    apart: str = ""
+    prepare: Callable[[nn.Module], None] | None = None  # what else the backbone needs then
 
     def words(self, backbone: nn.Module, paths: Collection[str]) -> Mapping[str, Collection[str]]:
         """Return the words for targets, and which of the paths each stands for."""
         return members(backbone, paths) if self.word is None else {self.word: paths}
 
 
-ATTENTION_OR_MLP = "attention to one and mlp to another"
-HALVES = "some layers to one (encoder.*, or *.0.*) and others to another"
 # From the inside out: a block whose layers have skills may have skills itself.
 ATTACHMENT_POINTS = {
-    "linear": AttachmentPoint("linear layer", SkilledLinear, linear_places, apart=ATTENTION_OR_MLP),
-    "norm": AttachmentPoint("norm", SkilledNorm, norm_places, "norms", apart=HALVES),
+    "linear": AttachmentPoint("linear layer", SkilledLinear, linear_places),
+    "norm": AttachmentPoint("norm", SkilledNorm, norm_places, "norms"),
     # These tell the number of heads, too.
-    "head": AttachmentPoint(
-        *("output projection", SkilledLinear, head_projections),
-        apart="the output projections to head masks, and others by patterns (*.q, *.k, *.v)",
-    ),
-    "attention": AttachmentPoint(
-        "attention module", SkilledAttention, attention_places, apart=HALVES
-    ),
-    "block": AttachmentPoint(
-        "block", SkilledBlock, block_places, take=separate, apart=ATTENTION_OR_MLP
-    ),
+    "head": AttachmentPoint("output projection", SkilledLinear, head_projections),
+    "attention": AttachmentPoint("attention module", SkilledAttention, attention_places),
+    "block": AttachmentPoint("block", SkilledBlock, block_places, take=separate),
     "embedding": AttachmentPoint(
         *("input embedding", SkilledEmbedding, input_embeddings, "input"), prepare=put_prompts
     ),

@@ -26,12 +26,6 @@ class FusionAttention(nn.Module):
     adapters :math:`A_k^\top x` are the hidden units. A bias of the keys would add the same to all
     scores and cancel.
 
-    Args:
-        query_features: Features F of h.
-        out_features: Features O of the skills' outputs.
-        key_size: Size D of queries and keys; O by default, as published.
-        value: Transform the mixture by V; otherwise V stays the identity.
-
     References:
         Pfeiffer, Kamath, Rücklé, Cho and Gurevych, *AdapterFusion: Non-Destructive Task Composition
         for Transfer Learning*, EACL 2021, arXiv:2005.00247.
@@ -40,15 +34,9 @@ class FusionAttention(nn.Module):
     role = "token_router"  # layers like others, at the skills' rate; no table of logits
 
     def __init__(
-        self,
-        query_features: int,
-        out_features: int,
-        *,
-        key_size: int | None = None,
-        value: bool = True,
+        self, query_features: int, out_features: int, *, key_size: int, value: bool
     ) -> None:
         super().__init__()
-        key_size = out_features if key_size is None else key_size
         self.query = nn.Parameter(torch.empty(key_size, query_features))
         self.query_bias = nn.Parameter(torch.empty(key_size))
         self.key = nn.Parameter(torch.empty(key_size, out_features))
@@ -83,12 +71,6 @@ class FusionAttention(nn.Module):
         reads = query @ directions.to(dtype).flatten(0, 1).t()  # (B, L, K r)
         return (reads.view_as(hidden) * hidden).sum(-1).softmax(-1)
 
-    def values(self, mixture: Float[Tensor, "B L O"]) -> Float[Tensor, "B L O"]:
-        """Return V times a mixture of outputs."""
-        if self.value_change is None:
-            return mixture
-        return mixture + nn.functional.linear(mixture, self.value_change.to(mixture.dtype))
-
 
 class AttendedInventory(Inventory):
     """Skills whose outputs attention weighs at every token: AdapterFusion, `FusionAttention`.
@@ -99,10 +81,10 @@ class AttendedInventory(Inventory):
 
     Args:
         skills: The trained skills, low-rank ones or adapters; they are frozen.
-        query: What a token asks with: ``"output"``, what the base layer made of it, or ``"input"``.
-        key_size: Size of queries and keys; the output features by default.
-        value: Transform the mixture by a matrix that starts as the identity.
-        value_penalty: Weight in the loss of that matrix's squared distance from the identity.
+        query: What h is: ``"output"``, what the base layer made of a token, or ``"input"``.
+        key_size: Size D of queries and keys; O by default, as published.
+        value: Transform the mixture by V; otherwise V stays the identity.
+        value_penalty: Weight in the loss of the squared distance of V from the identity.
     """
 
     cut_by_heads = ()
@@ -124,7 +106,7 @@ class AttendedInventory(Inventory):
         self.attention = FusionAttention(
             skills.out_features if query == "output" else skills.in_features,
             skills.out_features,
-            key_size=key_size,
+            key_size=skills.out_features if key_size is None else key_size,
             value=value,
         )
 
@@ -143,7 +125,9 @@ class AttendedInventory(Inventory):
         weights = self.attention(x if self.query == "input" else y, hidden, *merged)
         # (B, L, K r) · (K r, O): the sum over skills is part of the product.
         mixture = (weights.unsqueeze(-1) * hidden).flatten(2) @ up.mT.flatten(0, 1)
-        return y + self.attention.values(mixture)
+        if (change := self.attention.value_change) is not None:
+            mixture = mixture + nn.functional.linear(mixture, change.to(mixture.dtype))
+        return y + mixture
 
     def combine_tokens(
         self,

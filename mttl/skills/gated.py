@@ -46,18 +46,11 @@ class GatedInventory(Inventory):
         sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
         super().__init__(*sizes)
         skills.require_use("task")
-        prefix = isinstance(skills, PrefixInventory)
-        if prefix and not skills.gated:
+        adds = skills.attachment_point in ("linear", "block") and not skills.reads_weight
+        if not (skills.gated if isinstance(skills, PrefixInventory) else adds):
             raise ValueError(
-                "gate must be false for a prefix with gated: false, which shares the softmax of "
-                "the text: no part of an output is its own. Set gated: true, or leave gate out"
-            )
-        if (
-            not prefix and skills.attachment_point not in ("linear", "block")
-        ) or skills.reads_weight:
-            raise ValueError(
-                f"gate must be false for {type(skills).__name__}, which changes more than an "
-                "output; kinds that add to one (lora, adapter, krona, prefix …) take a gate"
+                f"gate must be false for {type(skills).__name__}; kinds that add to an output "
+                "(lora, adapter, krona …) take a gate, and prefixes with gated: true"
             )
         self.skills = skills
         self.weight = nn.Parameter(torch.zeros(skills.n_skills, skills.gate_features))

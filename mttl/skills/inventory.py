@@ -57,22 +57,6 @@ class Inventory(Bounded, nn.Module, ABC):
         n_skills: Skills K; experts E where tokens choose.
         n_heads: Heads H: blocks of features that are mixed apart.
 
-    Attributes:
-        uses: The uses that the kind has.
-        attachment_point: The kind of place that it sits on, one of `mttl.skills.attachment_points`.
-        cut_by_heads: Names of the sizes that H must divide; only one head where there are none.
-        gate_features: Features that a gate around the skills reads at a token: by default I.
-        reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
-        reads_weight: Whether `combine_linear` needs the base layer's weight itself.
-        changes_input: Whether `combine_linear` gives the base layer another input.
-        identical_init: Whether all skills begin as the first one: see `make_identical`.
-        neutral: Whether new skills of a shipped kind change nothing.
-        second_factors: Names of its parameters that LoRA+ has a rate of their own for.
-        no_weight: Why no weight does what the kind does, if its name does not tell.
-        smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
-        composed_defaults: Settings that are others where parameters are composed.
-        undecayed: Names of its biases and scales, which weight decay is not for.
-
     Raises:
         ValueError: If a size is not positive, heads do not divide, or a setting is out of bounds.
     """
@@ -80,18 +64,18 @@ class Inventory(Bounded, nn.Module, ABC):
     lacks: ClassVar[Mapping[str, Any]] = {"has_factors": "it has none; set its kind to lora"}
     role = "skills"
     uses: tuple[str, ...] = ("task",)
-    attachment_point: ClassVar[str] = "linear"
-    cut_by_heads: tuple[str, ...] = ("out_features",)
-    reads = "input"
-    reads_weight = False
-    changes_input = False
-    identical_init = False
-    neutral = True
-    smallest_ndim = 0
-    no_weight = ""
-    composed_defaults: ClassVar[Mapping[str, Any]] = {}
-    undecayed: tuple[str, ...] = ()
-    second_factors: tuple[str, ...] = ()
+    attachment_point: ClassVar[str] = "linear"  # one of `mttl.skills.attachment_points`
+    cut_by_heads: tuple[str, ...] = ("out_features",)  # sizes that H divides; without, H is 1
+    reads = "input"  # what `dispatch` is given: the "input" of the layer, or its "output"
+    reads_weight = False  # whether `combine_linear` needs the base layer's weight itself
+    changes_input = False  # whether `combine_linear` gives the base layer another input
+    identical_init = False  # whether all skills begin as the first one: see `make_identical`
+    neutral = True  # whether new skills change nothing
+    smallest_ndim = 0  # parameters of fewer axes cannot have skills of this kind
+    no_weight = ""  # why no weight does what the kind does, if its name does not tell
+    composed_defaults: ClassVar[Mapping[str, Any]] = {}  # settings where parameters are composed
+    undecayed: tuple[str, ...] = ()  # biases and scales, which weight decay is not for
+    second_factors: tuple[str, ...] = ()  # parameters that LoRA+ has a rate of their own for
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1
@@ -99,7 +83,7 @@ class Inventory(Bounded, nn.Module, ABC):
         super().__init__()
         self.in_features, self.out_features, self.n_skills = in_features, out_features, n_skills
         self.n_heads = n_heads
-        self.gate_features = in_features
+        self.gate_features = in_features  # what a gate around the skills reads at a token
         require_at_least(1, **{name: getattr(self, name) for name in SIZES})
         if n_heads > 1 and not self.cut_by_heads:
             raise ValueError(
@@ -116,15 +100,7 @@ class Inventory(Bounded, nn.Module, ABC):
 
         I collects all axes but the first: those of a convolution's filter, for example. Vectors
         (biases, scales of normalisations) have I = 1, and their skills begin at 0.
-
-        Raises:
-            ValueError: If the tensor has too few axes.
         """
-        if len(shape) < cls.smallest_ndim:
-            raise ValueError(
-                f"a tensor of shape {tuple(shape)} has too few axes: {cls.__name__} needs at least "
-                f"{cls.smallest_ndim}. Leave it without skills"
-            )
         settings = {**cls.composed_defaults, **settings}
         if len(shape) < 2:
             settings["init"] = "zero"
@@ -159,16 +135,13 @@ class Inventory(Bounded, nn.Module, ABC):
                 value.copy_(value[:1].clone().expand_as(value))
 
     def set_path(self, path: str) -> None:
-        """Learn the path of the layer that the skills sit on; by default nothing."""
+        """Learn the path of the layer that the skills sit on."""
 
     def init_from_base(self, base: nn.Module) -> None:
-        """Start from the layer that the skills sit on, where they do; by default nothing.
-
-        Only fresh skills are asked. It raises ValueError if the layer does not allow it.
-        """
+        """Let fresh skills start from the layer they sit on; ValueError if it does not allow it."""
 
     def tie_to(self, first: Any) -> None:
-        """Take over what all layers have in common from the kind's first; by default nothing."""
+        """Take over what all layers have in common from the kind's first."""
 
     def require_use(self, use: str) -> None:
         """Raise ValueError if the kind does not have a use."""
@@ -279,10 +252,9 @@ class Inventory(Bounded, nn.Module, ABC):
         return weight + self.delta(weights[None])[0], bias
 
     def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
-        """Return what each skill alone has in front of its last product.
+        """Return what each skill alone has in front of its last product, if there is one.
 
-        Raises:
-            NotImplementedError: If changes do not end in a product; so do the two methods below.
+        Else this and the two methods below raise NotImplementedError.
         """
         raise NotImplementedError(f"{type(self).__name__} do not end in a product")
 
@@ -324,13 +296,10 @@ def of_each(merged: Merged) -> list[Merged]:
 
 
 def draw(tensor: Tensor, init: str, fan_in: int) -> None:
-    """Draw a stack of skills in place.
+    """Set a stack of skills to ``"zero"``, or draw it as `nn.Linear` and `nn.Conv2d` are drawn.
 
-    Args:
-        tensor: The stack.
-        init: ``"zero"``, or ``"kaiming"``: as `nn.Linear` and `nn.Conv2d` draw their weights, for
-            networks whose base and skills are trained from scratch together.
-        fan_in: How many inputs an output sums over.
+    The latter, ``"kaiming"``, is for networks whose base and skills are trained together from
+    scratch; an output sums over ``fan_in`` inputs.
     """
     require_one_of(("zero", "kaiming"), init=init)
     bound = 1 / math.sqrt(fan_in)

@@ -14,13 +14,12 @@ from mttl.skills.inventory import Inventory, Merged
 
 
 class SkilledLayer(nn.Module):
-    """A module of the backbone, its inventory, and its place in the routing.
+    """Takes the place of a module of the backbone, and adds its inventory of skills.
 
-    It takes the module's place; a class per attachment point says in ``forward`` what the
-    skills read and where they act.
+    A class per attachment point says in ``forward`` what the skills read and where they act.
 
     Args:
-        base: The module of the backbone.
+        base: The module.
         inventory: Its skills.
         slot: Where the routing of a forward pass is found; shared by all layers of a model.
         group: The routed group whose mixing weights this layer reads.
@@ -55,13 +54,9 @@ class SkilledLayer(nn.Module):
         return routing, merged
 
     def changed(self, x: Tensor, y: Tensor, routing: Routing, merged: Merged) -> Tensor:
-        """Return the output of the base with the skills of a routing.
+        """Return the output of the base with skills, from what these read and what it made.
 
-        Args:
-            x: Input of the skills: shape (R, …, I), rows of one example side by side.
-            y: What the base made, shape (R, …, O).
-            routing: As from `merge`.
-            merged: As from `merge`.
+        ``x`` has the shape (R, …, I) and ``y`` (R, …, O), rows of one example side by side.
         """
         if routing.segments:
             tokens = routing.tokens(x), routing.tokens(y)
@@ -89,11 +84,7 @@ def open_gates(
 
 
 class SkilledLinear(SkilledLayer):
-    """The base layer, any module that maps I features to O, its inventory and its routing.
-
-    Raises:
-        ValueError: As for `SkilledLayer`, and if skills read the weight of a layer that has none.
-    """
+    """A layer that maps I features to O; ValueError if skills read a weight and it has none."""
 
     def __init__(
         self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
@@ -102,8 +93,7 @@ class SkilledLinear(SkilledLayer):
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
                 f"{type(inventory).__name__} reads the weight of an nn.Linear, and cannot be on a "
-                f"{type(base).__name__}; choose targets that are, or a kind that reads none, as "
-                "lora, dense, sparse or head_mask"
+                f"{type(base).__name__}; choose targets that are, or a kind that reads none (lora)"
             )
 
     @property
@@ -116,10 +106,6 @@ class SkilledLinear(SkilledLayer):
         return getattr(self.base, "bias", None)
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
-        """Return the layer's output with the skills of the current routing.
-
-        The rows of one example are neighbours.
-        """
         routing, merged = self.merge()
         if routing.segments:
             tokens = routing.tokens(x)
@@ -134,8 +120,11 @@ class SkilledLinear(SkilledLayer):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
+RMS_NORMS = ("T5LayerNorm", "TransformersLayerNorm", "RMSNorm")  # ends of names of classes
+
+
 class SkilledNorm(SkilledLinear):
-    """A norm, whose gain and bias are a linear layer feature by feature, and its inventory."""
+    """A norm, whose gain and bias are a linear layer feature by feature."""
 
     def forward(self, x: Float[Tensor, "R *positions D"]) -> Float[Tensor, "R *positions D"]:
         return self.changed(normalised(self.base, x), self.base(x), *self.merge())
@@ -149,7 +138,7 @@ def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         path: (len(gain), len(gain), int(getattr(module, "bias", None) is not None))
         for path, module in backbone.named_modules()
-        if (isinstance(module, nn.LayerNorm) or _is_rms(module))
+        if (isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(RMS_NORMS))
         and isinstance(gain := getattr(module, "weight", None), nn.Parameter)
         and gain.ndim == 1
     }
@@ -164,12 +153,8 @@ def normalised(norm: nn.Module, x: Float[Tensor, "*rest D"]) -> Float[Tensor, "*
     return nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def _is_rms(module: nn.Module) -> bool:
-    return type(module).__name__.endswith(("T5LayerNorm", "TransformersLayerNorm", "RMSNorm"))
-
-
 class SkilledBlock(SkilledLayer):
-    """The base block, its inventory, and its place in the routing.
+    """An attention or feed-forward block.
 
     Skills read the hidden states that the block reads, its first argument, or what it makes of
     them, its first output. Whatever else goes in or comes out (masks, caches, attention) passes,

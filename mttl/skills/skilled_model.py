@@ -11,7 +11,7 @@ from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.masks import IGNORED, TokenMasks, token_masks
 from mttl.routing.token.token_router import TokenRouter
-from mttl.skills.inputs.skilled_embedding import has_encoder
+from mttl.skills.inputs.prompt import has_encoder
 from mttl.skills.skilled_layer import SkilledLayer
 
 
@@ -106,8 +106,7 @@ class SkilledModel(nn.Module):
             masks = token_masks(inputs, encoder_decoder=has_encoder(self.backbone))
         prompts = None
         if "prompts" in self.router.seen:
-            whole = has_encoder(self.backbone)
-            prompts = pooled_prompts(self.backbone, inputs, encoder_decoder=whole)
+            prompts = pooled_prompts(self.backbone, inputs)
         # Generation runs so long that reading the ids once costs nothing on an accelerator, too.
         readable = reuse_merged or task_ids.device.type == "cpu"
         drawn = self.router.draws and self.router.training
@@ -115,7 +114,7 @@ class SkilledModel(nn.Module):
         # It would be recompiled for one example.
         compiled = self.backbone._compiled_call_impl is not None
         equal = not (drawn or self.routes_tokens or prompts is not None or compiled)
-        if readable and equal and _same(task_ids):
+        if readable and equal and len(task_ids) > 1 and bool((task_ids == task_ids[0]).all()):
             n_rows = len(inputs["input_ids"]) if segments and inputs else len(task_ids)
             task_ids, segments = task_ids[:1], ()
         return Routing(
@@ -178,10 +177,6 @@ class SkilledModel(nn.Module):
         enable(settings)  # type: ignore[operator]
 
 
-def _same(ids: Int[Tensor, "B"]) -> bool:
-    return len(ids) > 1 and bool((ids == ids[0]).all())
-
-
 def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
     """Refuse a layer that reads another slot, or weights that the router cannot give."""
     if layer.slot is not slot:
@@ -199,17 +194,12 @@ def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -
 
 
 class NotedIds:
-    """A hook that notes which ids a stack reads, also while text is generated.
-
-    It is an object and no function, so that copies of a model keep one slot.
-    """
+    """A hook that notes which ids a stack reads; no function, so that a copy has its own slot."""
 
     def __init__(self, slot: RoutingSlot, stacks: tuple[str, ...]) -> None:
-        self.slot = slot
-        self.stacks = stacks
+        self.slot, self.stacks = slot, stacks
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        """Tell the routing what the stack is called with."""
         ids = inputs.get("input_ids", args[0] if args else None)
         if ids is not None and self.slot.in_use:
             for stack in self.stacks:
@@ -250,22 +240,17 @@ def pooled_text(
     return (embedded * counted).sum(1) / counted.sum(1).clamp_min(1)
 
 
-def pooled_prompts(
-    backbone: nn.Module, inputs: Mapping[str, Any] | None, *, encoder_decoder: bool
-) -> Float[Tensor, "B D"]:
-    """Return a vector of each prompt of a batch, the mean of its input embeddings.
+def pooled_prompts(backbone: nn.Module, inputs: Mapping[str, Any] | None) -> Float[Tensor, "B D"]:
+    """Return the mean of the input embeddings of each prompt; ValueError without input ids.
 
     Where a decoder-only model reads prompt and answer in one sequence, ``labels`` tell them apart:
     they are -100 on the prompt.
-
-    Raises:
-        ValueError: If there are no input ids.
     """
     ids = inputs.get("input_ids") if inputs is not None else None
     if inputs is None or ids is None:
         raise ValueError("the router sees prompts, and there are none: give input_ids")
     attention, labels = inputs.get("attention_mask"), inputs.get("labels")
     mask = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
-    if labels is not None and not encoder_decoder:
+    if labels is not None and not has_encoder(backbone):
         mask = mask & (labels == IGNORED)
     return pooled_text(backbone, ids, mask)

@@ -68,13 +68,9 @@ def choose_layers(
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
 
-    Args:
-        places: Features in and out of all layers that can have skills, by path.
-        targets: Words and patterns; see `mttl.skills.attach_skills`.
-        blocks: Paths of the blocks.
-        unknown: Classes of layers that do not tell their features, by path.
-        words: Words for targets, and the paths that each stands for.
-        noun: What such a layer is called in messages.
+    Places have features in and out by path, and blocks are paths; targets are ``words``, each for
+    some paths, and patterns, as for `mttl.skills.attach_skills`. Of ``unknown`` layers, classes by
+    path, the features cannot be read. The ``noun`` is what a layer is called in messages.
 
     Raises:
         ValueError: If there is no target, or one matches no layer, or one of an unknown class.
@@ -95,9 +91,8 @@ def choose_layers(
         for path in sorted(found & unknown.keys()):
             raise ValueError(
                 f"the target '{target}' matches '{path}', a {unknown[path]}, which does not tell "
-                "how many features it reads and returns (in_features, out_features), so that no "
-                "skills can be made for it. Name other targets, or load a backbone in floating "
-                "point, or quantised by bitsandbytes or torchao (backbone.quantize)"
+                "how many features it reads and returns (in_features, out_features). Name other "
+                "targets, or load a backbone in floating point, or with backbone.quantize"
             )
         if not places:
             raise ValueError(

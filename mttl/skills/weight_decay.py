@@ -1,16 +1,14 @@
-"""Which parameters weight decay is for: weights, and not biases, norms and scales.
-
-The number of axes does not tell: skills are stacked, so that a stack of biases is a matrix. So a
-module may say it: `undecayed` holds the names of those of its own parameters that are biases, parts
-of norms or scales, and decay is for all others. Of modules that do not say it, layers of PyTorch
-and of backbones, it is for all but vectors and what is called a bias.
-"""
+"""Which parameters weight decay is for: weights, and not biases, norms and scales."""
 
 from torch import nn
 
 
 def decays(model: nn.Module, name: str) -> bool:
-    """Return whether weight decay is for a parameter."""
+    """Return whether weight decay is for a parameter.
+
+    The number of axes does not tell, as a stack of biases is a matrix: ``undecayed`` of a module
+    names its biases and scales. Of other modules decay is for all but vectors and biases.
+    """
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     undecayed = getattr(module, "undecayed", None)

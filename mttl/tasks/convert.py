@@ -28,18 +28,14 @@ _CHUNK = 250  # records that are worked on together: enough to be fast, few enou
 
 
 def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
-    """Write the records of a split as lines, in their order.
+    """Write the records of a split as lines of input and right answers, in their order.
 
     Memory does not grow with the number of records, but for the few tasks that gather several
     records in one line. All records of the split must be given: some tasks draw from a random
     generator that is seeded at its start.
 
-    Yields:
-        Input and right answers.
-
     Raises:
-        TaskError: If a record cannot be written; it names task, split, row (from 1), field, value
-            and what is allowed.
+        TaskError: If a record cannot be written (task, split, row from 1, field, value, rule).
     """
     write = _writer(task)
     for numbers, chunk in _rows(task, split, records):

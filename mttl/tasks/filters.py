@@ -43,25 +43,9 @@ TEXT_FILTERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def lettered(items: Sequence[Any]) -> str:
-    """Return `` (A) x (B) y``."""
-    return "".join([f" ({letter}) {text}" for letter, text in _letters(items)])
-
-
-def tight(items: Sequence[Any]) -> str:
-    """Return ``(A)x(B)y``."""
-    return "".join([f"({letter}){text}" for letter, text in _letters(items)])
-
-
 def keyed(choices: Any) -> str:
     """Return `` (a) x (b) y`` with the choices' own labels, from `label` and `text`."""
-    labels, texts = _labelled(choices)
-    return "".join([f" ({label}) {text}" for label, text in zip(labels, texts, strict=True)])
-
-
-def distinct(items: Sequence[str]) -> list[str]:
-    """Return every item once, in order of first appearance."""
-    return list(dict.fromkeys(items))
+    return "".join([f" ({label}) {text}" for label, text in zip(*_labelled(choices), strict=True)])
 
 
 def first(items: Sequence[Any]) -> Any:
@@ -79,9 +63,9 @@ def only(items: Sequence[Any]) -> Any:
 
 
 LIST_FILTERS: dict[str, Callable[[Any], Any]] = {
-    "lettered": lettered,
-    "tight": tight,
-    "set": distinct,
+    "lettered": lambda items: "".join([f" ({x}) {text}" for x, text in _letters(items)]),
+    "tight": lambda items: "".join([f"({x}){text}" for x, text in _letters(items)]),
+    "set": lambda items: list(dict.fromkeys(items)),
     "nonempty": lambda items: [item for item in items if item],
     "first": first,
     "only": only,

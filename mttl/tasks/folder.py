@@ -41,14 +41,13 @@ class _File(NamedTuple):
 
 
 class Gym:
-    """The tasks of one folder. The folder is listed once, at first use; rows are read when asked.
+    """The tasks of one folder, which is listed once; rows are read when asked.
 
-    Args:
-        directory: The folder that holds one folder per task.
-        metrics: Metrics of tasks that TASKS.csv gives others, or none.
+    ``metrics`` go before those of TASKS.csv.
 
     Raises:
-        TaskError: If the folder is missing or holds no task, or a metric is of no task of it.
+        TaskError: If the folder is missing or holds no task, or a metric is of no task of it; and
+            by all methods that are asked for a task that it lacks.
     """
 
     def __init__(self, directory: str | Path, metrics: Mapping[str, str] | None = None):
@@ -75,11 +74,7 @@ class Gym:
         return sorted({sample for sample, _ in self._files_of(task)})
 
     def shots(self, task: str) -> int | None:
-        """Return `k`, which the task's files carry in their names; None where they hold all rows.
-
-        Raises:
-            TaskError: If its files disagree.
-        """
+        """Return `k`, which the names of files carry; None where they hold all rows."""
         ks = sorted({file.k for file in self._files_of(task).values()})
         if len(ks) > 1:
             raise TaskError(
@@ -89,11 +84,7 @@ class Gym:
         return None if ks[0] == "all" else int(ks[0])
 
     def file(self, task: str, split: str, sample: int) -> Path:
-        """Return the path of one file.
-
-        Raises:
-            TaskError: If the task, the sample, or the split of it is absent.
-        """
+        """Return the path of one file; a `TaskError` names the samples, or splits, there are."""
         files = self._files_of(task)
         if (sample, split) in files:
             return files[sample, split].path
@@ -107,19 +98,11 @@ class Gym:
         )
 
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
-        """Read the rows of one file, in its order.
-
-        Raises:
-            TaskError: If the file is absent or malformed (file, line and reason).
-        """
+        """Read the rows of one file, in its order; see `read_rows`."""
         return read_rows(self.file(task, split, sample), max_rows)
 
     def digest(self, task: str, sample: int) -> str:
-        """Return a hash of a sample's rows and of the metric: equal hashes have comparable scores.
-
-        Raises:
-            TaskError: If a file is empty or cannot be read.
-        """
+        """Return a hash of rows and metric of a sample: equal ones have comparable scores."""
         files = [file.path for (of, _), file in self._files_of(task).items() if of == sample]
         parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
@@ -150,11 +133,7 @@ class Gym:
         return self._said(task, "description") or None
 
     def descriptions(self, tasks: Iterable[str], use: str) -> dict[str, str]:
-        """Return what TASKS.csv says that tasks are; ``use`` needs it, for the message.
-
-        Raises:
-            TaskError: If it says nothing of one.
-        """
+        """Return what TASKS.csv says that tasks are; ``use`` is for the message of an error."""
         found = {task: self._said(task, "description") for task in tasks}
         for task, text in found.items():
             if not text:
@@ -170,27 +149,17 @@ class Gym:
         return [option.strip() for option in named.split("|")] if named else []
 
     def factors(self, task: str) -> list[str]:
-        """Return what TASKS.csv says a task is made of, as ``name=value``.
-
-        Raises:
-            TaskError: If it says nothing, or says it in another form.
-        """
+        """Return what TASKS.csv says a task is made of, as ``name=value``; else a `TaskError`."""
         words = self._said(task, "factors").split()
-        if not words or not all(
-            name and value for name, _, value in (w.partition("=") for w in words)
-        ):
+        if not words or not all(re.fullmatch("[^=]+=.+", word) for word in words):
             raise TaskError(
-                f"'{self.table}' has the factors '{' '.join(words)}' of "
-                f"'{task}'; write name=value name=value in the column 'factors'"
+                f"'{self.table}' has the factors '{' '.join(words)}' of '{task}'; "
+                "write name=value name=value in the column 'factors'"
             )
         return words
 
     def category(self, task: str) -> str:
-        """Return the category that TASKS.csv gives a task.
-
-        Raises:
-            TaskError: If it gives none.
-        """
+        """Return the category that TASKS.csv gives a task; without one a `TaskError`."""
         if category := self._said(task, "category"):
             return category
         raise TaskError(

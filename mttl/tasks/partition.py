@@ -41,8 +41,8 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
     """Return the tasks of a partition that the gym holds, in the partition's order.
 
     Raises:
-        TaskError: If tasks are absent and must not be skipped, if none is left, or if one has a
-            name that tables need.
+        TaskError: If tasks are absent and must not be skipped, if none is left, or by
+            `refuse_reserved`.
     """
     refuse_reserved(partition_tasks, gym)
     held = set(gym.tasks())
@@ -63,11 +63,7 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
 
 
 def refuse_reserved(tasks: Sequence[str], gym: Gym) -> None:
-    """Refuse a task whose scores would be taken for the mean over all.
-
-    Raises:
-        TaskError: If there is one.
-    """
+    """Refuse a task whose scores would be taken for the mean over all, by a `TaskError`."""
     if MEAN in tasks:
         raise TaskError(
             f"a task of '{gym.directory}' is called '{MEAN}', as tables call the mean over tasks: "

@@ -53,11 +53,7 @@ class RowFile:
 
     @classmethod
     def scan(cls, path: Path) -> Self:
-        """Count the lines of a file and sum it up; its lines are checked when they are read.
-
-        Raises:
-            TaskError: If it cannot be read or is empty.
-        """
+        """Count the lines of a file and sum it up; a missing or empty one is a `TaskError`."""
         require_file(path, TaskError)
         digest, n_lines = hashlib.sha256(), 0
         with path.open("rb") as file:
@@ -95,27 +91,19 @@ class RowFile:
                     continue
                 if n == number:
                     place = f"{self.path}, line {line_number}"
-                    text = decoded(line, place, first=line_number == 1)
+                    text = _decoded(line, place, first=line_number == 1)
                     yield parse(text.removesuffix("\n").removesuffix("\r"), place)
                     number = next(wanted, -1)
                 n += 1
 
 
 def read_rows(path: Path, max_rows: int | None = None) -> list[Row]:
-    """Read one file.
-
-    Raises:
-        TaskError: If the file cannot be read, is empty, or holds a malformed line.
-    """
+    """Read one file; a `TaskError` names file, line and reason."""
     return list(RowFile.scan(path).rows(max_rows))
 
 
-def decoded(line: bytes, place: str, *, first: bool) -> str:
-    """Return a line as text; the first may have a byte order mark.
-
-    Raises:
-        TaskError: If it is not UTF-8.
-    """
+def _decoded(line: bytes, place: str, *, first: bool) -> str:
+    """Return a line as text; the first may have a byte order mark."""
     try:
         return line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
@@ -126,13 +114,7 @@ def decoded(line: bytes, place: str, *, first: bool) -> str:
 
 
 def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:
-    """Return a row as a line of a file, with its end.
-
-    Args:
-        ending: One of `ENDINGS`. The texts of a line of TSV must hold neither tab nor line break.
-        source: The input.
-        outputs: Every accepted output.
-    """
+    """Return a row as a line of a file, with its end; texts of TSV have neither tab nor break."""
     if ending == TSV:
         return "\t".join((source, *outputs)) + "\n"
     return json.dumps({"input": source, "outputs": list(outputs)}, ensure_ascii=False) + "\n"
@@ -164,21 +146,20 @@ def _row(source: str, outputs: Sequence[str], place: str) -> Row:
     return Row(source, tuple(outputs))
 
 
-def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def read_records(path: str | Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Read a file record by record; memory does not grow with its length.
 
     Args:
         path: A file with one of `RECORD_ENDINGS`, in UTF-8. TSV is read without quoting, CSV with.
-        columns: Names of the columns of a TSV or CSV file without a header; with none, its first
-            line names them.
+        columns: Those of a TSV or CSV file without a header.
 
     Yields:
         Records: texts by column, or what a line of JSON holds.
 
     Raises:
-        TaskError: If the file cannot be read or is cut short, or a line is malformed (file, line
-            and reason).
+        TaskError: If the file is missing or cut short, or a line malformed (file, line, reason).
     """
+    path = Path(path)
     if not path.name.endswith(RECORD_ENDINGS):
         raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(RECORD_ENDINGS)}.")
     if ".jsonl" not in path.suffixes[-2:]:
@@ -200,7 +181,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                yield decoded(line, f"{path}, line {number}", first=number == 1)
+                yield _decoded(line, f"{path}, line {number}", first=number == 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TaskError(
             f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again."

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,24 +40,15 @@ def fingerprint(task: Task, files: Iterable[Path]) -> str:
     return hashlib.sha256(repr((task, states)).encode()).hexdigest()[:16]
 
 
-def from_files(source: Source, split: str) -> Iterator[Record]:
-    """Return the records of a source whose splits are files; see `read_records`."""
-    return read_records(Path(split), source.columns)
-
-
 def write_samples(
     task: Task,
     folder: Path,
     samples: Sequence[int],
-    open_records: Callable[[Source, str], Iterable[Record]] = from_files,
+    open_records: Callable[[Source, str], Iterable[Record]] | None = None,
 ) -> dict[str, str]:
-    """Write the files of a task.
+    """Write the files of a task into its folder, which exists.
 
-    Args:
-        task: The task.
-        folder: The folder of its files, which exists.
-        samples: Which few-shot samples.
-        open_records: Returns the records of a split, or file, of a source.
+    Without ``open_records``, which returns the records of a split, splits are files.
 
     Returns:
         The MD5 sums by name of file.
@@ -67,7 +58,9 @@ def write_samples(
     """
 
     def lines_of(split: str) -> Lines:
-        return Lines(task, split, open_records(task.source, split), scratch=folder)
+        columns = task.source.columns
+        found = open_records(task.source, split) if open_records else read_records(split, columns)
+        return Lines(task, split, found, scratch=folder)
 
     train = lines_of(task.source.train)
     test = train if task.source.test is None else lines_of(task.source.test)

@@ -14,8 +14,6 @@ References:
     EMNLP 2021, arXiv:2104.08835.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,19 +27,12 @@ Indices = NDArray[np.int64]
 Line = tuple[str, ...]
 
 
-class Cut(NamedTuple):
-    """Indices of lines: of the train split, and of the test split (or of train, held out)."""
-
-    pool: Indices
-    test: Indices
-
-
 def shuffled(n: int, seed: int) -> Indices:
     """Return the indices of `n` lines in the order of a seed."""
     return np.random.RandomState(seed).permutation(n).astype(np.int64)
 
 
-def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
+def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, Indices]:
     """Separate the lines that samples are drawn from, and those of the test file.
 
     Returns:
@@ -53,12 +44,15 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
     """
     source = task.source
     if n_test is None:
-        found = _held_out(source.holdout or Holdout(), n_train)
+        holdout, order = source.holdout or Holdout(), shuffled(n_train, HOLDOUT_SEED)
+        start = holdout.pool if holdout.test_start is None else holdout.test_start
+        end = n_train if holdout.test_end is None else _place(holdout.test_end, n_train)
+        found = order[: _place(holdout.pool, n_train)], order[_place(start, n_train) : end]
     else:
         test = np.arange(n_test, dtype=np.int64)
         if source.test_share is not None:
             test = shuffled(n_test, HOLDOUT_SEED)[: int(source.test_share * n_test)]
-        found = Cut(np.arange(n_train, dtype=np.int64), test)
+        found = np.arange(n_train, dtype=np.int64), test
     for side, indices in zip(("to draw from", "of the test file"), found, strict=True):
         if not len(indices):
             lines = f"{n_train} lines of train"
@@ -68,13 +62,9 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
 
 
 def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
-    """Draw one sample.
+    """Draw one sample from a pool; a task without a `k` takes all of it, in its order.
 
-    Args:
-        task: Says how; one without a `k` takes the whole pool, in its order.
-        labels: Numbers of all lines of a classification task, equal where the outputs are equal.
-        pool: The lines to draw from, as from `cut`.
-        sample: Its seed.
+    Labels are numbers of all lines of a classification task, equal where the outputs are equal.
 
     Returns:
         The indices of the lines of train and of dev, in the order of the files.
@@ -101,13 +91,6 @@ def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[I
         )
     train, dev = (np.concatenate([group[a:b] for group in groups]) for a, b in ((0, k), (k, 2 * k)))
     return order[train], order[dev]
-
-
-def _held_out(holdout: Holdout, n: int) -> Cut:
-    order = shuffled(n, HOLDOUT_SEED)
-    start = holdout.pool if holdout.test_start is None else holdout.test_start
-    end = n if holdout.test_end is None else _place(holdout.test_end, n)
-    return Cut(order[: _place(holdout.pool, n)], order[_place(start, n) : end])
 
 
 def _place(bound: Bound, n: int) -> int:

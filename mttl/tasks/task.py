@@ -51,14 +51,9 @@ def _one_of(choices: Collection[str]) -> Callable[[str], str]:
 class Holdout:
     """How one split is cut where a task has no test split of its own.
 
-    The lines of the split are shuffled with seed 42; the first of them are the pool that samples
-    are drawn from, others the test file. A bound that is a whole number counts lines; a fraction is
-    a share, ``int(share * n)`` of ``n`` lines.
-
-    Attributes:
-        pool: Where the pool ends.
-        test_start: Where the test file starts; None: where the pool ends.
-        test_end: Where it ends; None: with the last line.
+    Its lines are shuffled with seed 42; the first of them, up to ``pool``, are those that samples
+    are drawn from, others the test file: by default all. A bound that is a whole number counts
+    lines; a fraction is a share, ``int(share * n)`` of ``n`` lines.
     """
 
     pool: Bound = 0.8
@@ -71,19 +66,15 @@ class Source:
     """Where the records of a task are: a data set of the hub, or files.
 
     Attributes:
-        path: Name of the data set, as `datasets.load_dataset` takes it; None where `train` and
-            `test` are files.
-        config: Its configuration.
-        revision: Its revision; None: that of today.
-        train: The split that samples are drawn from; without `path`, a TSV, CSV or JSONL file.
-        test: The split of the test file; None: it is held out from `train`, as `holdout` says.
-        holdout: How `train` is cut; only where `test` is None.
+        path: Name of the data set; None where `train`, `dev` and `test` are files, not splits.
+        train: What samples are drawn from.
+        test: What the test file comes from; None: it is held out from `train`, by `holdout`.
         test_share: Only this share of the test lines counts: shuffled with seed 42, the first
             ``int(share * n)``. None: all of them, in their order.
         columns: Names of the columns of a TSV or CSV file that has no header.
-        dev: The split, or file, that development rows come from; None: `train`.
+        dev: What development rows come from; None: `train`.
         mirrors: Other names of the same data set, to try in turn.
-        unavailable: Why the hub cannot give it, and where to get it by hand; None where it can.
+        unavailable: Why the hub cannot give it, and where to get it by hand.
     """
 
     path: Text | None
@@ -109,12 +100,8 @@ class Task:
     """A task; see `docs/tasks.md` for the language of the templates.
 
     Attributes:
-        name: What its files are called.
-        source: Where its records are.
         k: Lines per label (classification) or lines in all (text-to-text) of train, and of dev;
             None: all there are.
-        kind: How samples are drawn: balanced by label, or not.
-        input: Template of the input.
         output: Template of the output; a list where `references` is not ``"one"``.
         labels: Names of the labels, in the order of their numbers.
         references: ``"one"`` right answer; ``"all"``: each item of a list; ``"distinct"``: of a
@@ -122,10 +109,8 @@ class Task:
         rows: Which records are used, as a condition such as ``{label} is not -1``; None: all.
         cleaning: Name of a text filter for the whole input, after its template is filled.
         prepare: Name of a function in `mttl.tasks.functions` that the records pass through before
-            the templates are filled; None: they are used as they are.
-        metric: Name of its metric; see `mttl.metrics.crossfit`.
+            the templates are filled.
         category: Two levels, such as ``classification/nli``.
-        description: What is asked, in one sentence.
         side: Of the partition that a run makes of its tasks.
     """
 

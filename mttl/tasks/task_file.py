@@ -35,13 +35,7 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def load_tasks(path: str | Path) -> Mapping[str, Task]:
-    """Read the tasks of a file.
-
-    Args:
-        path: A YAML file. Paths of data files in it are relative to its folder.
-
-    Returns:
-        The tasks by name, in the order of the file.
+    """Return the tasks of a YAML file by name; paths of data files are relative to its folder.
 
     Raises:
         TaskError: If the file cannot be read, a task in it is malformed (file, task, key, value

@@ -15,7 +15,7 @@ from lightning_fabric.utilities import move_data_to_device
 from rich.table import Table
 from torch import Tensor
 
-from mttl.aggregation.packed_weights import count_entries
+from mttl.aggregation.packed_weights import stored
 from mttl.analysis.token_counts import TokenCounts
 from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import is_first, whole_parameters
@@ -60,7 +60,7 @@ def attachment_table(
         table.add(layers, count, shape, f"{size:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(count_entries(p) for p in model.parameters())
+    total = sum(math.prod(stored(p)[0]) for p in model.parameters())
     covered = [
         f"{n} of {m} linear layers in {word}" for word, (n, m) in attachment.coverage.items()
     ]
@@ -201,7 +201,7 @@ def attention_by_task(
     module.eval()
     router = module.model.router
     pad_id = pad_id_of(module.tokenizer)
-    collate = TrainCollator(pad_id, router.n_tasks, is_decoder_only(module.model.backbone))
+    collate = TrainCollator(pad_id, is_decoder_only(module.model.backbone))
     task_ids = np.array(rows["task_id"])
     sums = torch.zeros(router.n_groups, router.n_tasks, router.n_skills, dtype=torch.float64)
     with ExitStack() as hooks:

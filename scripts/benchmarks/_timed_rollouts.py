@@ -93,9 +93,9 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
                 raise ConfigError(
                     "rl.demonstrations must not be set: there are no rollouts to measure"
                 )
-            collector = data.loader.collector
-            environments = collector.environments
+            loader = data.loader
+            environments = loader.environments
             environments.step = watch.timed("environments", environments.step)  # type: ignore
-            collector.play = watch.timed("playing", collector.play)  # type: ignore[method-assign]
+            loader.play = watch.timed("playing", loader.play)  # type: ignore[method-assign]
             trainer.fit(learning.module, datamodule=data)
     return watch, rl.ppo.n_steps * rl.n_slots * len(levels)

@@ -8,7 +8,6 @@ from helpers.backbones import fill
 from helpers.compare import relative_error
 from helpers.quantised import KINDS, ROUNDING, dense_copy, packed_linear, require
 from mttl.aggregation.packed_weights import (
-    count_entries,
     dense_weight,
     hold_still,
     is_packed,
@@ -35,7 +34,6 @@ def test_an_unpacked_weight_is_near_the_one_that_was_packed(kind: str) -> None:
     assert is_packed(layer.weight)
     assert not is_plain_linear(layer)
     assert is_plain_linear(plain)
-    assert count_entries(layer.weight) == I * O
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -17,15 +17,8 @@ def test_merges_by_hand() -> None:
     # The mean distance of the pairs: (0.9 + 0.7 + 0.8 + 0.8) / 4
     expected = [([0, 2], 0.1, 2), ([1, 3], 0.2, 2), ([4, 5], 0.8, 4)]
     assert merges == [(pair, pytest.approx(height), n) for pair, height, n in expected]
-
-
-def test_neighbouring_leaves_are_as_alike_as_the_tree_allows() -> None:
     # 0 and 3 (0.3) are the most similar of different clusters; they meet in the middle.
-    assert task_order(task_tree(SIMILARITY)).tolist() in ([2, 0, 3, 1], [1, 3, 0, 2])
-
-
-def test_clusters() -> None:
-    tree = task_tree(SIMILARITY)
+    assert task_order(tree).tolist() in ([2, 0, 3, 1], [1, 3, 0, 2])
     first, second, third, fourth = task_clusters(tree, 2).tolist()
     assert first == third != second == fourth
     assert len(set(task_clusters(tree, 4).tolist())) == 4

@@ -37,6 +37,10 @@ def test_against_scikit_learn() -> None:
     np.testing.assert_allclose(shares, reference.explained_variance_ratio_)
     # The sign is fixed.
     assert (points[np.abs(points).argmax(0), [0, 1]] > 0).all()
+    # Other rows are placed on the same map; of two tasks there is one direction.
+    np.testing.assert_allclose(on_components(weights, weights.swapaxes(0, 1)), points, atol=1e-12)
+    two = weights[:, :2]
+    assert np.abs(on_components(two, two.swapaxes(0, 1))[:, 1]).max() < 1e-12
 
 
 def test_tasks_on_a_line_or_in_one_point() -> None:
@@ -71,11 +75,3 @@ def test_umap_itself_separates_two_kinds_of_tasks() -> None:
     points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))
     within = np.linalg.norm(points[:10] - points[:10].mean(0), axis=1).max()
     assert np.linalg.norm(points[:10].mean(0) - points[10:].mean(0)) > within
-
-
-def test_other_rows_are_placed_on_the_same_map() -> None:
-    weights = np.random.default_rng(0).uniform(size=(3, 6, 4))
-    points, _ = principal_components(weights)
-    np.testing.assert_allclose(on_components(weights, weights.swapaxes(0, 1)), points, atol=1e-12)
-    two = weights[:, :2]  # of two tasks there is one direction
-    assert np.abs(on_components(two, two.swapaxes(0, 1))[:, 1]).max() < 1e-12

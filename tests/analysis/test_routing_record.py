@@ -1,18 +1,13 @@
 """What a run wrote down is read back, and what it did not is answered in words."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from mttl.analysis.routing_record import read_record
 from mttl.io.errors import CheckpointError
 
-Write = Callable[..., Path]
 
-
-def test_a_run_is_read(write_run: Write, tmp_path: Path) -> None:
+def test_a_run_is_read(write_run, tmp_path) -> None:
     record = read_record(write_run(tmp_path / "run"))
     assert record.tasks == ("past", "plural", "clock", "date")
     assert record.groups[0] == "encoder.block.0.q"
@@ -26,18 +21,11 @@ def test_a_run_is_read(write_run: Write, tmp_path: Path) -> None:
     assert curves == {"usage": ([0, 500], [1, 0.9]), "encoder/usage": ([0, 500], [1, 0.8])}
 
 
-def test_heads_are_groups(write_run: Write, tmp_path: Path) -> None:
-    record = read_record(write_run(tmp_path / "run", n_heads=2))
+def test_heads_are_groups_and_a_run_without_history_is_read_too(write_run, tmp_path) -> None:
+    record = read_record(write_run(tmp_path / "run", n_heads=2, history=False))
     assert record.groups[:2] == ("encoder.block.0.q/head 0", "encoder.block.0.q/head 1")
     assert record.weights.shape == (8, 4, 3)
-
-
-def test_a_run_without_history_is_read_too(write_run: Write, tmp_path: Path) -> None:
-    record = read_record(write_run(tmp_path / "run", history=False))
     assert (record.history, record.curves) == (None, {})
-
-
-def test_a_folder_without_routing_is_answered(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"plots/routing\.npz' does not exist.*--resume"):
         read_record(tmp_path)
 

@@ -7,7 +7,6 @@ from scipy.stats import entropy
 
 from mttl.analysis.statistics import (
     EFFECTIVE,
-    active_cells,
     discreteness,
     effective_skills,
     effective_skills_over_training,
@@ -25,11 +24,6 @@ def test_discreteness_is_one_minus_the_mean_entropy_in_bits():
     expected = 1 - sum(entropy([x, 1 - x], base=2) for x in (0.1, 0.7, 0.9)) / 3
     # float32 probabilities
     assert discreteness(p) == pytest.approx(expected, abs=1e-6)
-
-
-def test_active_cells_counts_active_cells():
-    p = torch.tensor([0.1, 0.5, 0.51, 0.9]).view(1, 2, 1, 2)
-    assert active_cells(p) == 0.5
 
 
 def test_usage():

@@ -110,7 +110,7 @@ def config_of(point: str) -> Config:
 def forced(backbone: Any, call: Any, rows: list[int]) -> Tensor:
     """Return logits as in training."""
     given = [{"input_ids": TEXTS[i], "labels": ANSWERS[i], "task_id": i} for i in rows]
-    batch = TrainCollator(0, 2, is_decoder_only(backbone))(given)
+    batch = TrainCollator(0, is_decoder_only(backbone))(given)
     return call(rows, **forced_inputs(backbone, batch), use_cache=False).logits
 
 

@@ -18,6 +18,7 @@ from envs.demonstrations import record_demonstrations, save_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.new_levels import LevelJob, adapt_policies
+from mttl.commands import adapt
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
 from mttl.routing.task.fixed import SharedRouter
@@ -38,10 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finetune(run: Path, *arguments: str) -> int:
-    config = str(run.parent / "tiny.yaml")
-    from mttl.commands import adapt as recipe
-
-    return recipe.main(["-c", config, "--from", str(run), *arguments])
+    return adapt.main(["-c", str(run.parent / "tiny.yaml"), "--from", str(run), *arguments])
 
 
 def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> None:
@@ -49,7 +47,7 @@ def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> 
     real, played = adaptation._run_job, []
 
     def stopping(*given: Any) -> Any:
-        if len(played) == 1:
+        if played:
             raise KeyboardInterrupt
         played.append(given[3])
         return real(*given)
@@ -126,7 +124,6 @@ def test_every_mode_trains_exactly_what_it_names(run: Path, mode: AdaptMode) -> 
         (["--tasks", "GoToObjj"], ConfigError, "--tasks: .*GoToObjj.*GoToObj"),
         (["-k", "adapt.levels=[]"], ConfigError, "adapt.levels: no level given"),
         (["--samples", "13"], ConfigError, "--samples is for text-to-text tasks"),
-        (["--workers", "2"], ConfigError, "--workers is for text-to-text tasks"),
         (["--shard", "1/2"], ConfigError, "--shard is for text-to-text tasks"),
     ],
 )

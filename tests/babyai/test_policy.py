@@ -96,26 +96,14 @@ def test_equals_the_reference(norm, n_film):
         torch.testing.assert_close(one, other)
     assert found[0].shape == (S, N, 7)
     assert found[1].shape == (S, N)
-    policy.requires_grad_(False)  # the two share all but the recurrent layers
-    policy.tiles.requires_grad_(True)
     gradients = []
-    for network in (policy, reference):
-        logits, values, memory = network(*observations())
-        loss = logits.square().sum() + values.square().sum() + memory.square().sum()
-        gradients.append(torch.autograd.grad(loss, policy.tiles.weight)[0])
-    assert relative_error(*gradients) < 1e-10  # float64, sums in another order
-
-
-def test_recurrent_weights_have_the_gradients_of_the_reference():
-    policy = small_policy()
-    reference = Reference(policy)
-    for network in (policy, reference):
-        sum(output.square().sum() for output in network(*observations())).backward()
-    pairs = [(policy.memory, reference.lstm, ""), (policy.instruction, reference.gru, "_l0")]
-    for ours, theirs, ending in pairs:
-        for name, parameter in ours.named_parameters():
-            expected = theirs.get_parameter(name + ending).grad
-            assert relative_error(parameter.grad, expected) < 1e-10
+    recurrent = (policy.memory, policy.instruction), (reference.lstm, reference.gru)
+    for outputs, layers in zip((found, expected), recurrent, strict=True):
+        own = [parameter for layer in layers for parameter in layer.parameters()]
+        loss = sum(output.square().sum() for output in outputs)
+        gradients.append(torch.autograd.grad(loss, [policy.tiles.weight, *own]))
+    for one, other in zip(*gradients, strict=True):
+        assert relative_error(one, other) < 1e-10  # float64, sums in another order
 
 
 @pytest.mark.parametrize(("ours", "twin"), [(MaskedGRU, nn.GRUCell), (LSTMCell, nn.LSTMCell)])

@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from envs.interface import Observation, Transition
+from envs.interface import Observation, Transition, VectorEnv
 from envs.vector import make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
 from helpers.babyai import TINY
 from mttl.babyai.build_policy import build_policies
 from mttl.babyai.policy import Policy
 from mttl.babyai.rl.learning_curve import EpisodeLog
-from mttl.babyai.rollouts import RolloutCollector, RolloutLoader, sample_actions
+from mttl.babyai.rollouts import RolloutLoader, sample_actions
 from mttl.babyai.train import learning_of
 from mttl.config.babyai_schema import Ppo
 from mttl.config.load import load_any_config
@@ -41,8 +41,7 @@ def policies(n_tasks: int = 2) -> ComposedModel:
 
 def loader(model: ComposedModel, settings: Ppo = SETTINGS) -> RolloutLoader:
     environments = make_vector_env(LEVELS, 4, seed=5)
-    collector = RolloutCollector(model, environments, EpisodeLog(LEVELS, 5), seed=1)
-    return RolloutLoader(collector, settings, seed=2)
+    return RolloutLoader(model, environments, EpisodeLog(LEVELS, 5), settings, seed=1)
 
 
 def test_what_is_learned_from_is_what_was_played() -> None:
@@ -93,8 +92,8 @@ def test_rewards_are_scaled_and_nothing_follows_an_end() -> None:
         **{"n_steps": 3, "recurrence": 3, "n_epochs": 1, "n_minibatches": 1},
         **{"discount": 0.5, "gae_lambda": 0.0, "reward_scale": 4.0},
     )
-    collector = RolloutCollector(policies(1), room, EpisodeLog(["GoToObj"], 5), seed=1)
-    batch = collector.play(settings)
+    log = EpisodeLog(["GoToObj"], 5)
+    batch = RolloutLoader(policies(1), room, log, settings, seed=1).play()
     advantages, values = batch.advantages[0, :, 0], batch.values[0, :, 0]
     # λ = 0: reward and the critic's next value, less its value.
     assert advantages[0] == pytest.approx(2 + 0.5 * values[1].item() - values[0].item(), abs=1e-5)
@@ -111,14 +110,14 @@ def test_rollouts_are_played_in_the_precision_they_are_learned_from(
     config = load_any_config([str(path)])
     learning = learning_of(config, build_policies(config, LEVELS), LEVELS)
     used = []
-    play = RolloutCollector.play
+    play = RolloutLoader.play
 
-    def spy(self: RolloutCollector, settings: Ppo) -> Any:
+    def spy(self: RolloutLoader) -> Any:
         on = torch.is_autocast_enabled("cpu")
         used.append(torch.get_autocast_dtype("cpu") if on else None)
-        return play(self, settings)
+        return play(self)
 
-    monkeypatch.setattr(RolloutCollector, "play", spy)
+    monkeypatch.setattr(RolloutLoader, "play", spy)
     trainer = pl.Trainer(
         precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
     )
@@ -136,18 +135,13 @@ def test_actions_are_drawn_with_their_probabilities() -> None:
     torch.testing.assert_close(rates, logits[0].softmax(-1), atol=0.0145, rtol=0)
 
 
-def test_environments_that_cannot_be_saved_begin_anew() -> None:
+def test_environments_that_cannot_be_saved_begin_anew(monkeypatch) -> None:
     first = loader(policies())
     next(iter(first))
-    collector: Any = first.collector
-
-    def refuse() -> bytes:
-        raise NotImplementedError
-
-    collector.environments.state = refuse
+    monkeypatch.setattr(type(first.environments), "state", VectorEnv.state)
     state = first.state()
-    assert "environments" not in state["player"]
+    assert "environments" not in state
     other = loader(policies())
     other.load_state(state)
-    assert other.collector.seen is None
-    assert other.collector.log.frames.tolist() == first.collector.log.frames.tolist()
+    assert other.seen is None
+    assert other.log.frames.tolist() == first.log.frames.tolist()

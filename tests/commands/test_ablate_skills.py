@@ -18,7 +18,6 @@ from mttl.commands.ablate_skills import switched_off
 from mttl.commands.routing_report.routing_tables import gradient_cosines
 from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
-from mttl.data.prompt_form import prompt_prefix
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.fixed import FixedRouter, GivenRows
@@ -51,7 +50,7 @@ def loss_with(run: Path, task: str, rows: torch.Tensor) -> float:
     losses = []
     for line in path.read_text().splitlines():
         question, answer = line.split("\t")
-        encoded = built.tokenizer(prompt_prefix(task, "name") + question, return_tensors="pt")
+        encoded = built.tokenizer(f"[{task}] {question}", return_tensors="pt")
         labels = built.tokenizer(answer, return_tensors="pt").input_ids
         ids = torch.tensor([list(TASKS).index(task)])
         with torch.no_grad():
@@ -188,7 +187,7 @@ def test_tasks_are_compared_by_their_gradients(run, tmp_path, capsys) -> None:
         path = run.parents[1] / "gym" / task / f"{task}_4_100_train.tsv"
         rows = [line.split("\t") for line in path.read_text().splitlines()]
         prompts = built.tokenizer(
-            [prompt_prefix(task, "name") + question for question, _ in rows],
+            [f"[{task}] {question}" for question, _ in rows],
             return_tensors="pt",
             padding=True,
         )

@@ -12,7 +12,7 @@ from helpers.cards import QUESTIONS, run_card
 from helpers.chat_templates import save_tokenizer
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl.aggregation.elastic import elastic_removal
+from mttl.aggregation.fisher import elastic_removal
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import fisher as ESTIMATE

@@ -72,10 +72,8 @@ def test_a_template_may_require_a_system_text(given: dict) -> None:
     tokenizer = byte_tokenizer(required + CHATML)
     form = PromptForm(template="chat", prefix="none", **given, **LENGTHS)
     encoder = form.encoder(tokenizer, decoder_only=True)
-    (prompt,), (answer,) = (
-        encoder.prompts(["ab"], [form.prompt_prefix("a")]),
-        encoder.answers(["c"]),
-    )
+    (prompt,) = encoder.prompts(["ab"], [form.prompt_prefix("a")])
+    (answer,) = encoder.answers(["c"])
     whole = tokenizer.apply_chat_template(chat("Be brief.", "ab", "c"))["input_ids"]
     assert [*prompt, *answer] == whole
     with pytest.raises(ConfigError, match="the chat template cannot be used: say who"):
@@ -86,18 +84,13 @@ def test_what_is_too_long_is_cut_within_the_template() -> None:
     tokenizer = byte_tokenizer()
     before, after = "<extra_id_1>user\n", "<extra_id_2>\n<extra_id_1>assistant\n"
     around = len(tokenizer(before + after, add_special_tokens=False)["input_ids"])
+    lengths = {"max_input_length": around + 9, "max_output_length": 6}
     for side, expected in (("end", "[a] one t"), ("start", "[a] three")):
-        form = PromptForm(
-            template="chat", truncate=side, max_input_length=around + 9, max_output_length=6
-        )
+        form = PromptForm(template="chat", truncate=side, **lengths)
         encoder, lost = form.encoder(tokenizer, decoder_only=True), []
-        prompts = encoder.prompts(
-            ["[a] one two three", "[a] four!"], [form.prompt_prefix("a")] * 2, lost
-        )
-        assert [tokenizer.decode(ids) for ids in prompts] == [
-            before + expected + after,
-            before + "[a] four!" + after,
-        ]
+        texts, prefixes = ["[a] one two three", "[a] four!"], [form.prompt_prefix("a")] * 2
+        prompts = [tokenizer.decode(ids) for ids in encoder.prompts(texts, prefixes, lost)]
+        assert prompts == [before + kept + after for kept in (expected, "[a] four!")]
         assert lost == [8]
         (answer,) = encoder.answers(["answer"], lost)
         assert tokenizer.decode(answer) == "answ<extra_id_2>\n"

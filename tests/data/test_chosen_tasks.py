@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ from helpers.gyms import write_config
 from helpers.raw import write_jsonl
 from mttl.config.data_schema import Data
 from mttl.config.load import load_config
-from mttl.config.schema import Config
 from mttl.data.chosen_tasks import gym_folder, open_gym, partition_of
 from mttl.io.errors import ConfigError, TaskError
 from mttl.tasks.partition import Partition
@@ -49,19 +46,13 @@ def tasks(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def configured(tasks: Path) -> Callable[..., Config]:
-    """A configuration of these tasks, or of others."""
-
-    def configure(**data: Any) -> Config:
-        own = {"dir": None, "tasks": str(tasks), "partition": "auto", "max_output_length": 20}
-        path = write_config(tasks.with_name("run.yaml"), tasks.parent, data=own | data)
-        return load_config([str(path)])
-
-    return configure
+def run_file(tasks: Path) -> Path:
+    own = {"dir": None, "tasks": str(tasks), "partition": "auto", "max_output_length": 20}
+    return write_config(tasks.with_name("run.yaml"), tasks.parent, data=own)
 
 
-def test_tasks_are_converted_once_into_the_cache(tasks: Path, configured: Any) -> None:
-    config = configured()
+def test_tasks_are_converted_once_into_the_cache(tasks: Path, run_file: Path) -> None:
+    config = load_config([str(run_file)])
     gym = open_gym(config)
     assert gym.directory == gym_folder(config)
     assert gym.directory.parent == Path(config.run.dir) / ".cache"
@@ -77,9 +68,9 @@ def test_tasks_are_converted_once_into_the_cache(tasks: Path, configured: Any) -
     assert len(open_gym(config).rows("first", "dev", 100)) == 1
 
 
-def test_partitions(tasks: Path, configured: Any) -> None:
+def test_partitions(tasks: Path, run_file: Path) -> None:
     data = Data(tasks=str(tasks))
-    gym = open_gym(configured())
+    gym = open_gym(load_config([str(run_file)]))
     assert partition_of(data, gym) == Partition(train=("first", "second"), test=("unseen",))
     alone = Data(dir=str(gym.directory))
     assert partition_of(alone, gym) == Partition(train=("first", "second", "unseen"))
@@ -90,9 +81,10 @@ def test_partitions(tasks: Path, configured: Any) -> None:
     assert partition_of(lists, gym) == Partition(train=("second",), dev=("first",))
     file = tasks.with_name("partition.json")
     file.write_text(json.dumps({"train": ["first"]}))
-    assert partition_of(Data(tasks=str(tasks), partition=str(file)), gym) == Partition(
-        train=("first",)
-    )
+    assert partition_of(Data(tasks=str(tasks), partition=str(file)), gym).train == ("first",)
+    misspelt = Data(tasks=str(tasks), partition={"train": ["first"], "tset": []})
+    with pytest.raises(TaskError, match=r"data\.partition: unknown key 'tset'"):
+        partition_of(misspelt, gym)
 
 
 @pytest.mark.parametrize(
@@ -106,32 +98,25 @@ def test_partitions(tasks: Path, configured: Any) -> None:
         ("k: all", "k: none", "k: \"none\" must be a whole number from 1 on, or 'all'"),
     ],
 )
-def test_a_task_that_cannot_be_converted_is_named(
-    tasks: Path, configured: Any, old: str, new: str, message: str
-) -> None:
+def test_a_task_that_cannot_be_converted_is_named(tasks, run_file, old, new, message) -> None:
     tasks.write_text(TASKS.replace(old, new, 1))
     with pytest.raises(TaskError, match=re.escape(message)):
-        open_gym(configured())
+        open_gym(load_config([str(run_file)]))
     assert list(tasks.parent.rglob("first")) == []
 
 
-def test_mistakes_in_the_section(tasks: Path, configured: Any) -> None:
+def test_mistakes_in_the_section(tasks: Path) -> None:
     config = write_config(tasks.with_name("run.yaml"), tasks.parent)
     for both in (["data.dir=null"], [f"data.tasks={tasks}"]):
         with pytest.raises(ConfigError, match="dir must name the folder of a gym, or be null with"):
             load_config([str(config)], both)
     with pytest.raises(ConfigError, match=r"data\.partition"):
         load_config([str(config)], ["data.partition=3"])
-    data = Data(tasks=str(tasks), partition={"train": ["first"], "tset": []})
-    with pytest.raises(TaskError, match=r"data\.partition: unknown key 'tset'"):
-        partition_of(data, open_gym(configured()))
 
 
-def test_a_run_on_files_of_ones_own(tasks: Path) -> None:
+def test_a_run_on_files_of_ones_own(run_file: Path) -> None:
     """From three files to scores and an adapted model; nothing is built by hand."""
-    own = {"dir": None, "tasks": str(tasks), "partition": "auto", "max_output_length": 20}
-    config = write_config(tasks.with_name("run.yaml"), tasks.parent, data=own)
-    run = train(config, "own", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    run = train(run_file, "own", "trainer.max_steps=2", "trainer.val_check_interval=2")
     assert json.loads((run.skills / "tasks.json").read_text()) == ["first", "second"]
     (line, *_) = (run.predictions / "first_test.jsonl").read_text().splitlines()
     assert SEVERAL_LINES in json.loads(line)["references"]

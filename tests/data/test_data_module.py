@@ -186,32 +186,21 @@ def test_resuming_within_an_epoch_over_other_data_is_refused(make_module, tmp_pa
         fit(make_module(batch_size=4), max_steps=9, ckpt_path=tmp_path / "stopped.ckpt")
 
 
-def test_state_is_the_position(make_module):
+def test_a_state_moves_a_loader_that_there_is_already(make_module):
     data = make_module()
-    assert data.state_dict() == {}
     iterator = iter(data.train_dataloader())
     next(iterator)
     state = data.state_dict()
-    assert (state["epoch"], state["batch"]) == (0, 1)
-    other = make_module()
-    other.load_state_dict(state)
-    assert other.state_dict() == state
     expected = [batch["input_ids"].tolist() for batch in iterator]
-    loader = other.train_dataloader()
-    assert [batch["input_ids"].tolist() for batch in loader] == expected
-    other.load_state_dict(state)
-    assert [batch["input_ids"].tolist() for batch in loader] == expected
+    data.load_state_dict(state)
+    assert [batch["input_ids"].tolist() for batch in data.train_dataloader()] == expected
 
 
 def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenizer):
     def rows(n_examples, split, seed=1):
-        data = data_of(samples=[100, 13])
-        module = TextToTextDataModule(
-            *(gym, ["a", "b"], byte_tokenizer, data),
-            decoder_only=False,
-            seed=seed,
-            n_examples=n_examples,
-        )
+        given = gym, ["a", "b"], byte_tokenizer, data_of(samples=[100, 13])
+        few = {"decoder_only": False, "seed": seed, "n_examples": n_examples}
+        module = TextToTextDataModule(*given, **few)
         return module.train_rows["row"][:] if split == "train" else module.prepared(split)["row"][:]
 
     every = list(range(N_ROWS))
@@ -226,33 +215,24 @@ def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenize
 
 def test_training_and_development_rows_are_drawn_apart(make_gym, byte_tokenizer):
     """Files sorted by label would else give both splits the same labels."""
-    gym = make_gym({"a": 4})  # and four rows of dev
+    given = make_gym({"a": 4}), ["a"], byte_tokenizer, data_of(samples=[100])  # four rows of dev
     equal = []
     for seed in range(20):
-        module = TextToTextDataModule(
-            *(gym, ["a"], byte_tokenizer, data_of(samples=[100])),
-            decoder_only=False,
-            seed=seed,
-            n_examples=2,
-        )
+        few = {"decoder_only": False, "seed": seed, "n_examples": 2}
+        module = TextToTextDataModule(*given, **few)
         equal.append(module.train_rows["row"][:] == module.prepared("dev")["row"][:])
     assert 0 < sum(equal) < len(equal)  # one of six by chance
 
 
 def test_rows_from_disk_are_those_of_memory(make_module, tmp_path):
-    """The same draws and the same batches, bit for bit, in every order."""
-    for sampler in ("proportional", "temperature"):
-        form = {"sampler": sampler, "length_window": 2}
+    """The same draws and the same batches, bit for bit, of all rows and of some."""
+    for n_examples in (None, 5):
+        form = {"sampler": "temperature", "length_window": 2}
         disk, memory = make_module(**form, cache_dir=str(tmp_path)), make_module(**form)
         assert disk.train_rows.data.__class__ is not memory.train_rows.data.__class__
+        for module in (disk, memory):
+            module.n_examples = n_examples
+            module.__dict__.pop("train_rows")
         for kept, held in zip(disk.train_dataloader(), memory.train_dataloader(), strict=True):
             for name, value in held.items():
                 assert torch.equal(kept[name], value)
-
-
-def test_rows_from_disk_may_be_picked(make_module, tmp_path):
-    for cache_dir in (None, str(tmp_path)):
-        module = make_module(cache_dir=cache_dir)
-        module.n_examples = 5
-        loader = module.train_dataloader()
-        assert sum(len(batch["task_ids"]) for batch in loader) == 5

@@ -27,11 +27,9 @@ def make_policy() -> Policy:
         nonlocal n_steps
         n_steps = np.where(begins, 0, n_steps + 1 if n_steps.size else 0)
         actions = np.full(alive.shape, 99)  # where nobody plays, anything goes
-        for place in np.argwhere(alive):
-            where = tuple(place)
-            actions[where] = choose(
-                seen.image[where], int(seen.direction[where]), int(n_steps[where])
-            )
+        for where in zip(*np.nonzero(alive), strict=True):
+            seen_there = seen.image[where], int(seen.direction[where])
+            actions[where] = choose(*seen_there, int(n_steps[where]))
         return actions
 
     return policy

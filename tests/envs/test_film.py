@@ -27,22 +27,29 @@ def frames_of(path: Path) -> tuple[list[np.ndarray], list[int]]:
     return frames, durations
 
 
+def check_frames(
+    frames: list[np.ndarray], actions: list[int], lines: list[str], most: float, **more: Any
+) -> None:
+    """Compare frames with the pictures of an episode, up to a mean difference."""
+    mission, pictures = replay(LEVEL, SEED, actions)
+    assert SIDE - pictures[0].shape[0] in range(9)  # large enough to read
+    for frame, picture, line in zip(frames, pictures, lines, strict=True):
+        expected = np.asarray(with_caption(picture, mission, line, **more))
+        assert frame.shape == expected.shape
+        assert np.abs(frame.astype(int) - expected).mean() < most
+
+
 def test_a_gif_has_a_frame_for_every_step_with_what_is_done_below(tmp_path: Path) -> None:
     path = tmp_path / "new" / "episode.gif"
     turns = [0, 0, 1, 0]
     shares = [0.5, 0.25, 0.0]
     film([Episode(LEVEL, SEED, turns, shares, success=False)], path)
-    mission, pictures = replay(LEVEL, SEED, turns)
-    assert SIDE - pictures[0].shape[0] in range(9)  # large enough to read
     frames, durations = frames_of(path)
     assert durations == [250, 250, 250, 250, 1000]
     lines = ["step 0 of 4", "step 1 of 4: turn left", "step 2 of 4: turn left"]
     lines += ["step 3 of 4: turn right", "step 4 of 4: turn left, no success"]
-    for frame, picture, line in zip(frames, pictures, lines, strict=True):
-        expected = np.asarray(with_caption(picture, mission, line, shares=shares))
-        assert frame.shape == expected.shape
-        # A GIF has 256 colours; those of minigrid, with their shades, are more.
-        assert np.abs(frame.astype(int) - expected).mean() < 2
+    # A GIF has 256 colours; those of minigrid, with their shades, are more.
+    check_frames(frames, turns, lines, most=2, shares=shares)
     assert [file.name for file in path.parent.iterdir()] == ["episode.gif"]
 
 
@@ -86,30 +93,22 @@ def test_the_caption_stands_below_and_is_broken_where_it_is_too_long() -> None:
     assert heights[1] > heights[0] + 3 * 14
 
 
-def test_actions_after_the_end_are_told(tmp_path: Path) -> None:
+def test_what_cannot_be_filmed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or film to a .gif"):
+        film([Episode(LEVEL, SEED, ACTIONS)], tmp_path / "episode.mp4")
     message = "the episode of 'GoToLocal' with seed 3 ends after 64 actions; 65 are given"
     with pytest.raises(ValueError, match=message):
         film([Episode(LEVEL, SEED, [6] * 65)], tmp_path / "episode.gif")
     assert not list(tmp_path.iterdir())
 
 
-def test_mp4_without_its_plugin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or film to a .gif"):
-        film([Episode(LEVEL, SEED, ACTIONS)], tmp_path / "episode.mp4")
-
-
 def test_an_mp4_has_the_same_frames(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     imageio: Any = importlib.import_module("imageio.v2")
-    path = tmp_path / "episode.mp4"
-    film([Episode(LEVEL, SEED, ACTIONS)], path)
-    mission, pictures = replay(LEVEL, SEED, ACTIONS)
-    with imageio.get_reader(path) as video:
+    film([Episode(LEVEL, SEED, ACTIONS)], tmp_path / "episode.mp4")
+    with imageio.get_reader(tmp_path / "episode.mp4") as video:
         frames = [np.asarray(frame) for frame in video]
     lines = [f"step {n} of 5: {NAMES[action]}" for n, action in enumerate(ACTIONS, start=1)]
-    for frame, picture, line in zip(frames, pictures, ["step 0 of 5", *lines], strict=True):
-        expected = np.asarray(with_caption(picture, mission, line))
-        assert frame.shape == expected.shape
-        # The codec loses detail: coloured objects are small.
-        assert np.abs(frame.astype(int) - expected).mean() < 8
+    # The codec loses detail: coloured objects are small.
+    check_frames(frames, ACTIONS, ["step 0 of 5", *lines], most=8)

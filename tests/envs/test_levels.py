@@ -49,13 +49,9 @@ def test_wrong_levels_are_named(names: list[str], message: str) -> None:
         check_levels(names)
 
 
-def test_seeds_never_change() -> None:
-    """Results name them; Python's own hashes differ from process to process."""
+def test_seeds_never_change_and_training_and_evaluation_never_share_one() -> None:
     assert slot_seed(1, "GoTo", 5) == 539400966
     assert slot_seed(1, "GoTo", 5, evaluation=True) == 1661491735
-
-
-def test_training_and_evaluation_never_share_a_seed() -> None:
     training, evaluation = (
         [slot_seed(seed, "GoTo", n, evaluation) for seed in range(20) for n in range(50)]
         for evaluation in (False, True)

@@ -26,21 +26,11 @@ def random_actions(n_steps: int, shape: tuple[int, int] = (3, N_SLOTS)) -> np.nd
     return np.random.default_rng(0).integers(7, size=(n_steps, *shape))
 
 
-def at(observation: Observation, *place: int) -> dict[str, Any]:
-    return {
-        "image": observation.image[place].tolist(),
-        "direction": observation.direction[place],
-        "mission": observation.mission[place].tolist(),
-    }
-
-
-def plain(seen: dict[str, Any]) -> dict[str, Any]:
-    """What minigrid shows, in our form."""
-    return {
-        "image": seen["image"].tolist(),
-        "direction": seen["direction"],
-        "mission": encode(seen["mission"]).tolist(),
-    }
+def check_same(observation: Observation, place: tuple[int, ...], seen: dict[str, Any]) -> None:
+    """Compare what is seen at a place with what minigrid shows."""
+    np.testing.assert_array_equal(observation.image[place], seen["image"])
+    assert observation.direction[place] == seen["direction"]
+    np.testing.assert_array_equal(observation.mission[place], encode(seen["mission"]))
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
@@ -57,7 +47,7 @@ def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluati
         level, number = LEVEL_NAMES[place[0]], 2 + place[1]
         single = gymnasium.make(LEVELS[level].id)
         seen, _ = single.reset(seed=slot_seed(4, level, number, evaluation))
-        assert at(observation, *place) == plain(seen)
+        check_same(observation, place, seen)
         for actions, transition in zip(random_actions(150), transitions, strict=True):
             seen, reward, terminated, truncated, _ = single.step(actions[place])
             assert transition.reward[place] == np.float32(reward)
@@ -67,27 +57,19 @@ def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluati
                 number += N_SLOTS
                 own = slot_seed(4, level, number, evaluation) if evaluation else None
                 seen, _ = single.reset(seed=own)
-            assert at(transition.observation, *place) == plain(seen)
+            check_same(transition.observation, place, seen)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_parts_play_what_the_whole_plays(evaluation: bool) -> None:
     whole = make(evaluation=evaluation)
-    parts = [
-        make(evaluation=evaluation, n_slots=2, stride=N_SLOTS),
-        make(evaluation=evaluation, n_slots=1, first_slot=2, stride=N_SLOTS),
-    ]
-    images = [whole.reset().image, *(part.reset().image for part in parts)]
+    common = {"evaluation": evaluation, "stride": N_SLOTS}
+    parts = make(n_slots=2, **common), make(n_slots=1, first_slot=2, **common)
+    images = [env.reset().image for env in (whole, *parts)]
     for actions in random_actions(120):
         np.testing.assert_array_equal(images[0], np.concatenate(images[1:], axis=1))
-        pieces = actions[:, :2], actions[:, 2:]
-        images = [
-            whole.step(actions).observation.image,
-            *(
-                part.step(piece).observation.image
-                for part, piece in zip(parts, pieces, strict=True)
-            ),
-        ]
+        shares = (whole, actions), (parts[0], actions[:, :2]), (parts[1], actions[:, 2:])
+        images = [env.step(own).observation.image for env, own in shares]
 
 
 @pytest.mark.parametrize("n_steps", [0, 33])

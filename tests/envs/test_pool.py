@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.bot import _BoundedBot
+from envs.demonstrations import _BoundedBot
 from envs.interface import SimulationError
 from envs.levels import PAPER_LEVELS, LevelError
 from envs.pool import PoolVectorEnv
@@ -90,8 +90,6 @@ def test_misuse_and_a_step_after_an_interrupted_one_are_told() -> None:
         env.step(action)
     with pytest.raises(NotImplementedError, match=r"cannot be saved.* backend 'minigrid'"):
         env.state()
-    with pytest.raises(NotImplementedError, match=r"cannot be restored.* backend 'minigrid'"):
-        env.load_state({})
     first = env.reset()
     env._pools[1].recv = interrupt
     with pytest.raises(KeyboardInterrupt):

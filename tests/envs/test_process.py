@@ -51,12 +51,10 @@ def test_errors_are_raised_here_and_the_worker_goes_on(started: list[WorkerProce
 
 def test_interrupts_are_for_the_parent_alone(started: list[WorkerProcess]) -> None:
     worker = start(started, "echo")
-    os.kill(worker.pid, signal.SIGINT)  # before it can have done anything about it
-    worker.ask("still here?")
-    assert worker.answer() == "still here?"
-    os.kill(worker.pid, signal.SIGINT)
-    worker.ask("and now?")
-    assert worker.answer() == "and now?"
+    for message in ("still here?", "and now?"):  # at first before it can have done anything
+        os.kill(worker.pid, signal.SIGINT)
+        worker.ask(message)
+        assert worker.answer() == message
     # What the parent does about interrupts is as before.
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -68,12 +66,9 @@ def test_interrupts_are_for_the_parent_alone(started: list[WorkerProcess]) -> No
 def test_death_tells_its_cause(started: list[WorkerProcess], order: str, end: str) -> None:
     worker = start(started, "obey")
     worker.ask(order)
-    with pytest.raises(SimulationError, match=end):
-        worker.answer()
-    with pytest.raises(SimulationError, match=end):
-        worker.ask("anything")
-    with pytest.raises(SimulationError, match=end):
-        worker.answer()
+    for use in (worker.answer, worker.ask, worker.answer):
+        with pytest.raises(SimulationError, match=end):
+            use()
 
 
 def test_closing_ends_idle_workers_and_kills_busy_ones(started, monkeypatch) -> None:
@@ -87,9 +82,9 @@ def test_closing_ends_idle_workers_and_kills_busy_ones(started, monkeypatch) -> 
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
-    parent = subprocess.run(
-        [sys.executable, "-c", KILLED_PARENT], stdout=subprocess.PIPE, text=True, env=_environment()
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", KILLED_PARENT]
+    parent = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.returncode == -signal.SIGKILL
     assert wait_until_gone([int(parent.stdout)])
 
@@ -111,10 +106,6 @@ def test_workers_do_without_torch(started: list[WorkerProcess]) -> None:
     modules = worker.answer()
     assert "minigrid" in modules
     assert not {"torch", "mttl"} & set(modules)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def test_a_worker_that_hangs_up_without_ending(started, monkeypatch) -> None:

@@ -49,14 +49,7 @@ def test_the_missions_of_every_level_come_back(n_episodes: int) -> None:
             assert decode(encode(mission)) == mission
 
 
-def test_the_longest_mission_just_fits() -> None:
-    thing = "the red ball in front of you"
-    put = f"put {thing} next to {thing}"
-    longest = f"{put} and {put} after you {put} and {put}"
-    assert np.count_nonzero(encode(longest)) == MISSION_LENGTH
-
-
-def test_tokens_never_change() -> None:
+def test_tokens_never_change_and_the_longest_mission_just_fits() -> None:
     """Trained policies read them; a new word may only be added at the end."""
     assert decode(np.arange(N_TOKENS)) == (
         "go to open pick up put next the a red green blue purple yellow grey object ball box key "
@@ -64,8 +57,9 @@ def test_tokens_never_change() -> None:
     )
     assert TOKENS["go"] == 1
     assert len(set(WORDS)) == len(WORDS) == N_TOKENS - 1
-
-
-def test_a_foreign_word_is_an_error() -> None:
+    thing = "the red ball in front of you"
+    put = f"put {thing} next to {thing}"
+    longest = f"{put} and {put} after you {put} and {put}"
+    assert np.count_nonzero(encode(longest)) == MISSION_LENGTH
     with pytest.raises(ValueError, match="the word 'apple' of the mission 'go to the apple' is"):
         encode("go to the apple")

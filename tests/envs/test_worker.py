@@ -27,22 +27,9 @@ def make_local(**options: Any) -> LocalVectorEnv:
     return LocalVectorEnv(LEVEL_NAMES, N_SLOTS, seed=4, **options)
 
 
-def make_workers(n_workers: int = 1, **options: Any) -> WorkerVectorEnv:
-    settings: dict[str, Any] = {"levels": LEVEL_NAMES, "n_slots": N_SLOTS, "seed": 4, **options}
-    return WorkerVectorEnv(n_workers=n_workers, **settings)
-
-
-@pytest.fixture
-def make() -> Iterator[Any]:
-    made: list[WorkerVectorEnv] = []
-
-    def make_and_note(n_workers: int = 1, **options: Any) -> WorkerVectorEnv:
-        made.append(make_workers(n_workers, **options))
-        return made[-1]
-
-    yield make_and_note
-    for env in made:
-        env.close()
+def make_workers(n_workers: int, **options: Any) -> WorkerVectorEnv:
+    """They end with the object."""
+    return WorkerVectorEnv(LEVEL_NAMES, N_SLOTS, seed=4, n_workers=n_workers, **options)
 
 
 # Starting a worker takes a second: tests that do the environments no harm share these.
@@ -65,8 +52,8 @@ def random_actions(n_steps: int) -> np.ndarray:
         pytest.param(2, {"evaluation": True, "first_slot": 5}, marks=pytest.mark.slow),
     ],
 )
-def test_results_do_not_depend_on_the_number_of_workers(make, env, n_workers, options) -> None:
-    local, workers = make_local(**options), make(n_workers, **options)
+def test_results_do_not_depend_on_the_number_of_workers(env, n_workers, options) -> None:
+    local, workers = make_local(**options), make_workers(n_workers, **options)
     assert (workers.levels, workers.n_slots) == (LEVEL_NAMES, N_SLOTS)
     actions = random_actions(200)
     truncated = terminated = 0
@@ -92,8 +79,8 @@ def test_results_do_not_depend_on_the_number_of_workers(make, env, n_workers, op
     assert_same(workers.reset(), local.reset())
 
 
-def test_a_worker_that_dies_or_raises_names_its_place(make: Any) -> None:
-    env = make(2)
+def test_a_worker_that_dies_or_raises_names_its_place() -> None:
+    env = make_workers(2)
     env.reset()
     pids = [worker.pid for worker in env._workers]
     state = env.state()

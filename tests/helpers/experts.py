@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from helpers.backbones import fill
-from mttl.moe.attach_experts import Place, Selection, attach_experts
+from mttl.moe.attach_experts import Place, attach_experts, expert_places
 from mttl.moe.upcycle import upcycle
 from mttl.routing import RoutingSlot, SharedRouter, TaskRouter
 from mttl.routing.token.balance import Balance
@@ -62,9 +62,9 @@ def token_model(
     slot = RoutingSlot()
     attach_experts(
         backbone,
+        expert_places(backbone, targets, blocks=experts == "copies", every=every, stacks=stacks),
         {"lora": lora, "adapter": adapter, "copies": copies}[experts],
         router,
-        selection=Selection(experts == "copies", targets, every, stacks),
         slot=slot,
         n_experts=N_EXPERTS,
         replace=experts == "copies",

@@ -7,7 +7,7 @@ import gymnasium
 import minigrid  # noqa: F401  registers the levels
 import numpy as np
 
-from envs.bot import _BoundedBot
+from envs.demonstrations import _BoundedBot
 from envs.game import Game, make_game
 from envs.interface import Observation, Transition
 from envs.levels import LEVELS

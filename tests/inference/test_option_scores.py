@@ -157,7 +157,7 @@ def by_loops(model) -> tuple[float, float]:
 @pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
 def test_losses_are_those_of_loops(make) -> None:
     model = skilled(make())  # in evaluation mode, so that nothing is drawn
-    batch = TrainCollator(0, 3, is_decoder_only(model.backbone))(ROWS)
+    batch = TrainCollator(0, is_decoder_only(model.backbone))(ROWS)
     found = of_options(unlikelihood=1.0, length_normalised=0.5).losses(model, batch)
     unlikely, choice = by_loops(model)
     # float32 through two blocks, and double precision in the loop's sums.
@@ -171,6 +171,6 @@ def test_losses_are_those_of_loops(make) -> None:
 
 def test_an_answer_that_is_no_option_is_refused() -> None:
     model = skilled(tiny_t5())
-    batch = TrainCollator(0, 3, False)([{**ROWS[0], "labels": [7, 1]}])
+    batch = TrainCollator(0, False)([{**ROWS[0], "labels": [7, 1]}])
     with pytest.raises(TaskError, match=r"is none of its task's options \(a, b, c\)"):
         of_options(unlikelihood=1.0, length_normalised=0.0).losses(model, batch)

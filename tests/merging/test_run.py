@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BartForConditionalGeneration
 
-from mttl.aggregation.elastic import elastic_removal, fisher_average
+from mttl.aggregation.fisher import elastic_removal, fisher_average
 from mttl.aggregation.task_vectors import (
     add_task_vectors,
     drop_and_rescale,

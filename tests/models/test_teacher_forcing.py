@@ -23,7 +23,7 @@ def test_each_token_is_predicted_from_the_true_ones_before_it(family: str) -> No
         {"input_ids": PROMPT, "labels": ANSWER, "task_id": 0},
         {"input_ids": [4], "labels": [5], "task_id": 0},  # the other row is padded
     ]
-    batch = TrainCollator(0, 1, decoder_only)(rows)
+    batch = TrainCollator(0, decoder_only)(rows)
     logits, targets, places = forced_logits(model, batch)
     assert "labels" not in forced_inputs(model, batch)
     assert targets.flatten()[places].tolist() == [*ANSWER, 5]
@@ -47,7 +47,7 @@ def test_the_head_sees_answers_only(family: str) -> None:
         {"input_ids": PROMPT, "labels": ANSWER, "task_id": 0},
         {"input_ids": [4], "labels": [5], "task_id": 0},
     ]
-    batch = TrainCollator(0, 1, is_decoder_only(model))(rows)
+    batch = TrainCollator(0, is_decoder_only(model))(rows)
     seen = []
     head = model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _, given, made: seen.append(made.shape[:2]))
@@ -65,7 +65,7 @@ def test_the_head_sees_answers_only(family: str) -> None:
 
 def test_a_compiled_model_and_a_head_of_another_kind_compute_all_logits() -> None:
     model: Any = BACKBONES["llama"]().eval()
-    batch = TrainCollator(0, 1, True)([{"input_ids": PROMPT, "labels": ANSWER, "task_id": 0}])
+    batch = TrainCollator(0, True)([{"input_ids": PROMPT, "labels": ANSWER, "task_id": 0}])
     expected = forced_logits(model, batch)[0]
     head = model.get_output_embeddings()
     model.set_output_embeddings(nn.Sequential(head))

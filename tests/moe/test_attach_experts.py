@@ -6,8 +6,8 @@ import torch
 from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
-from mttl.moe.attach_experts import Selection, attach_experts
-from mttl.routing import ExpertRouter, RoutingSlot, SharedRouter
+from mttl.moe.attach_experts import attach_experts, expert_places
+from mttl.routing import ExpertRouter, RoutingSlot
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -28,10 +28,10 @@ def records(model, inputs):
 
 def test_projections_of_the_encoders_output_see_its_tokens():
     for backbone, name in ((tiny_t5(), "EncDecAttention.k"), (tiny_bart(), "encoder_attn.k_proj")):
-        for place in Selection(False, [name]).places(backbone):
+        for place in expert_places(backbone, [name], blocks=False):
             assert place.stack == "encoder"
         query = name.replace("k_", "q_") if "_proj" in name else "EncDecAttention.q"
-        for place in Selection(False, [query]).places(backbone):
+        for place in expert_places(backbone, [query], blocks=False):
             assert place.stack == "decoder"
 
 
@@ -45,7 +45,7 @@ def test_projections_of_the_encoders_output_see_its_tokens():
 )
 def test_a_selection_of_nothing_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Selection(**{"blocks": False, "targets": ["mlp"]} | settings).places(tiny_llama())
+        expert_places(tiny_llama(), **{"blocks": False, "targets": ["mlp"]} | settings)
 
 
 def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
@@ -56,16 +56,11 @@ def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
     assert [name for name, _ in backbone.named_modules()] == before
 
 
-def test_a_model_checks_its_token_layers():
-    model = token_model(tiny_t5())
-    with pytest.raises(ValueError, match="reads another routing slot than the model's"):
-        SkilledModel(model.backbone, SharedRouter(0, 3), RoutingSlot())
+def test_a_router_of_other_experts_is_refused():
     with pytest.raises(ValueError, match="has 4 skills or experts and 1 heads, the router 5 and"):
         token_model(
             tiny_t5(), prior="logits", task_router=ExpertRouter(8, 3, 1, 5, matrix=torch.ones(3, 5))
         )
-    with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):
-        SkilledModel(tiny_t5(), SharedRouter(0, 3), RoutingSlot())
 
 
 # Padding.
@@ -237,8 +232,7 @@ def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
         backbone, lambda i, o: LoRAInventory(i, o, 4, rank=2), targets=["attention"], slot=slot
     )
     layers = attach_experts(
-        *(backbone, lora, top2),
-        selection=Selection(False, targets),
+        *(backbone, expert_places(backbone, targets, blocks=False), lora, top2),
         slot=slot,
         n_experts=N_EXPERTS,
         prior="logits",

@@ -160,7 +160,7 @@ def test_routers_that_look_ahead_are_refused_in_causal_decoders(router) -> None:
     ("settings", "message"),
     [
         ({"router": TopKRouter(I, 5)}, "chooses among 5 experts and the layer has 4"),
-        ({"experts": IA3Inventory(I, O, E)}, "IA3Inventory act on the output of the module"),
+        ({"experts": IA3Inventory(I, O, E)}, "IA3Inventory act on the output of a base"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, message: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers import parallel_experts as shared
 from helpers.run_processes import run_processes
-from mttl.moe import ParallelExperts, expert_slice
+from mttl.moe import expert_slice
 from mttl.moe.parallel import check_shardable, make_whole, shared_names, shared_parameters
 from mttl.routing import Tokens
 from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory
@@ -70,11 +70,6 @@ def test_two_processes_equal_one(folder: Path, kind: str, case: str) -> None:
 def test_experts_must_divide_evenly(folder: Path) -> None:
     message = (folder / "refused0.txt").read_text()
     assert message.startswith("3 experts cannot be shared out evenly among 2 processes")
-
-
-def test_processes_are_needed() -> None:
-    with pytest.raises(RuntimeError, match="call init_process_group first"):
-        ParallelExperts(LoRAInventory(6, 6, 4))
 
 
 def test_a_slice_is_a_copy_of_some_experts() -> None:

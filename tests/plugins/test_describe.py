@@ -9,6 +9,8 @@ import pytest
 
 from mttl.plugins.describe import SIGNATURES, collect, describe, to_data
 from mttl.plugins.part_settings import OneOf, Positive, ReadFrom
+from mttl.routing import PolytroponRouter, TopKRouter
+from mttl.skills import LoRAInventory
 
 
 def test_the_file_of_signatures_is_current() -> None:
@@ -120,3 +122,18 @@ def test_a_type_that_no_configuration_holds_is_refused() -> None:
 
     with pytest.raises(TypeError, match="can be no type of a setting"):
         to_data(describe(Odd))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PolytroponRouter(2, 3, 1, 4, temperature=0.0), r"temperature \(0.0\) .* above 0"),
+        (lambda: TopKRouter(4, 3, jitter=1.0), r"jitter \(1.0\) must be below 1"),
+        (lambda: PolytroponRouter(2, 3, 1, 4, normalise="max"), "one of sum, average_correction"),
+        (lambda: TopKRouter(4, 3, top_k=0), r"top_k \(0\) must be above 0"),
+        (lambda: LoRAInventory(4, 4, 4, scale=float("nan")), r"scale \(nan\) must be above 0"),
+    ],
+)
+def test_a_constructor_refuses_what_a_configuration_does(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

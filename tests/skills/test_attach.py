@@ -25,7 +25,7 @@ def attach(backbone, targets=("all",), granularity="linear", make=None):
     ("name", "everything"), [("t5", 32), ("bart", 32), ("llama", 14), ("gpt2", 8)]
 )
 def test_words_find_the_projections(name, everything):
-    """Attention and feed-forward layers, of which `test_roles.py` counts each; not the head."""
+    """Attention and feed-forward layers, of which `test_targets.py` counts each; not the head."""
     paths = [layer.path for layer in attach(BACKBONES[name](), ["attention", "mlp"]).layers]
     assert paths == [layer.path for layer in attach(BACKBONES[name]()).layers]
     assert len(paths) == everything
@@ -76,14 +76,6 @@ def test_layers_hold_the_index_of_their_group(family, granularity):
         assert inventory.out_features == row.out_features
         assert row.n_parameters == 2 * 2 * (row.in_features + row.out_features)
     assert len(set(attachment.groups)) == len(attachment.groups)
-
-
-def test_base_layers_keep_their_weights():
-    backbone = BACKBONES["t5"]()
-    before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    attach(backbone, ["attention"])
-    after = {name.replace(".base.", "."): value for name, value in backbone.state_dict().items()}
-    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 def test_the_report_counts_layers_of_one_kind_together():

@@ -145,14 +145,9 @@ def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
     assert changed == set(roles)
 
 
-@pytest.mark.parametrize("settings", [{"value": False}, {"value_penalty": 0.0}])
+@pytest.mark.parametrize("settings", [{"value": False}, {"value_penalty": 0.0}, {}])
 def test_nothing_is_owed_without_penalty_or_outside_training(settings):
-    model = model_of(**settings).train()
-    routing = model.route(IDS)
-    with model.slot.use(routing):
-        model.backbone(**batch(3))
-    assert routing.losses == {}
-    model = model_of()
+    model = model_of(**settings).train(bool(settings))
     routing = model.route(IDS)
     with model.slot.use(routing):
         model.backbone(**batch(3))

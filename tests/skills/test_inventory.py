@@ -14,6 +14,7 @@ from mttl.plugins.describe import described
 from mttl.skills import (
     KINDS,
     AdapterInventory,
+    BitFitInventory,
     CompacterInventory,
     DenseInventory,
     DiffPruningInventory,
@@ -108,14 +109,14 @@ REFUSED = [
     (FeedForwardExperts, (8, 8, 8, K), {"dropout": 1.0}, r"dropout \(1.0\) must be below 1"),
     (FeedForwardExperts, (8, 8, 8, K), {"activation": "swish"}, "must be one of relu, gelu"),
     (tensor_of, (DenseInventory, (3, 3)), {"init": "normal"}, r"init \('normal'\) must be one"),
-    (tensor_of, (LoRAInventory, (3,)), {}, r"has too few axes: LoRAInventory needs at least 2"),
     (tensor_of, (LoRAInventory, (4, 4)), {"dropout": 0.1}, "composed, dropout must be 0"),
     (tensor_of, (LoRAInventory, (4, 4)), {"init": "pissa"}, "init 'zero' or 'kaiming'"),
     (AttendedInventory, (LoRAInventory(4, 6, K, n_heads=2),), {}, r"n_heads \(2\) must be 1"),
     (AttendedInventory, (LoRAInventory(4, 6, K),), {"query": "key"}, r"query \('key'\) must be"),
     (GatedInventory, (LoRAInventory(4, 4, K, n_heads=2),), {}, r"n_heads \(2\) must be 1 for G"),
-    (GatedInventory, (SupermaskInventory(4, 4, K),), {}, "gate must be false .*that add to one"),
-    (GatedInventory, (HeadMaskInventory(4, 4, K, 2),), {}, "gate must be false .*add to one"),
+    (GatedInventory, (PrefixInventory(4, 4, 2, 2, gated=False),), {}, "prefixes with gated: true"),
+    (GatedInventory, (SupermaskInventory(4, 4, K),), {}, "gate must be false .*add to an output"),
+    (GatedInventory, (HeadMaskInventory(4, 4, K, 2),), {}, "gate must be false .*add to an output"),
 ]
 
 
@@ -130,6 +131,8 @@ def test_what_a_kind_cannot_do_is_refused():
     for masks in (SupermaskInventory(8, 8, 2), HeadMaskInventory(8, 8, 2, 4)):
         with pytest.raises(TypeError, match="Inventory needs the layer itself: call combine_lin"):
             masks(x, y, weights)
+    with pytest.raises(NotImplementedError, match="the layer has no bias"):
+        BitFitInventory(8, 8, 2).fold(torch.randn(8, 8), None, weights[0])
     with pytest.raises(NotImplementedError, match="IA3Inventory do not end in a product"):
         AttendedInventory(IA3Inventory(8, 8, 2)).merge(weights)
 

@@ -121,31 +121,21 @@ def test_one_place_takes_one_kind() -> None:
     prefix = Placement(
         lambda i, o, a, h: PrefixInventory(i, o, K, a, h), ["attention"], "attention"
     )
-    message = r"'.*' would get two kinds of skills, and there \({}\) only one can be: {}"
-    apart = "give every kind targets of its own, such as "
-    for first, second, noun, advice in (
-        (LORA, LORA, "linear layer", f"{apart}attention to one and mlp"),
-        (ADAPTER, ADAPTER, "block", f"{apart}attention to one and mlp"),
-        (LORA, head, "output projection", f"{apart}the output projections to head masks"),
-        (head, LORA, "linear layer", f"{apart}the output projections to head masks"),
-        (prefix, prefix, "attention module", f"{apart}some layers to one"),
-        (prompt, prompt, "input embedding", "keep one of these kinds"),
+    for first, second, noun in (
+        (LORA, LORA, "linear layer"),
+        (ADAPTER, ADAPTER, "block"),
+        (LORA, head, "output projection"),
+        (head, LORA, "linear layer"),
+        (prefix, prefix, "attention module"),
+        (prompt, prompt, "input embedding"),
     ):
-        with pytest.raises(ValueError, match=message.format(noun, advice)):
+        message = f"'.*' would get two kinds of skills, and a {noun} can have one: give every kind"
+        with pytest.raises(ValueError, match=message):
             several(tiny_llama(), first, second)
     backbone = tiny_bart()
     with pytest.raises(ValueError, match="two kinds"):
         several(backbone, ADAPTER, LORA, LORA)
     assert not any(hasattr(module, "inventory") for module in backbone.modules())
-
-
-def test_a_gate_is_not_for_a_prefix_in_the_softmax_of_the_text() -> None:
-    message = r"gate must be false for a prefix with gated: false, .* Set gated: true"
-    with pytest.raises(ValueError, match=message):
-        GatedInventory(PrefixInventory(4, 4, 2, 2, gated=False))
-    settings = ["skills.gate=true", "skills.gated=false"]
-    with pytest.raises(ConfigError, match=f"section skills: '.*SelfAttention': {message}"):
-        build_model(load_config(f"{TINY}+skills/prefix.yaml", settings), ["a", "b"])
 
 
 # The section.
@@ -186,19 +176,30 @@ def test_groups_of_layers_have_kinds_of_their_own() -> None:
     }
 
 
+FUSED = "aggregation.kind=fusion aggregation.source=runs/x router.kind=average"
+STACKED = r"skills.stages \(\[4, 4\]\)"
+
+
 @pytest.mark.parametrize(
-    ("kinds", "message"),
+    ("names", "settings", "message"),
     [
-        ("[{kind: lora}]", "skills.kinds: .*at least 2"),
-        ("[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*Did you mean 'lora'"),
-        ("[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1' has no 'n_skills'"),
-        ("[{kind: lora}, {kind: ia3, rank: 4}]", "has no 'rank'"),
-        ("[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
+        ("kinds", "[{kind: lora}]", "skills.kinds: .*at least 2"),
+        ("kinds", "[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*mean 'lora'"),
+        ("kinds", "[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1' has no 'n_skills'"),
+        ("kinds", "[{kind: lora}, {kind: ia3, rank: 4}]", "has no 'rank'"),
+        ("kinds", "[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
+        ("ladder", "backbone.compile=true", r"backbone.compile .* work with skills.kind 'ladder'"),
+        ("compacter", "trainer.strategy=fsdp2", r"\(fsdp2\) does not work with skills.shared"),
+        ("adapter_stacked", "router.kind=hyperformer", f"does not work with {STACKED}"),
+        ("adapter_stacked", FUSED, f"{STACKED} must be None for aggregation fusion"),
     ],
 )
-def test_what_a_list_of_kinds_may_not_say(kinds: str, message: str) -> None:
+def test_configurations_that_kinds_refuse(names: str, settings: str, message: str) -> None:
+    given = settings.split()
+    if names == "kinds":
+        given = ["skills.kind=several", f"skills.kinds={settings}"]
     with pytest.raises(ConfigError, match=message):
-        load_config(TINY, ["skills.kind=several", f"skills.kinds={kinds}"])
+        load_config(TINY if names == "kinds" else f"crossfit.yaml+skills/{names}.yaml", given)
 
 
 @pytest.mark.parametrize(

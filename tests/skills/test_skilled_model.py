@@ -173,8 +173,10 @@ def test_gradient_checkpointing_replays_dropout_and_the_random_routing():
     assert_same_gradients(*found)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_two_forwards_before_one_backward_on_another_thread(checkpointing):
+@pytest.mark.parametrize(
+    ("checkpointing", "threaded"), [(False, True), (True, True), (True, False)]
+)
+def test_two_forwards_before_one_backward_with_another_between(checkpointing, threaded):
     model = skilled(tiny_t5(), router="polytropon-plain").double().train()
     expected = []
     for ids in (TASK_IDS, TASK_IDS.roll(1)):
@@ -186,8 +188,13 @@ def test_two_forwards_before_one_backward_on_another_thread(checkpointing):
         model.enable_gradient_checkpointing()
     loss = run(model).loss + run(model, TASK_IDS.roll(1)).loss
     thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
+    with torch.no_grad(), model.slot.use(model.route(TASK_IDS.roll(2))):
+        run(model, TASK_IDS.roll(3))
+        if threaded:
+            thread.start()
+            thread.join()
+        else:
+            loss.backward()
     total = {name: gradient + expected[1][name] for name, gradient in expected[0].items()}
     assert_same_gradients(gradients(model), total)
 

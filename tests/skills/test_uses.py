@@ -13,10 +13,8 @@ from helpers.pairs import ASSIGNMENTS, N, loop_over_pairs, random_pairs
 from helpers.skills import INVENTORIES, OTHERS, filled, make_kind, mixing
 from mttl.moe import FeedForwardExperts, MoELayer
 from mttl.routing import RoutingSlot, TopKRouter
-from mttl.skills import KINDS, LoRAInventory, SkilledLinear, kind_for
-from mttl.skills.attention import AttendedInventory
+from mttl.skills import KINDS, SkilledLinear, kind_for
 from mttl.skills.blocks.adapter import BottleneckInventory
-from mttl.skills.composed.composed_model import ModuleInventory
 from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import USES
 
@@ -342,40 +340,35 @@ def _only_the_third(inventory):
         parameter.grad = None
 
 
-# Promises of mixing by task.
+@pytest.mark.parametrize("kind", INVENTORIES)
+def test_gradients_agree_with_finite_differences(kind):
+    base, inventory = layer(kind, H)
+    base.requires_grad_(False)
+    names = [name for name, _ in inventory.named_parameters()]
+
+    def run(x, weights, *skills):
+        state = dict(zip(names, skills, strict=True))
+        return torch.func.functional_call(inventory, state, (x, base(x), weights))
+
+    x = torch.randn(2, 2, I).double().requires_grad_()
+    weights = mixing(2, H, K).double().requires_grad_()
+    skills = [parameter.detach().clone().requires_grad_() for parameter in inventory.parameters()]
+    assert torch.autograd.gradcheck(run, (x, weights, *skills))
 
 
 # Refused uses.
 
 
-def test_a_kind_that_cannot_be_mixed_by_task_is_refused():
-    inventory = FeedForwardExperts(I, 3, O, K)
+def test_uses_that_a_kind_has_not_are_refused():
+    experts, supermask = FeedForwardExperts(I, 3, O, K), make_kind("supermask", I, O, K)
     message = "FeedForwardExperts cannot be mixed by task, only chosen by token; choose another ki"
     with pytest.raises(ValueError, match=message):
-        SkilledLinear(nn.Linear(I, O), inventory, RoutingSlot(), 0)
-
-
-def test_a_kind_that_tokens_cannot_choose_is_refused():
-    attended = AttendedInventory(LoRAInventory(I, O, K))
-    for inventory in (make_kind("supermask", I, O, K), attended):
-        message = f"{type(inventory).__name__} cannot be chosen by token, only mixed by task; choo"
-        with pytest.raises(ValueError, match=message):
-            MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
-        with pytest.raises(ValueError, match=message):
-            inventory.dispatch(torch.randn(N, I), random_pairs())
-
-
-@pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask", "fourier"])
-def test_a_kind_that_cannot_be_composed_is_refused(kind):
-    message = (
-        rf"kind \('{kind}'\) cannot be composed over all parameters of a module; choose one of "
-        "lora, dense, sparse, krona, intrinsic"
-    )
+        SkilledLinear(nn.Linear(I, O), experts, RoutingSlot(), 0)
+    message = "SupermaskInventory cannot be chosen by token, only mixed by task; choose another ki"
     with pytest.raises(ValueError, match=message):
-        ModuleInventory(nn.Linear(I, O), K, kind=kind)
-    if kind in KINDS:
-        with pytest.raises(NotImplementedError, match="does not add to the base weight"):
-            make_kind(kind, I, O, K).delta(mixing(B, 1, K))
+        MoELayer(supermask, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
+    with pytest.raises(ValueError, match=message):
+        supermask.dispatch(torch.randn(N, I), random_pairs())
 
 
 @pytest.mark.parametrize("use", USES)
@@ -384,8 +377,15 @@ def test_the_registry_knows_the_kinds_of_every_use(use):
     assert "lora" in fit
     assert [kind_for(use, kind) for kind in fit] == [KINDS[kind] for kind in fit]
     for kind in (*(KINDS.keys() - fit), "fourier"):
-        with pytest.raises(ValueError, match=rf"'{kind}'.*; choose one of {', '.join(fit)}$"):
+        message = rf"kind \('{kind}'\) cannot be {USES[use]}; choose one of {', '.join(fit)}$"
+        with pytest.raises(ValueError, match=message):
             kind_for(use, kind)
+
+
+@pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask"])
+def test_a_kind_that_adds_to_no_weight_has_no_change_of_one(kind):
+    with pytest.raises(NotImplementedError, match="does not add to the base weight"):
+        make_kind(kind, I, O, K).delta(mixing(B, 1, K))
 
 
 @pytest.mark.parametrize("kind", TASK)

@@ -47,18 +47,10 @@ def draw(task, train, test, sample):
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
-@pytest.mark.parametrize("n", [20, 40, 1000])
-def test_classification(sample, n):
-    task = make_task(k=4)
-    train, test = lines(n), lines(5)
+@pytest.mark.parametrize(("n", "weights"), [(20, None), (1000, None), (600, (300, 300, 1))])
+def test_classification(sample, n, weights):
+    task, train, test = make_task(k=4), lines(n, weights=weights), lines(5)
     assert draw(task, train, test, sample) == plain(task, train, test, sample)
-
-
-def test_labels_that_are_rare():
-    task = make_task(k=4)
-    train = lines(600, weights=(300, 300, 1))
-    for sample in SAMPLES:
-        assert draw(task, train, train[:3], sample) == plain(task, train, train[:3], sample)
 
 
 def test_text_to_text_with_test_lines_held_out():
@@ -87,13 +79,6 @@ def test_cuts_that_differ():
     pool, test = cut(make_task(source=share), 5, 99)
     assert pool.tolist() == [0, 1, 2, 3, 4]
     assert test.tolist() == shuffled(99, 42)[:9].tolist()
-
-
-@pytest.mark.parametrize("seed", SAMPLES)
-def test_indices_are_shuffled_as_lists_are(seed):
-    items = list(range(37))
-    np.random.RandomState(seed).shuffle(items)
-    assert shuffled(37, seed).tolist() == items
 
 
 @pytest.mark.parametrize(

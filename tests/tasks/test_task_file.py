@@ -21,22 +21,11 @@ tasks:
 
 
 def test_defaults():
-    assert parse_tasks(ONE, "f")["mine"] == Task(
-        name="mine",
-        source=Source("hub/mine", "train", holdout=Holdout()),
-        k=16,
-        kind="classification",
-        input="{text}",
-        output="{label|name}",
+    source = Source("hub/mine", "train", holdout=Holdout())
+    assert parse_tasks(ONE.replace("mine:", "123:"), "f")["123"] == Task(
+        *("123", source, 16, "classification", "{text}", "{label|name}", "ACC", "other/other", ""),
         labels=("bad", "good"),
-        metric="ACC",
-        category="other/other",
-        description="",
     )
-
-
-def test_a_task_may_be_called_a_number():
-    assert list(parse_tasks(ONE.replace("mine:", "123:"), "f")) == ["123"]
 
 
 def test_every_key():
@@ -73,13 +62,13 @@ def test_every_key():
 
 def test_files_lie_beside_the_table(tmp_path):
     path = tmp_path / "mine.yaml"
-    source = "{train: data/a.tsv, test: /data/b.jsonl.gz, columns: [text, label]}"
-    path.write_text(ONE.replace("{path: hub/mine}", source))
-    found = load_tasks(path)["mine"].source
-    assert found.path is None
-    assert (found.train, found.test) == (str(tmp_path / "data/a.tsv"), "/data/b.jsonl.gz")
-    assert found.columns == ("text", "label")
-    assert found.holdout is None
+    source = "{train: data/a.tsv, dev: b.csv, test: /data/b.jsonl.gz, columns: [text, label]}"
+    path.write_text(ONE.replace("{path: hub/mine}", f"{source}\n    k: all\n    side: test"))
+    task = load_tasks(path)["mine"]
+    assert (task.k, task.side, task.source.path, task.source.holdout) == (None, "test", None, None)
+    files = [str(tmp_path / "data/a.tsv"), str(tmp_path / "b.csv"), "/data/b.jsonl.gz"]
+    assert task.source.splits == files
+    assert task.source.columns == ("text", "label")
 
 
 @pytest.mark.parametrize(
@@ -145,15 +134,6 @@ def test_mistakes_are_explained(old, new, message):
     assert old in ONE
     with pytest.raises(TaskError, match=re.escape(message)):
         parse_tasks(ONE.replace(old, new), "f")
-
-
-def test_files_that_are_split_already(tmp_path):
-    path = tmp_path / "mine.yaml"
-    source = "{train: a.jsonl, dev: b.csv, test: c.tsv}"
-    path.write_text(ONE.replace("{path: hub/mine}", f"{source}\n    k: all\n    side: test"))
-    task = load_tasks(path)["mine"]
-    assert (task.k, task.side) == (None, "test")
-    assert task.source.splits == [str(tmp_path / name) for name in ("a.jsonl", "b.csv", "c.tsv")]
 
 
 def test_a_task_must_be_a_mapping():

@@ -132,11 +132,9 @@ def test_conditions(condition, values, expected):
     records = [{"x": value} for value in values]
     assert compile_condition(condition, ("no", "yes"))(records) == expected
 
-
-@pytest.mark.parametrize("condition", ["x is 1", "{x} = 1", "{x} is", "{x} {y} is 1"])
-def test_malformed_conditions(condition):
-    with pytest.raises(TaskError, match=r"must read '\{field\} is value'"):
-        compile_condition(condition)
+    for malformed in ("x is 1", "{x} = 1", "{x} is", "{x} {y} is 1"):
+        with pytest.raises(TaskError, match=r"must read '\{field\} is value'"):
+            compile_condition(malformed)
 
 
 def test_the_documents_name_every_filter(pytestconfig):

@@ -15,9 +15,8 @@ from helpers.backbones import BACKBONES
 from helpers.skills import skilled
 from helpers.trainer import quiet_trainer
 from mttl.config.optim_schema import AdamW
-from mttl.data.collate import TrainCollator
+from mttl.data.collate import PackedCollator, TrainCollator
 from mttl.data.loader import ResumableLoader
-from mttl.data.packing import PackedCollator
 from mttl.data.samplers import TaskBatchSampler
 from mttl.data.token_sampler import TokenBatchSampler
 from mttl.io.errors import DivergedError
@@ -60,18 +59,18 @@ def test_the_gradient_is_that_of_one_large_batch(family: str, kind: str) -> None
         model, tokenizer(), dict.fromkeys("abc", "EM"), AdamW(kind="adamw", lr=1e-12)
     )
     parameters = [value for value in model.parameters() if value.requires_grad]
-    collate: TrainCollator = TrainCollator(0, 3, decoder_only)
+    collate: TrainCollator = TrainCollator(0, decoder_only)
     sampler = TaskBatchSampler([0] * 12, batch_size=2)
     if kind != "rows":
         packed = 16 if kind == "packed" else None
         budget = {"sizes": SIZES, "token_budget": 32, "packed_length": packed}
         sampler = TokenBatchSampler([0] * 12, batch_size=8, **budget)
-        collate = collate if packed is None else PackedCollator(0, 3, True, packed)
+        collate = collate if packed is None else PackedCollator(0, True, packed)
     steps = [list(sampler)[i : i + 4] for i in range(0, len(sampler), 4)]
     assert len(steps[-1]) not in (0, 4)
     wanted = []
     for step in steps:
-        batch = TrainCollator(0, 3, decoder_only)([Rows()[row] for rows in step for row in rows])
+        batch = TrainCollator(0, decoder_only)([Rows()[row] for rows in step for row in rows])
         total = module.eval().training_step(batch, 0)
         wanted.append(torch.autograd.grad(total, parameters, materialize_grads=True))
     found: list[list[Tensor]] = []
@@ -97,7 +96,7 @@ def test_a_router_that_learns_from_its_draws_weighs_rows_alike() -> None:
     fixed = torch.randn(12, 3)
     model.router._baselines = lambda task_ids, losses: fixed[task_ids, 0]  # the same in any batch
     module = TextToTextModule(model, tokenizer(), dict.fromkeys("abc", "EM")).eval()
-    collate = TrainCollator(0, 3, False)
+    collate = TrainCollator(0, False)
     whole = collate([Rows()[row] for row in range(12)])
     wanted = module.training_losses(whole)[2].losses["choice"]
     parts = [collate([Rows()[row] for row in rows]) for rows in ([0], [1, 2, 3], range(4, 12), [5])]
@@ -112,7 +111,7 @@ def test_a_router_that_learns_from_its_draws_weighs_rows_alike() -> None:
 @pytest.mark.parametrize("name", ["last.ckpt", "best.ckpt"])
 def test_a_last_step_to_huge_weights_is_not_saved(tmp_path: Path, name: str) -> None:
     """The weights are finite, and no loss with them is."""
-    collate = TrainCollator(0, 3, False)
+    collate = TrainCollator(0, False)
     optim = AdamW(kind="adamw", lr=1e30, schedule="constant", warmup=0)  # type: ignore[arg-type]
     module = TextToTextModule(
         skilled(BACKBONES["t5"]()), tokenizer(), dict.fromkeys("abc", "EM"), optim

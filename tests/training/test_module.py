@@ -11,6 +11,7 @@ from torch import nn
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
+from mttl.config.babyai_schema import Rl
 from mttl.config.optim_schema import AdamW
 from mttl.io.errors import CheckpointError
 from mttl.routing import PolytroponRouter
@@ -30,7 +31,7 @@ def policies(train_base: bool = True) -> PolicyModule:
     router = PolytroponRouter(inventory.n_groups, 2, 1, 2)
     model = ComposedModel(base, inventory, router)
     model.base.requires_grad_(train_base)
-    return PolicyModule(model, ("one", "two"), AdamW(kind="adamw"))
+    return PolicyModule(model, ("one", "two"), AdamW(kind="adamw"), Rl(levels=["one", "two"]))
 
 
 BOTH = pytest.mark.parametrize("build", [text, policies])

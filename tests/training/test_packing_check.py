@@ -11,8 +11,7 @@ from torch import nn
 from helpers.backbones import BACKBONES
 from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
-from mttl.data.collate import TrainCollator
-from mttl.data.packing import PackedCollator
+from mttl.data.collate import PackedCollator, TrainCollator
 from mttl.io.errors import ConfigError
 from mttl.training.loss import global_mean
 from mttl.training.packing_check import check_packing
@@ -51,8 +50,8 @@ CASES += [("llama", *pair) for pair in zip(cycle(INVENTORIES), ROUTERS, strict=F
 def test_a_packed_batch_has_the_loss_and_gradients_of_a_padded_one(family, kind, router) -> None:
     """To rounding: losses, and norms of Llama, are computed in single precision."""
     model = skilled(BACKBONES[family](), inventory=kind, router=router).double()
-    padded = TrainCollator(0, 3, True)(rows())
-    packed = PackedCollator(0, 3, True, packed_length=12)(rows())
+    padded = TrainCollator(0, True)(rows())
+    packed = PackedCollator(0, True, packed_length=12)(rows())
     assert len(packed["input_ids"]) == 3
     assert_alike(losses_of(model, packed), losses_of(model, padded))
 
@@ -68,17 +67,17 @@ def assert_alike(found: tuple[float, dict], expected: tuple[float, dict]) -> Non
 def test_rows_of_one_task_are_one_example(family) -> None:
     model = skilled(BACKBONES[family](), router="average").double()
     same = rows([1] * len(LENGTHS))
-    packed = PackedCollator(0, 3, True, packed_length=12)(same)
+    packed = PackedCollator(0, True, packed_length=12)(same)
     routing = model.route(packed["task_ids"], inputs=packed)
     assert not routing.segments
     assert routing.mixing.shape[1] == 1
-    assert_alike(losses_of(model, packed), losses_of(model, TrainCollator(0, 3, True)(same)))
+    assert_alike(losses_of(model, packed), losses_of(model, TrainCollator(0, True)(same)))
 
 
 def test_checkpointing_replays_segments() -> None:
     model = skilled(BACKBONES["llama"]()).double().train()
     model.router.eval()  # or noise would differ
-    packed = PackedCollator(0, 3, True, packed_length=12)(rows())
+    packed = PackedCollator(0, True, packed_length=12)(rows())
     expected, theirs = losses_of(model, packed)
     model.enable_gradient_checkpointing()
     found, ours = losses_of(model, packed)

@@ -91,7 +91,7 @@ def test_answers_come_in_the_order_of_tasks_and_rows_and_only_once() -> None:
     loader: Any = DataLoader(
         rows(),
         batch_sampler=batches,
-        collate_fn=EvalCollator(0, 3, False),  # type: ignore[arg-type]
+        collate_fn=EvalCollator(0, False),  # type: ignore[arg-type]
     )
     for _ in range(2):  # the second time, the answers of the first are gone
         found = predict(trainer, trained, loader)

@@ -69,7 +69,7 @@ def module(model: SkilledModel, metrics: dict[str, str] = METRICS, **settings: A
 
 def validate(trained: TextToTextModule, some: Sequence[Any], runner: pl.Trainer) -> Any:
     """Return what the validation of an encoder-decoder logs, in batches of two rows."""
-    collate = EvalCollator(0, len(METRICS), decoder_only=False)
+    collate = EvalCollator(0, decoder_only=False)
     loader = DataLoader(list(some), batch_size=2, collate_fn=collate)  # type: ignore[arg-type]
     logged = runner.validate(trained, loader, verbose=False)
     return logged[0] if logged else {}
@@ -110,7 +110,7 @@ def answer(model: SkilledModel, row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("family", BACKBONES)
 def test_every_token_is_predicted_from_those_before_it(family: str) -> None:
     model = skilled(BACKBONES[family]())
-    batch = TrainCollator(0, 3, DECODER_ONLY[family])(rows())
+    batch = TrainCollator(0, DECODER_ONLY[family])(rows())
     losses, labels, _ = module(model).nll(batch)
     for row, found, kept in zip(rows(), losses, labels != -100, strict=True):
         # Padding and batches change the order of sums, and nothing else.
@@ -120,7 +120,7 @@ def test_every_token_is_predicted_from_those_before_it(family: str) -> None:
 
 def test_smoothing_is_asked_for_and_not_assumed() -> None:
     model = skilled(tiny_t5())
-    batch = TrainCollator(0, 3, False)(rows())
+    batch = TrainCollator(0, False)(rows())
     smoothed = module(model, optim=AdamW(kind="adamw", label_smoothing=0.3))
     plain, labels, _ = smoothed.nll(batch)
     assert torch.equal(plain, module(model).nll(batch)[0])
@@ -132,7 +132,7 @@ def test_smoothing_is_asked_for_and_not_assumed() -> None:
 
 def test_a_step_adds_the_prior_and_what_layers_owe() -> None:
     model = skilled(tiny_t5())
-    batch = TrainCollator(0, 3, False)(rows())
+    batch = TrainCollator(0, False)(rows())
     plain = module(model).training_step(batch, 0)
     assert isinstance(model.router, PolytroponRouter)
     model.router.prior = RoutingPrior(sparsity=0.5)  # type: ignore[assignment]
@@ -145,7 +145,7 @@ def test_a_step_adds_the_prior_and_what_layers_owe() -> None:
 
 def test_a_step_adds_what_a_router_learns_from_its_draws() -> None:
     model = skilled(tiny_t5(), router="score_function").train()
-    batch = TrainCollator(0, 3, False)(rows())
+    batch = TrainCollator(0, False)(rows())
     step = TextToTextModule(model, tokenizer(), METRICS)
     losses, labels, routing = step.training_losses(batch)
     # The first time a task is seen, an example is compared with its others in the batch.
@@ -164,7 +164,7 @@ def test_a_step_adds_what_a_router_learns_from_its_draws() -> None:
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_two_draws_have_to_agree(family: str) -> None:
     model = skilled(BACKBONES[family](), router="random").train()
-    batch = TrainCollator(0, 3, DECODER_ONLY[family])(rows())
+    batch = TrainCollator(0, DECODER_ONLY[family])(rows())
     step = TextToTextModule(model, tokenizer(), METRICS)
     model.router.consistency = 0.0
     torch.manual_seed(7)
@@ -229,7 +229,7 @@ def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks(
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_an_answer_is_what_the_model_says_to_the_row_alone(family: str) -> None:
     model, some = skilled(BACKBONES[family]()), rows()
-    batch = EvalCollator(0, 3, DECODER_ONLY[family])(some)
+    batch = EvalCollator(0, DECODER_ONLY[family])(some)
     expected = [
         Prediction(row["task_id"], 100, row["row"], row["input"], ("nothing",), answer(model, row))
         for row in some
@@ -249,7 +249,7 @@ def test_settings_of_the_backbone_are_applied_only_where_they_are_asked_for(
     family: str, n_beams: int
 ) -> None:
     model = skilled(BACKBONES[family]()).eval()
-    batch = EvalCollator(0, 3, DECODER_ONLY[family])(rows())
+    batch = EvalCollator(0, DECODER_ONLY[family])(rows())
 
     def answers(**settings: Any) -> list[str]:
         trained = module(model, generation=Generation(num_beams=n_beams, **settings))

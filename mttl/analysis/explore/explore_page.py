@@ -14,7 +14,7 @@ from mttl.analysis.clustering import tree_joints
 from mttl.analysis.explore.run_facts import read_adapted, read_answers, read_run_curves, read_scores
 from mttl.analysis.palette import category_looks
 from mttl.analysis.projection import on_components, principal_components, task_similarity
-from mttl.analysis.routing_record import Ablation, read_ablation
+from mttl.analysis.routing_record import RoutingRecord, read_ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import group_agreement, match_skills, matched
 from mttl.analysis.statistics import stacks_of
@@ -65,9 +65,6 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
     weights = np.concatenate(
         [record.weights, *(rows[task["kept"]][:, None] for task, rows in adapted)], axis=1
     )
-    ablation = read_ablation(folder)
-    if ablation is not None and (ablation.tasks, ablation.groups) != (record.tasks, record.groups):
-        ablation = None
     means, steps, places = _over_training(view, pairs)
     points, shares = principal_components(record.weights)
     curves, of_tasks = read_run_curves(folder, record.tasks)
@@ -116,7 +113,7 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
         "steps": steps,
         "means": _packed(means),
         "places": [[_short(point) for point in step] for step in places],
-        "ablation": None if ablation is None else _ablation(ablation, pairs),
+        "ablation": _ablation(record, pairs),
         "tokens": None if view.tokens is None else token_data(view.tokens),
     }
 
@@ -135,18 +132,18 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
     return means, names, places
 
 
-def _ablation(found: Ablation, pairs: np.ndarray) -> dict[str, Any] | None:
+def _ablation(record: RoutingRecord, pairs: np.ndarray) -> dict[str, Any] | None:
     """Return the changes in the order of skills that the page has, if it is one for all groups."""
+    found = read_ablation(record.folder)
+    if found is None or (found.tasks, found.groups) != (record.tasks, record.groups):
+        return None
     own = {tuple(column): skill for skill, column in enumerate(found.pairs.T.tolist())}
     order = [own.get(tuple(column)) for column in pairs.T.tolist()]
     if len(found.layers) > 1 or None in order:
         return None
-    changes = found.changes[0][:, order]
-    return {
-        "quantity": found.quantity,
-        "lessIsWorse": found.scores is not None,
-        "changes": np.round(changes, 3).tolist(),
-    }
+    changes = np.round(found.changes[0][:, order], 3).tolist()
+    worse = found.scores is not None
+    return {"quantity": found.quantity, "lessIsWorse": worse, "changes": changes}
 
 
 def _packed(values: np.ndarray) -> dict[str, Any]:

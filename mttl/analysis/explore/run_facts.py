@@ -1,4 +1,7 @@
-"""What a run left behind besides its routing: scores, curves, answers, adapted tasks."""
+"""What a run left behind besides its routing: scores, curves, answers, adapted tasks.
+
+Damaged files are a `CheckpointError`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -65,11 +68,7 @@ def _means(path: Path, more: tuple[str, ...]) -> dict[tuple[str, ...], float]:
 def read_run_curves(
     folder: Path, tasks: Sequence[str]
 ) -> tuple[dict[str, Curve], dict[str, dict[str, Curve]]]:
-    """Return the curves over steps of the run, and those of its tasks, by name.
-
-    Raises:
-        CheckpointError: If ``metrics.csv`` is damaged.
-    """
+    """Return the curves over steps of the run, and those of its tasks, by name."""
     curves = read_metrics(folder)
 
     def curve(column: str) -> Curve | None:
@@ -95,9 +94,6 @@ def read_answers(folder: Path, task: str) -> Facts | None:
     Returns:
         ``split``; ``n_right``, how many of the ``n_rows`` are an accepted answer, to the letter;
         ``shown``, some right and some wrong ones: input, answer, accepted answers, if it is right.
-
-    Raises:
-        CheckpointError: If a file is damaged.
     """
     paths = {split: folder / "predictions" / f"{task}_{split}.jsonl" for split in SPLITS}
     split = next((split for split, path in paths.items() if path.is_file()), None)

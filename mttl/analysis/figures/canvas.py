@@ -59,13 +59,9 @@ def text_width(texts: Iterable[str], size: float = FONT) -> float:
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as PNG and as SVG, whole or not at all.
+    """Write a figure as PNG and as SVG, at the path with each suffix, and return the two files.
 
-    Text stays text in the SVG, so that it can be searched and selected, and the same figure gives
-    the same file.
-
-    Returns:
-        The two files, at the path with each suffix.
+    Text stays text in the SVG, and the same figure gives the same file.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # type: ignore[attr-defined]  # a name may hold dollar signs
@@ -117,30 +113,16 @@ def add_legend(figure: Figure, left: float, top: float, categories: Sequence[str
     """List the categories, downwards from a place, if any is known."""
     if set(categories) <= {UNKNOWN}:
         return
+    looks = category_looks(categories).items()
     figure.legend(
-        handles=[
-            Line2D([], [], **_style(look), label=name)
-            for name, look in category_looks(categories).items()
-        ],
-        loc="upper left",
-        bbox_to_anchor=(left, top),
+        handles=[Line2D([], [], **_style(look), label=name) for name, look in looks],
         # In units of the font size: rows as high as those of the tasks.
-        labelspacing=ROW * 72 / FONT - 1,
-        handlelength=1,
-        handletextpad=0.5,
-        borderaxespad=0,
-        borderpad=0,
-        frameon=False,
-        fontsize=FONT,
+        **{"labelspacing": ROW * 72 / FONT - 1, "handlelength": 1, "handletextpad": 0.5},
+        **{"loc": "upper left", "bbox_to_anchor": (left, top), "borderaxespad": 0},
+        **{"borderpad": 0, "frameon": False, "fontsize": FONT},
     )
 
 
 def _style(look: Look) -> dict[str, Any]:
-    return {
-        "linestyle": "none",
-        "marker": look.marker,
-        "markersize": 5,
-        "markerfacecolor": look.fill,
-        "markeredgecolor": look.ink,
-        "markeredgewidth": 0.5,
-    }
+    edge = {"markeredgecolor": look.ink, "markeredgewidth": 0.5, "markerfacecolor": look.fill}
+    return {"linestyle": "none", "marker": look.marker, "markersize": 5, **edge}

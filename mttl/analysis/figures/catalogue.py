@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
-from mttl.analysis.figures.task_map import task_map
-from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
+from mttl.analysis.figures.task_maps import dendrogram, radial_dendrogram, task_map
 from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
@@ -52,7 +51,8 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
     yield "dendrogram", dendrogram(view.tree, **title)
     yield "dendrogram_radial", radial_dendrogram(view.tree, **title)
     title = of(f"skills with a probability above one half ({over})")
-    yield "skill_subsets", subset_table(view.mean_probabilities > 0.5, **title)
+    active = matched(record.probabilities, view.pairs).mean(0) > 0.5
+    yield "skill_subsets", subset_table(active, **title)
 
     points, shares = principal_components(weights)
     trails = [on_components(weights, rows) for rows in view.trails.values()]
@@ -97,15 +97,11 @@ def ablation_map(view: RoutingView, found: Ablation) -> Figure:
 
 
 def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str, Figure]]:
-    """Draw how experts are used, one figure when the next is asked for.
-
-    Yields:
-        The name of the file, without suffix, and the figure.
-    """
+    """Draw how experts are used; see `drawings`."""
     bits = record.task_bits, record.previous_bits, record.token_bits
     values = np.stack([record.evenness(), record.dropped, *bits], axis=1)
     title = f"{name}: loads of experts, and what decides the expert of a token"
-    yield ("tokens_by_layer", statistics_by_layer(values, record.layers, title=title, names=TOKENS))
+    yield "tokens_by_layer", statistics_by_layer(values, record.layers, title=title, names=TOKENS)
     history = record.history
     if history is not None and len(history.steps):
         curves = {
@@ -131,11 +127,7 @@ def what_mean(view: RoutingView) -> str:
 
 
 def layer_parts(groups: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """Share the groups of layers among figures: one per block, or per stack where blocks are few.
-
-    Yields:
-        What the figure shows and the ids of its groups, `PANELS` at most; nothing for one group.
-    """
+    """Yield what each figure shows and its groups of layers: of a block, or of a stack."""
     if len(groups) == 1:
         return
     names = [match[0] if (match := BLOCK.match(group)) else stack_of(group) for group in groups]

@@ -1,15 +1,10 @@
 """When a task counts as learned: the number of episodes until 99 % of them succeed.
 
-The rule. Every update writes a row: how many episodes have ended so far, and each level's success
-rate over its last 100 (`EpisodeLog`). Rates are averaged over levels and
-smoothed by the mean of 100 rows, half of them before and half after; the first row that reaches
-99 % counts. For one level that is the rule of BabyAI's code, whose rows hold all episodes of an
-update and at least 64, and which smooths over 10 rows for GoToRedBallGrey, learned within few.
-Polytropon names no rule: its table 3 has levels learned earlier than its smoothed figure 3 does.
-
-Without smoothing (``smoothing=1``) the first lucky row counts. With eight levels whose true rates
-rise from 0.95 to 1 in 2000 rows, the mean first reaches 0.99 where the true rate is 0.977; smoothed
-over 100 rows, at 0.990.
+Every update writes a row: how many episodes have ended so far, and each level's success rate over
+its last 100 (`EpisodeLog`). Rates are averaged over levels and smoothed by the mean of 100 rows,
+half of them before and half after; the first row that reaches 99 % counts. For one level that is
+the rule of BabyAI's code, whose rows hold all episodes of an update and at least 64, and which
+smooths over 10 rows for GoToRedBallGrey. Polytropon names no rule.
 """
 
 from collections.abc import Sequence
@@ -25,20 +20,13 @@ ROUNDING = 1e-9
 class EpisodeLog:
     """Counts episodes and frames of T levels and remembers the last episodes of each.
 
-    Means are NaN until a level has ended as many episodes as the window holds: a rate over a few
-    would look like one over many.
-
-    Args:
-        levels: Names of the levels, in the order of the task axis.
-        window: Episodes of a level that the means are over.
-
-    Attributes:
-        episodes: Episodes of each level that have ended.
-        frames: Steps of each level, those of unfinished episodes included.
+    Means are over ``window`` episodes of a level, and NaN until so many have ended: a rate over a
+    few would look like one over many. Frames are those of unfinished episodes, too.
     """
 
     episodes: Int[np.ndarray, "T"]
     frames: Int[np.ndarray, "T"]
+    last: Float[np.ndarray, "T window 3"]
 
     def __init__(self, levels: Sequence[str], window: int = 100) -> None:
         self.levels = tuple(levels)
@@ -46,7 +34,7 @@ class EpisodeLog:
         self.episodes = np.zeros(len(levels), dtype=np.int64)
         self.frames = np.zeros(len(levels), dtype=np.int64)
         # Success, reward and steps of the last episodes; number e is at place e % window.
-        self._last = np.zeros((len(levels), window, 3))
+        self.last = np.zeros((len(levels), window, 3))
 
     def update(
         self,
@@ -67,7 +55,7 @@ class EpisodeLog:
         place = (self.episodes[level] + earlier) % self.window
         values = np.stack([terminated & (reward > 0), reward, length], axis=-1)
         # Where a step ends more episodes than the window holds, numpy keeps the last.
-        self._last[level, place] = values[level, slot]
+        self.last[level, place] = values[level, slot]
         self.episodes += ended.sum(axis=1)
         self.frames += ended.shape[1]
 
@@ -76,42 +64,22 @@ class EpisodeLog:
 
         ``success`` is the mean over levels.
         """
-        success, rewards, steps = self._means().T
-        row = {
-            "episodes": float(self.episodes.sum()),
-            "frames": float(self.frames.sum()),
-            "success": float(success.mean()),
-        }
-        for name, values in (("success", success), ("reward", rewards), ("steps", steps)):
-            row |= {
-                f"{name}/{level}": float(x) for level, x in zip(self.levels, values, strict=True)
-            }
+        full = self.episodes >= self.window
+        means = np.where(full[:, None], self.last.mean(axis=1), np.nan).T
+        row = {"episodes": float(self.episodes.sum()), "frames": float(self.frames.sum())}
+        row["success"] = float(means[0].mean())
+        for name, values in zip(("success", "reward", "steps"), means.tolist(), strict=True):
+            row |= {f"{name}/{level}": x for level, x in zip(self.levels, values, strict=True)}
         return row
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on, as plain lists and numbers."""
-        return {
-            "episodes": self.episodes.tolist(),
-            "frames": self.frames.tolist(),
-            "last": self._last.tolist(),
-        }
+        return {name: getattr(self, name).tolist() for name in ("episodes", "frames", "last")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        self.episodes = np.array(state["episodes"], dtype=np.int64)
-        self.frames = np.array(state["frames"], dtype=np.int64)
-        self._last = np.array(state["last"], dtype=np.float64)
-
-    def _means(self) -> Float[np.ndarray, "T 3"]:
-        full = self.episodes >= self.window
-        return np.where(full[:, None], self._last.mean(axis=1), np.nan)
-
-
-def reached(
-    rates: Float[np.ndarray, "*rows T"], threshold: float = 0.99
-) -> Bool[np.ndarray, "*rows"]:
-    """Return where the mean success rate of levels reaches a threshold."""
-    return np.asarray(rates.mean(-1) >= threshold - ROUNDING)
+        for name, values in state.items():
+            getattr(self, name)[:] = values
 
 
 def smooth(rates: Float[np.ndarray, "R T"], rows: int) -> Float[np.ndarray, "R T"]:
@@ -139,7 +107,7 @@ def episodes_to(
         episodes: Of all levels, ended until each row of the log.
         rates: Success rate of each level at that row, over its last episodes.
         threshold: What has to be reached.
-        smoothing: Rows of the centred rolling mean; 1 takes the first row that reaches.
+        smoothing: Rows of the centred rolling mean; 1 takes the first lucky row.
 
     Returns:
         The episodes of that row, or None if there is none.
@@ -148,5 +116,5 @@ def episodes_to(
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (the
         measure). Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, table 3 (across levels).
     """
-    holds = reached(smooth(rates, smoothing), threshold)
+    holds = smooth(rates, smoothing).mean(-1) >= threshold - ROUNDING
     return int(episodes[np.argmax(holds)]) if holds.any() else None

@@ -23,13 +23,8 @@ def generalised_advantages(
     counts as one that ended, as in BabyAI's code: the reward falls with time, so that the limit is
     a part of the task.
 
-    Args:
-        rewards: Reward of the action of each step.
-        values: What the critic expects of the observation of each step.
-        ends: The action of this step ended an episode.
-        next_values: What the critic expects of the observation after the last step.
-        discount: :math:`\gamma`, from 0 to 1.
-        decay: :math:`\lambda`, from 0 (one step of reward, then the critic) to 1 (all rewards).
+    The action of a step where e is 1 ended an episode; ``next_values`` are those of the observation
+    after the last step, :math:`\gamma` is ``discount`` and :math:`\lambda` ``decay``.
 
     References:
         Schulman, Moritz, Levine, Jordan and Abbeel, *High-Dimensional Continuous Control Using
@@ -76,19 +71,8 @@ def ppo_loss(
               - c_e\, \mathrm{H}(\pi)
 
     Every frame has the same weight, and so has every task: a batch has equally many frames of each.
-
-    Args:
-        logits: Of the policy as it is now, for the A actions; with any leading axes.
-        values: What the critic expects now.
-        actions: Those taken in the rollout.
-        old_log_probs: Their log probabilities then.
-        old_values: What the critic expected then.
-        advantages: See `generalised_advantages`.
-        returns: What the critic should have expected.
-        clip: How far the ratio may move from 1, and values from the old ones, before the gain is
-            cut off. Values are in units of the (scaled) reward.
-        value_coef: Weight :math:`c_v` of the critic's loss; there is no further factor of a half.
-        entropy_coef: Weight :math:`c_e` of the entropy H, in nats.
+    Old ones are of the rollout. R are the returns, in units of the (scaled) reward; there is no
+    further factor of a half on the critic's loss. The entropy H is in nats.
 
     Returns:
         The loss, and without gradients ``policy_loss``, ``value_loss`` and ``entropy`` (all before
@@ -137,12 +121,7 @@ def imitation_loss(
 
     All frames under the mask have the same weight, so a task with longer demonstrations weighs
     more, unless the caller computes one loss per task. A batch without such frames has a loss of 0.
-
-    Args:
-        logits: Of the policy, for the A actions; with any leading axes.
-        actions: Those of the demonstrations; any valid number where the mask is false.
-        mask: The frame counts. False where a demonstration had ended and was padded.
-        entropy_coef: Weight :math:`c_e` of the entropy H, in nats.
+    Where the mask is false, a demonstration had ended; its actions may be any valid numbers.
 
     Returns:
         The loss, and without gradients ``cross_entropy``, ``entropy`` and ``accuracy``, the

@@ -21,8 +21,6 @@ class Rollout:
         begins: The observation is the first of an episode.
         memory: Memory of the policy before it sees the observation. Of S steps only what stood
             before every ``recurrence``-th is kept: sequences begin nowhere else.
-        log_probs: Logarithm of the probability of the action.
-        values: What the critic expected.
         ends: The action ended the episode.
     """
 
@@ -131,13 +129,7 @@ def minibatches(
     """Return ``n_epochs * n_minibatches`` minibatches; each epoch uses every frame once.
 
     Each epoch shuffles the sequences of every task separately, so that a minibatch has equally many
-    of each task.
-
-    Args:
-        sequences: Those of a whole rollout.
-        n_minibatches: Minibatches of an epoch; divides the number of sequences of a task.
-        n_epochs: How often to go through the rollout.
-        generator: Draws the order, on the CPU.
+    of each task; their number divides that of the sequences of a task. The generator is the CPU's.
     """
     n_tasks, _, n_sequences = sequences.actions.shape
     for _ in range(n_epochs):

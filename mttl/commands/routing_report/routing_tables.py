@@ -153,7 +153,7 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
         value.requires_grad_(True)
     data.data = data.data.model_copy(update={"samples": data.data.samples[:1]})
     rows, n_tasks = data.train_rows, len(module.tasks)
-    collate = TrainCollator(pad_id_of(data.tokenizer), n_tasks, data.decoder_only)
+    collate = TrainCollator(pad_id_of(data.tokenizer), data.decoder_only)
     task_ids, directions = np.array(rows["task_id"]), []
     for task in range(n_tasks):
         batch = collate([rows[int(number)] for number in np.flatnonzero(task_ids == task)[:n_rows]])

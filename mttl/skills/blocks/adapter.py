@@ -1,4 +1,4 @@
-"""Bottleneck adapters: small feed-forward networks beside or behind a block."""
+"""Bottleneck adapters: small feed-forward networks beside or behind a block, whole or sparse."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import active_dtype, mix_blocks
-from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
+from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt
 from mttl.routing.token.choice import Assignment, combine, sort_by_expert
 from mttl.skills.blocks.feed_forward_experts import (
     ActivationSetting,
@@ -19,6 +19,7 @@ from mttl.skills.blocks.feed_forward_experts import (
     activation_of,
 )
 from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
+from mttl.skills.weights.supports import random_support, spread
 
 # The way down and the way up, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); of examples
 # B for K.
@@ -33,9 +34,8 @@ class BottleneckInventory(Inventory):
     :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
     :math:`\sum_e g_e f_e(h)`.
 
-    Where skills are ``stages``, the first ones change y, the next ones read what these made of it
-    and change that: of MAD-X those of a language under those of a task. Each stage is mixed by its
-    share of a row, :math:`w_k / \sum_{j} w_j` over its own skills; one without weight adds nothing.
+    Each of several ``stages`` is mixed by its share of a row, :math:`w_k / \sum_{j} w_j` over its
+    own skills; one without weight adds nothing.
 
     Args:
         hidden_features: Width of the bottleneck.
@@ -233,3 +233,69 @@ class AdapterExperts(AdapterInventory):
     """Bottleneck adapters beside feed-forward blocks."""
 
     internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages")
+
+
+class SparseAdapterInventory(BottleneckInventory):
+    r"""K adapters whose two projections are 0 but for few entries, drawn for each skill.
+
+    Only the values of these entries are parameters, so that a bottleneck may be as many times as
+    wide as its entries are few, for the same number of them (Large-Sparse). Biases are whole.
+
+    The release scores entries at random, by magnitude, or by gradients, of adapters that begin with
+    a change. Here the way up is 0 at first, and so are its magnitudes and all products of a weight
+    and its gradient: the choice is random, per projection, as in the release's scripts.
+
+    Args:
+        sparsity: Fraction of the entries of both projections that stay 0.
+
+    References:
+        He, Ding, Dong, Zhang and Tao, *SparseAdapter: An Easy Approach for Improving the
+        Parameter-Efficiency of Adapters*, Findings of EMNLP 2022, arXiv:2210.04284.
+    """
+
+    undecayed = ("down_bias", "up_bias")
+    down_places: Tensor
+    up_places: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        hidden_features: PositiveInt = 256,
+        sparsity: Fraction = 0.75,
+        **settings: Any,
+    ) -> None:
+        settings["hidden_features"] = hidden_features
+        super().__init__(in_features, out_features, n_skills, **settings)
+        self.sparsity = sparsity
+
+        def drawn(*shape: int) -> Tensor:
+            supports = (random_support({"": shape}, 1 - sparsity)[""] for _ in range(n_skills))
+            return torch.stack([*supports])
+
+        self.register_buffer("down_places", drawn(hidden_features, self.read_features))
+        self.register_buffer("up_places", drawn(out_features, hidden_features))
+        self.down = nn.Parameter(torch.empty(self.down_places.shape))
+        self.up = nn.Parameter(torch.empty(self.up_places.shape))
+        self.down_bias = nn.Parameter(torch.empty(n_skills, hidden_features))
+        self.up_bias = nn.Parameter(torch.empty(n_skills, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the way down as `nn.Linear` does and set the way up to 0; the places stay."""
+        bound = self.read_features**-0.5
+        nn.init.uniform_(self.down, -bound, bound)
+        for part in (self.up, self.down_bias, self.up_bias):
+            nn.init.zeros_(part)
+
+    def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
+        n_hidden = self.hidden_features
+        down = spread(self.down, self.down_places, n_hidden * self.read_features)
+        up = spread(self.up, self.up_places, self.out_features * n_hidden)
+        parts = (
+            *(down.unflatten(1, (n_hidden, -1)), self.down_bias),
+            *(up.unflatten(1, (-1, n_hidden)), self.up_bias),
+        )
+        return averaged(parts, weights)

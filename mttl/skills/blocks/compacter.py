@@ -15,10 +15,9 @@ from mttl.skills.blocks.feed_forward_experts import ActivationSetting
 class CompacterInventory(BottleneckInventory):
     r"""Adapters whose projections are sums of Kronecker products with shared factors.
 
-    K adapters with projections :math:`W = \sum_{i=1}^{n} A_i \otimes B_i` (PHM layers).
-
-    The rules :math:`A_i` are :math:`n \times n` and serve both projections; the factors
-    :math:`B_i` have an n-th of the projection's sides and, where a rank r is given, are products
+    The projections are :math:`W = \sum_{i=1}^{n} A_i \otimes B_i` (PHM layers). The
+    rules :math:`A_i` are :math:`n \times n` and serve both projections; the factors :math:`B_i`
+    have an n-th of the projection's sides and, where a rank r is given, are products
     :math:`s_i t_i^\top` of r columns (LPHM). A skill is a whole Compacter: it has rules of its own,
     which all layers share where ``shared`` is set. For the mixing ``"factors"`` A, s and t are
     averaged apart.
@@ -27,8 +26,6 @@ class CompacterInventory(BottleneckInventory):
     draws both projections, so that it begins with a change.
 
     Args:
-        hidden_features: Width of the bottleneck.
-        activation: Between the two projections.
         n_products: Kronecker products in a projection's sum; must divide all sizes.
         rank: Rank of the factors of a layer's own; none keeps them whole (PHM).
         shared: All layers share the small factors.

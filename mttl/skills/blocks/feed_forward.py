@@ -32,10 +32,7 @@ class InlineFeedForward(nn.Module):
 
     def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.fc1 = fc1
-        self.act = act
-        self.dropout = nn.Dropout(dropout)
-        self.fc2 = fc2
+        self.fc1, self.act, self.dropout, self.fc2 = fc1, act, nn.Dropout(dropout), fc2
 
     @property
     def weight(self) -> Tensor:
@@ -81,11 +78,7 @@ def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
-    """Return the feed-forward blocks of a backbone by their path.
-
-    A block inside a larger layer, such as BART's, stands under the path of its first projection;
-    `separate` makes it a module.
-    """
+    """Return the feed-forward blocks of a backbone by their path, as in `block_places`."""
     blocks = {}
     for path, module in backbone.named_modules():
         form = _form(module)

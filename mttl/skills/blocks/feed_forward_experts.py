@@ -29,15 +29,11 @@ class FeedForwardExperts(Inventory):
         hidden_features: Hidden units F of an expert.
         activation: The function a: ``"relu"``, ``"gelu"``, ``"gelu_new"`` (with the tangent),
             ``"silu"``, or any function.
-        gated: Multiply by a second projection; its rows follow those of the gate in ``up``.
+        gated: Multiply by a second projection.
         bias: Add a bias to both products.
         dropout: Of the hidden units, while training.
 
-    Attributes:
-        up: Shape (E, F, I), gated (E, 2F, I): the rows of the gate, then those of the value.
-        down: Shape (E, O, F).
-        up_bias: Shape (E, F), gated (E, 2F), or None.
-        down_bias: Shape (E, O), or None.
+    ``up`` has the shape (E, F, I), gated (E, 2F, I): the rows of the gate, then those of the value.
 
     Raises:
         ValueError: If the activation is unknown.
@@ -61,9 +57,7 @@ class FeedForwardExperts(Inventory):
         super().__init__(in_features, out_features, n_experts)
         require_at_least(1, hidden_features=hidden_features)
         self.hidden_features = hidden_features
-        self.activation = activation_of(activation)
-        self.gated = gated
-        self.dropout = dropout
+        self.activation, self.gated, self.dropout = activation_of(activation), gated, dropout
         n_up = (1 + gated) * hidden_features
         self.up = nn.Parameter(torch.empty(n_experts, n_up, in_features))
         self.down = nn.Parameter(torch.empty(n_experts, out_features, hidden_features))
@@ -99,11 +93,7 @@ ActivationSetting = Annotated[
 
 
 def activation_of(name: str | Activation) -> Activation:
-    """Return the activation of a name, or a function as it is.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the activation of a name, ValueError if there is none; or a function as it is."""
     if not isinstance(name, str):
         return name
     require_one_of(ACTIVATIONS, activation=name)

@@ -1,6 +1,6 @@
-"""Ladders: small networks beside a stack of blocks, which read its states and change its output."""
+"""Ladders: small networks beside the stack of blocks whose output becomes logits."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import PositiveInt
 from mttl.skills.blocks.feed_forward_experts import ActivationSetting, activation_of
+from mttl.skills.inputs.prompt import last_stack
 from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs, draw
+from mttl.skills.skilled_layer import SkilledBlock, hidden_states
+from mttl.skills.targets import block_paths, linear_features
 
 # Of the gates, as in the paper.
 TEMPERATURE = 0.1
@@ -102,3 +105,53 @@ class LadderInventory(Inventory):
 
 def _norm(x: Float[Tensor, "B L S"]) -> Float[Tensor, "B L S"]:
     return nn.functional.layer_norm(x, x.shape[-1:]).to(x.dtype)
+
+
+class SkilledStack(SkilledBlock):
+    """A stack of blocks; ladders read its states without their history."""
+
+    def __init__(self, base: nn.Module, *given: Any) -> None:
+        super().__init__(base, *given)
+        self.blocks = block_paths(base)
+
+    def forward(self, *args: Any, **settings: Any) -> Any:
+        routing, merged = self.merge()
+        states: list[Tensor] = []
+
+        def first(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            states.append(hidden_states(given, named).detach())
+
+        def behind(_: nn.Module, given: Any, found: Any) -> None:
+            states.append((found[0] if isinstance(found, tuple) else found).detach())
+
+        blocks = [self.base.get_submodule(path) for path in self.blocks]
+        handles = [blocks[0].register_forward_pre_hook(first, with_kwargs=True)]
+        handles += [block.register_forward_hook(behind) for block in blocks]
+        try:
+            outputs = self.base(*args, **settings)
+        finally:
+            for handle in handles:
+                handle.remove()
+        y = outputs[0]
+        # A prompt in front of the text is not among what a decoder-only stack returns.
+        x = torch.cat([state[:, -y.shape[1] :] for state in states], -1)
+        changed = self.changed(x, y, routing, merged)
+        if isinstance(outputs, tuple):
+            return (changed, *outputs[1:])
+        outputs.last_hidden_state = changed
+        return outputs
+
+
+def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return features of all states of a token and of the output, and states, of the last stack."""
+    stack = last_stack(backbone)
+    if stack is None:
+        return {}
+    config = stack.config
+    head = linear_features(backbone.get_output_embeddings())  # type: ignore[operator]
+    n_states = len(block_paths(stack)) + 1
+    return {
+        path: (n_states * config.hidden_size, head[0] if head else config.hidden_size, n_states)
+        for path, module in backbone.named_modules()
+        if module is stack
+    }

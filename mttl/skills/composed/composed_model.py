@@ -29,9 +29,7 @@ from mttl.skills.weight_decay import decays
 
 
 class ModuleInventory(nn.Module):
-    r"""K skills, each a change of all parameters.
-
-    A task composes its own: :math:`\theta_t = \theta_0 + \sum_k w_{tk} \phi_k`.
+    r"""K skills of all parameters: :math:`\theta_t = \theta_0 + \sum_k w_{tk} \phi_k`.
 
     Args:
         base: The module whose parameters the skills change; it is only looked at.
@@ -42,9 +40,6 @@ class ModuleInventory(nn.Module):
         granularity: Which parameters share a routing row: all of the ``"model"``, or those of a
             ``"layer"``, that is of a module that holds parameters itself.
         **settings: What the kind takes: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
-
-    Attributes:
-        groups: Names of the routed groups: ``"model"``, or the paths of the layers with skills.
 
     Raises:
         ValueError: If the kind or the granularity is unknown, or no parameter can have such skills.
@@ -82,16 +77,8 @@ class ModuleInventory(nn.Module):
                 f"the {type(base).__name__} has no parameter that can have skills of kind '{kind}'"
             )
         self.n_skills = n_skills
-        self.groups = tuple(groups)
-
-    @property
-    def n_groups(self) -> int:
-        """How many groups are routed apart."""
-        return len(self.groups)
-
-    def reset_parameters(self) -> None:
-        for name in self._group_of:
-            self._of(name).reset_parameters()
+        self.groups = tuple(groups)  # names of those that are routed apart
+        self.n_groups = len(groups)
 
     def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
         for name in self._group_of:
@@ -134,14 +121,6 @@ class ComposedModel(nn.Module):
         train_base: Whether the base's own parameters are trained beside the skills. They belong to
             all tasks: freeze them where nothing may be shared, as with private skills.
 
-    Attributes:
-        groups: Names of the routed groups.
-        over_tasks: Run one task after another (``"loop"``), or all of them in each operation
-            (``"vmap"``). A loop pays for every operation T times, vmap copies activations to bring
-            the tasks' convolutions together: it is the better where each task has little work.
-            ``"auto"`` loops where gradients are recorded on a CPU, since a learner's batches are
-            large, and is ``"vmap"`` elsewhere.
-
     Raises:
         ValueError: If the router has several heads, or a layer keeps running statistics, which
             tasks would share.
@@ -152,6 +131,10 @@ class ComposedModel(nn.Module):
     """
 
     role = "backbone"  # of what is neither skill nor router: the base
+    # Run one task after another ("loop"), or all of them in each operation ("vmap"). A loop pays
+    # for every operation T times; vmap copies activations to bring the tasks' convolutions
+    # together, and is the better where each task has little work. "auto" loops where gradients are
+    # recorded on a CPU, since a learner's batches are large.
     over_tasks = "auto"
 
     def __init__(
@@ -163,11 +146,19 @@ class ComposedModel(nn.Module):
         train_base: bool = True,
     ) -> None:
         super().__init__()
-        _check_parts(base, router)
+        if router.n_heads != 1:
+            raise ValueError(
+                f"n_heads ({router.n_heads}) must be 1: whole modules have no blocks of features "
+                "that could be routed apart"
+            )
+        for name, module in base.named_modules():
+            if getattr(module, "track_running_stats", False):
+                raise ValueError(
+                    f"'{name}' keeps running statistics, which all tasks would share; make it with "
+                    "track_running_stats=False, or use group normalisation"
+                )
         self.base = base.requires_grad_(train_base)
-        self.inventory = inventory
-        self.router = router
-        self.groups = inventory.groups
+        self.inventory, self.router, self.groups = inventory, router, inventory.groups
 
     @property
     def device(self) -> torch.device:
@@ -209,11 +200,8 @@ class ComposedModel(nn.Module):
                     f"must hold the {n_tasks} tasks"
                 )
         learns_on_cpu = torch.is_grad_enabled() and first.device.type == "cpu"
-        if (
-            n_tasks == 1
-            or self.over_tasks == "loop"
-            or (self.over_tasks == "auto" and learns_on_cpu)
-        ):
+        looped = self.over_tasks == "loop" or (self.over_tasks == "auto" and learns_on_cpu)
+        if looped or n_tasks == 1:
             return self._loop(parameters, arguments)
         # Where the base draws noise, each task draws its own, as it does in the loop.
         return vmap(self._call, randomness="different")(dict(parameters), arguments)
@@ -251,17 +239,3 @@ class ComposedModel(nn.Module):
         if isinstance(outputs[0], Tensor):
             return torch.stack(outputs)
         return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
-
-
-def _check_parts(base: nn.Module, router: TaskRouter) -> None:
-    if router.n_heads != 1:
-        raise ValueError(
-            f"n_heads ({router.n_heads}) must be 1: whole modules have no blocks of features that "
-            "could be routed apart"
-        )
-    for name, module in base.named_modules():
-        if getattr(module, "track_running_stats", False):
-            raise ValueError(
-                f"'{name}' keeps running statistics, which all tasks would share; make it with "
-                "track_running_stats=False, or use group normalisation"
-            )

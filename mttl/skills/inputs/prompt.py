@@ -1,19 +1,25 @@
-"""Prompts: vectors in front of the embedded text."""
+"""Prompts: vectors in front of the embedded text.
 
-from typing import ClassVar
+They live inside the stack that reads the text, an encoder or a decoder-only model without its head:
+its inputs are widened when it is called, and in a decoder-only model what comes out is cut again.
+Ids, labels, masks and logits have the length of the text everywhere else, in generation too. A
+decoder that looks at an encoder is shown the prompt there.
+"""
+
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.plugins.part_settings import Positive, PositiveInt
 from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, Weights
+from mttl.skills.skilled_layer import SkilledLayer
 
 
 class PromptInventory(Inventory):
-    r"""Vectors in front of the embedded text.
-
-    K prompts of P vectors, prepended to the input embeddings: :math:`[\sum_k w_k P_k; E]`.
+    r"""Vectors in front of the embedded text: :math:`[\sum_k w_k P_k; E]`, P vectors each.
 
     Every layer sees P positions more, so that no fresh prompt changes nothing. Entries start
     uniformly in :math:`\pm` ``spread``; the paper's random start is 0.5, and its starts from
@@ -61,3 +67,130 @@ class PromptInventory(Inventory):
     def merge(self, weights: Weights) -> Merged:
         """Return the prompt of each example, shape (B, P, O)."""
         return (mix_blocks(self.prompts, weights).mT,)
+
+
+class SkilledEmbedding(SkilledLayer):
+    """The input embeddings, with prompts in front of them."""
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight  # type: ignore[return-value]
+
+    def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
+        return self.base(ids)
+
+    def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
+        """Return the prompt of the current routing and the embedded text."""
+        routing, (prompts,) = self.merge(packed=False)
+        embedded = self.base(ids)
+        return routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded
+
+
+def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return entries and features of the embeddings of the stack that reads the text, by path."""
+    stack = _reader(backbone)
+    if stack is None:
+        return {}
+    found = stack.get_input_embeddings()
+    return {
+        path: (found.weight.shape[0], found.weight.shape[1])
+        for path, module in backbone.named_modules()
+        if module is found
+    }
+
+
+def put_prompts(backbone: nn.Module) -> None:
+    """Let the stacks of a model widen what they are called with, where embeddings have prompts."""
+    stack = _reader(backbone)
+    stack.register_forward_pre_hook(_widen, with_kwargs=True)
+    if has_encoder(backbone):
+        backbone.get_decoder().register_forward_pre_hook(_show, with_kwargs=True)  # type: ignore[operator]
+    else:
+        stack.register_forward_hook(_cut, with_kwargs=True)
+
+
+def has_encoder(backbone: nn.Module) -> bool:
+    """Return whether a decoder looks at what an encoder makes of the input."""
+    return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
+
+
+def last_stack(backbone: Any) -> Any:
+    """Return the stack whose states become logits, or None where none is known.
+
+    A wrapper around it, which some models (OPT, decoders of BART) never call, is not it.
+    """
+    if not hasattr(backbone, "get_decoder"):
+        return None
+    found = (backbone.get_decoder(), backbone.base_model, getattr(backbone, "model", None))
+    return next((one for one in found if one is not backbone and hasattr(one, "config")), None)
+
+
+def _reader(backbone: Any) -> Any:
+    stack = backbone.get_encoder() if has_encoder(backbone) else last_stack(backbone)
+    return stack if hasattr(stack, "get_input_embeddings") else None
+
+
+def _widen(
+    stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Put prompts in front of the text, or count them as read where a cache holds them."""
+    embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
+    if not isinstance(embeddings, SkilledEmbedding):
+        return None  # the skills were taken off
+    ids = given.get("input_ids", args[0] if args else None)
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    cache = given.get("cache", given.get("past_key_values"))  # before transformers 5.24
+    fixed = getattr(cache, "is_compileable", False)
+    if ids is None or args[1:] or fixed or (mask is not None and mask.ndim != 2):
+        raise ValueError(
+            "prompts stand in front of input_ids, under an attention_mask of rows and positions; "
+            "give these by name, and a cache of keys and values alone that grows, or none"
+        )
+    length: int = embeddings.inventory.length  # type: ignore[assignment]
+    first = cache is None or not cache.get_seq_length()
+    given = {**given, "input_ids": ids}
+    if mask is not None:
+        given["attention_mask"] = _inside(mask.new_ones(len(mask), length), mask, mask)
+    if first:
+        wide = _inside(*embeddings.prompted(ids), mask)
+        given |= {"input_ids": None, "inputs_embeds": wide}
+    if positions is not None:
+        before = torch.arange(length, device=ids.device).expand(len(positions), length)
+        positions = positions + length
+        given["position_ids"] = _inside(before, positions, mask) if first else positions
+    return (), given
+
+
+def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: Any) -> Any:
+    embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
+    if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
+        length: int = embeddings.inventory.length  # type: ignore[assignment]
+        states, mask = found.last_hidden_state, given.get("attention_mask")
+        text = torch.arange(states.shape[1] - length, device=states.device)[None, :, None]
+        padding = 0 if mask is None else mask.bool().int().argmax(1)[:, None, None]
+        text = text + length * (text >= padding)
+        found.last_hidden_state = torch.take_along_dim(states, text, 1)
+    return found
+
+
+def _inside(prompt: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+    """Put prompts behind the padding on the left: a window sees them next to the text."""
+    wide = torch.cat([prompt, text], 1)
+    if mask is None:
+        return wide
+    start, length = mask.bool().int().argmax(1, keepdim=True), prompt.shape[1]
+    position = torch.arange(wide.shape[1], device=mask.device)[None]
+    source = torch.where(position < start + length, position - start, position)
+    source = torch.where(position < start, position + length, source)
+    return torch.take_along_dim(wide, source.view(*source.shape, *[1] * (wide.ndim - 2)), 1)
+
+
+def _show(
+    stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Show a decoder as much of the encoder as that returned."""
+    states, mask = given.get("encoder_hidden_states"), given.get("encoder_attention_mask")
+    if states is None or mask is None:
+        return None
+    missing = mask.new_ones(len(mask), states.shape[1] - mask.shape[1])
+    return args, {**given, "encoder_attention_mask": _inside(missing, mask, mask)}

@@ -10,9 +10,7 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class BitFitInventory(Inventory):
-    r"""Changes of the layer's bias.
-
-    K changes of a layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
+    r"""Changes of the layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
 
     A layer without a bias gets one of its skills alone; such a skill cannot be folded into it.
 
@@ -48,7 +46,6 @@ class BitFitInventory(Inventory):
     ) -> tuple[Tensor, Tensor | None]:
         if bias is None:
             raise NotImplementedError(
-                "the layer has no bias, which bias skills are changes of (mttl export "
-                "writes them for PEFT)"
+                "the layer has no bias to change; mttl export writes one for PEFT"
             )
         return weight, bias + mix_blocks(self.bias, weights[None])[0]

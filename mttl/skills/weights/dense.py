@@ -11,12 +11,7 @@ from mttl.skills.inventory import Inventory, draw
 
 
 class DenseInventory(Inventory):
-    r"""Full weight changes.
-
-    K full changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Delta_k x`.
-
-    Args:
-        init: How skills begin: without effect (``"zero"``), or drawn (``"kaiming"``).
+    r"""Full weight changes: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, with ``init`` as in `draw`.
 
     References:
         Ponti et al., *Combining Modular Skills in Multitask Learning*, 2022, arXiv:2202.13914,

@@ -20,9 +20,8 @@ DRAWN = 1e-4
 class DiffPruningInventory(Inventory):
     r"""Dense changes under learned masks, with a penalty on each entry that changes.
 
-    K masked changes: :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`.
-
-    A mask is drawn from the hard concrete distribution at every pass of training,
+    :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`. A mask is drawn from
+    the hard concrete distribution at every pass of training,
 
     .. math:: s = \sigma((\log u - \log(1 - u) + \alpha) / \tau), \quad
               z = \min(1, \max(0, s (r - l) + l)), \quad u \sim U(0, 1),
@@ -103,7 +102,7 @@ class DiffPruningInventory(Inventory):
                 noise = torch.rand_like(logits, dtype=wide).clamp(DRAWN, 1 - DRAWN).logit()
                 shifted = (shifted + noise.to(logits.dtype)) / self.temperature
             masks.append((shifted.sigmoid() * (high - low) + low).clamp(0, 1))
-        return masks[0] if len(masks) == 1 else masks[0] * masks[1]
+        return math.prod(masks[1:], start=masks[0])
 
     def changes(self) -> Float[Tensor, "K O I"]:
         """Return what each skill alone adds to the base weight, under the masks of evaluation."""
@@ -118,8 +117,8 @@ class DiffPruningInventory(Inventory):
         """Return how many entries of each skill change in training, in the mean over draws."""
         low, high = self.stretch
         shift = self.temperature * math.log(-low / high)
-        chances = [(self.rate * logits - shift).sigmoid() for logits in self._all_logits()]
-        both = chances[0] if len(chances) == 1 else chances[0] * chances[1]
+        first, *groups = ((self.rate * logits - shift).sigmoid() for logits in self._all_logits())
+        both = math.prod(groups, start=first)
         return both.flatten(1).sum(1, dtype=torch.promote_types(both.dtype, torch.float32))
 
     def penalties(self) -> dict[str, Tensor]:

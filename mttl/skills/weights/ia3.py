@@ -10,9 +10,7 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class IA3Inventory(Inventory):
-    r"""Skills that rescale a layer's output.
-
-    K vectors that rescale a layer's output: :math:`y' = y \odot (1 + \sum_k w_k d_k)`.
+    r"""Skills that rescale a layer's output: :math:`y' = y \odot (1 + \sum_k w_k d_k)`.
 
     The vectors are stored as differences from 1, so that a fresh skill changes nothing for any
     weights; for weights that sum to 1 this is the mixture of the scales themselves.

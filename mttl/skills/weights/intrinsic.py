@@ -83,19 +83,14 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-PROJECTIONS = {"fastfood": Fastfood, "dense": DenseProjection}
-
-
 class IntrinsicInventory(Inventory):
     r"""Short vectors, which fixed random projections turn into weight changes.
 
-    K vectors of d numbers: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, Δ a projection of each.
-
-    :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
-    d to O · I numbers, drawn from the path of the layer. It is
-    linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
-    two, examples or skills. With a vector of the whole model (see `tie_to`) all skills of all
-    layers together have d numbers each.
+    :math:`y = W_0 x + \sum_k w_k \Delta_k x` with
+    :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k`, P being a fixed random projection of
+    d to O · I numbers, drawn from the path of the layer. It is linear, so that vectors may be mixed
+    before they are projected: it is done for the fewer of the two, examples or skills. With a
+    vector of the whole model (see `tie_to`) all skills of all layers together have d numbers each.
 
     In the papers P has columns of length 1 over the whole network; in the released code of SAID,
     and here, over each layer. There every parameter moves, here the weights of linear layers.
@@ -107,8 +102,7 @@ class IntrinsicInventory(Inventory):
             layer.
         projection: By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers.
         seed: Another seed draws other projections.
-        init: ``"zero"``, or ``"kaiming"``: changes begin with the deviation that `nn.Linear` gives
-            its weights.
+        init: ``"zero"``, or ``"kaiming"``: changes vary as the weights of `nn.Linear`.
 
     References:
         Li, Farkhoor, Liu and Yosinski, *Measuring the Intrinsic Dimension of Objective Landscapes*,
@@ -142,8 +136,7 @@ class IntrinsicInventory(Inventory):
         if projection == "dense" and dimension * n_changed > MOST_STORED:
             raise ValueError(
                 f"a dense projection of {dimension} to {n_changed} numbers would hold "
-                f"{dimension * n_changed:,}, above {MOST_STORED:,}; use fastfood, or a smaller "
-                "dimension"
+                f"{dimension * n_changed:,}, above {MOST_STORED:,}; use fastfood"
             )
         self.dimension, self.of, self.projection = dimension, vector, projection
         self.seed, self.init, self.path = seed, init, ""
@@ -191,5 +184,5 @@ class IntrinsicInventory(Inventory):
         seed = hashlib.sha256(f"{self.seed} {self.path}".encode()).digest()[:4]
         sizes = self.dimension, self.out_features * self.in_features
         with torch.inference_mode(False):  # training uses it too
-            make = PROJECTIONS[self.projection]
+            make = Fastfood if self.projection == "fastfood" else DenseProjection
             self._drawn = make(*sizes, int.from_bytes(seed, "big"), device)

@@ -1,8 +1,8 @@
-"""Kronecker skills: the change of a weight is one Kronecker product."""
+"""Kronecker skills: one Kronecker product, as the change of a weight or beside a block."""
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Len
@@ -11,14 +11,24 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
-from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
+from mttl.skills.inventory import (
+    NO_WEIGHTS,
+    Inputs,
+    Inventory,
+    Merged,
+    Outputs,
+    ProductInventory,
+    Weights,
+    draw,
+)
+
+Shape = Annotated[Sequence[PositiveInt], Len(2, 2)]
 
 
 class KronAInventory(ProductInventory):
     r"""Weight changes that are one Kronecker product of two small matrices.
 
-    K Kronecker changes of a linear layer, :math:`\Delta_k = s \, A_k \otimes B_k`.
-
+    The changes are :math:`\Delta_k = s \, A_k \otimes B_k`.
     A is :math:`o \times i` and B :math:`O/o \times I/i`: few numbers, and yet the change may have
     full rank. With mixing weights w, :math:`y = W_0 x + \sum_k w_k \Delta_k x` for the mixing
     ``"deltas"``, and :math:`y = W_0 x + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x` for
@@ -29,7 +39,6 @@ class KronAInventory(ProductInventory):
             near the roots.
         scale: Factor on the change.
         mix: Average the two matrices, or their products.
-        n_heads: Heads H; for ``"factors"`` only 1, else it must divide O.
         init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
 
     References:
@@ -46,7 +55,7 @@ class KronAInventory(ProductInventory):
         out_features: int,
         n_skills: int,
         *,
-        shape: Annotated[Sequence[PositiveInt], Len(2, 2)] | None = None,
+        shape: Shape | None = None,
         scale: Positive = 1.0,
         mix: Annotated[str, OneOf("factors", "deltas")] = "factors",
         n_heads: int = 1,
@@ -88,15 +97,79 @@ class KronAInventory(ProductInventory):
         return y + torch.matmul(left.unsqueeze(1), inner).flatten(2)
 
     def changes(self) -> Float[Tensor, "K O I"]:
-        product = torch.einsum("kab,kcd->kacbd", self.left, self.scale * self.right)
-        return product.reshape(self.n_skills, self.out_features, self.in_features)
+        return _products(self.left, self.scale * self.right)
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O I"]:
         if self.mix == "deltas":
             return super().delta(weights)
-        left, right = self.merge(weights)
-        product = torch.einsum("tab,tcd->tacbd", left, right)
-        return product.reshape(-1, self.out_features, self.in_features)
+        return _products(*self.merge(weights))
+
+
+class KronABlockInventory(Inventory):
+    r"""One Kronecker product beside a block, and a learned share of the block's input.
+
+    A skill adds :math:`f_k(x) = s (A_k \otimes B_k) x + g_k x` with the matrices of
+    `KronAInventory`: KronA\ :sup:`B`\ :sub:`res` of its paper, and KronA\ :sup:`B` without g.
+    There is no activation between the two factors. With mixing weights w,
+    :math:`y + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x + (\sum_k w_k g_k) x`.
+    The share begins at 0, as B does, so that a fresh skill changes nothing.
+
+    Args:
+        shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
+            near the roots.
+        scale: Factor on the product.
+        residual: Learn the share of the input (KronA-res); else there is the product alone.
+    """
+
+    lacks: ClassVar = NO_WEIGHTS
+    section_defaults: ClassVar = {"targets": ["mlp"]}
+    uses = ("task", "token")
+    attachment_point = "block"
+    cut_by_heads = ()
+    undecayed = ("residual",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        shape: Shape | None = None,
+        scale: Positive = 1.0,
+        residual: bool = True,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        if residual and in_features != out_features:
+            raise ValueError(
+                f"residual must be false where a block's output ({out_features} features) differs "
+                f"in size from its input ({in_features} features)"
+            )
+        self.product = KronAInventory(in_features, out_features, n_skills, shape=shape, scale=scale)
+        self.residual = nn.Parameter(torch.zeros(n_skills)) if residual else None
+
+    def reset_parameters(self) -> None:
+        """Draw the products as KronA's, which change nothing yet, and set the share to 0."""
+        self.product.reset_parameters()
+        if self.residual is not None:
+            nn.init.zeros_(self.residual)
+
+    def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
+        factors = self.product.merge(weights)
+        return factors if self.residual is None else (*factors, weights[:, 0] @ self.residual)
+
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
+        factors, share = merged[:2], merged[2:]
+        y = self.product.combine(x, y, factors)
+        if not share:
+            return y
+        dtype = active_dtype(x)
+        return torch.addcmul(y, share[0].to(dtype)[:, None, None], x.to(dtype))
+
+
+def _products(left: Float[Tensor, "N a b"], right: Float[Tensor, "N c d"]) -> Tensor:
+    """Return the Kronecker products, of shape (N, a c, b d)."""
+    return torch.einsum("nab,ncd->nacbd", left, right).flatten(3).flatten(1, 2)
 
 
 def _near_root(size: int) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import active_dtype, mix_blocks, mix_deltas, mix_factors, mix_outputs
@@ -13,7 +14,6 @@ from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transpos
 from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt, ReadFrom
 from mttl.routing.token.choice import Assignment, combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inputs, Merged, Outputs, ProductInventory, Weights, draw
-from mttl.skills.weights.low_rank import low_rank_linear
 
 # Values of ``init`` that read the layer's weight.
 STARTS = ("pissa", "orthogonal")
@@ -27,12 +27,9 @@ class LoRAInventory(ProductInventory):
     :math:`y = W_0 x + s (\sum_k w_k B_k)(\sum_k w_k A_k)^\top x` (see `mttl.aggregation.mix`).
     Where tokens choose, gates weigh outputs, whatever the mixing.
 
-    With dropout, the change reads :math:`d(x)` and the base layer x: entries of the input of the
-    first factor are dropped in training, token by token, once for all skills of a layer.
-
-    With a shared input side, as in HydraLoRA, there is one A for all skills of the layer. Weights
-    of a task, and gates of a token, then mix the :math:`B_k` alone; with ``"factors"`` their sum
-    multiplies A once more, which is 1 where rows are normalised.
+    Dropout is of the change's input alone, token by token, once for all skills of a layer. With a
+    shared input side, as in HydraLoRA, weights of a task and gates of a token mix the :math:`B_k`
+    alone; with ``"factors"`` their sum multiplies A once more: it is 1 where rows are normalised.
 
     Starts from the weight, ``"pissa"`` and ``"orthogonal"``, are its singular directions. What a
     fresh mixture would add is subtracted for good, which leaves the weight itself alone: the start
@@ -43,19 +40,16 @@ class LoRAInventory(ProductInventory):
 
     Args:
         rank: Rank r of each.
-        n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
         scale: Factor s on the change; alpha / rank by default.
         alpha: That alpha, in the place of scale; 1 by default.
         rslora: Divide alpha by the root of the rank (rsLoRA).
         dropout: Probability that an entry of the change's input is dropped in training.
-        shared_down: All of a layer share the factor that reads the input, and differ in the other
-            (HydraLoRA).
+        shared_down: Skills of a layer share the factor that reads the input (HydraLoRA).
         mix: Average the factors, their products, or the outputs; of tensors that are composed,
             the products by default.
         init: What fresh skills are: one factor 0; each at the leading singular directions of the
             layer's weight (PiSSA); or each at directions of its own. None changes anything before
-            it is trained. ``"kaiming"``, for networks without a pretrained base, draws both
-            factors.
+            it is trained. ``"kaiming"``, for networks without a pretrained base, draws both.
 
     References:
         Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,
@@ -112,8 +106,8 @@ class LoRAInventory(ProductInventory):
         self.scale = alpha / (rank**0.5 if rslora else rank) if scale is None else scale
         if shared_down and init in STARTS:
             raise ValueError(
-                f"init ('{init}') gives every skill an input side of its own, and shared_down lets "
-                "all have one; use init 'zero'"
+                f"init ('{init}') gives every skill an input side of its own: set "
+                "shared_down: false, or init: zero"
             )
         self.starts = init in STARTS
         if self.starts:
@@ -143,18 +137,14 @@ class LoRAInventory(ProductInventory):
 
     @torch.no_grad()
     def init_from_base(self, base: nn.Module) -> None:
-        """Start from the singular directions of the layer's weight, where ``init`` says so.
-
-        Raises:
-            ValueError: If it has no weight that can be read, or fewer directions than are needed.
-        """
+        """Start from the singular directions of the layer's weight, where ``init`` says so."""
         if not self.starts:
             return
         kept = getattr(base, "weight", None)
         if kept is None or not (kept.is_floating_point() or is_packed(kept)):
             raise ValueError(
                 f"init ('{self.init}') reads the weight, which a {type(base).__name__} does not "
-                "show; use init 'zero'; the layer"
+                "show; use init 'zero'"
             )
         weight = dense_weight(base).detach().float()
         if weight.is_meta:
@@ -163,8 +153,7 @@ class LoRAInventory(ProductInventory):
         if n_wanted > min(weight.shape):
             raise ValueError(
                 f"init ('{self.init}') needs {n_wanted} singular directions for {self.n_skills} "
-                f"skills of rank {self.rank}, and there are {min(weight.shape)}; lower rank or "
-                "n_skills; the layer"
+                f"skills of rank {self.rank}, and there are {min(weight.shape)}; lower rank"
             )
         weight = weight.t() if is_transposed(base) else weight
         left, values, right = torch.linalg.svd(weight, full_matrices=False)
@@ -242,29 +231,18 @@ class LoRAInventory(ProductInventory):
         down, up = self.columns()
         x = self._dropped(x)
         if self.shared_down or down.shape[0] * down.shape[2] <= self.in_features:
-            return self._all_at_once(x, assignment, down, up)
+            # All tokens to all skills, and what was not chosen is set to 0: two products of full
+            # width are the faster while they are no wider than the layer itself.
+            down = down[: len(self.down)].transpose(0, 1).flatten(1)  # (I, E q); (I, q) if shared
+            up = up.transpose(1, 2).flatten(0, 1)  # (E q, O)
+            dtype = active_dtype(x)
+            gates = self.scale * gate_matrix(assignment).to(dtype)
+            hidden = (x.to(dtype) @ down.to(dtype)).unflatten(1, (len(self.down), -1))
+            return (hidden * gates[:, :, None]).flatten(1) @ up.to(dtype)
         work = sort_by_expert(assignment)
         hidden = grouped_linear(x[work.tokens], down.mT, None, work.counts)
         y = grouped_linear(self.scale * hidden, up, None, work.counts)
         return combine(y, work, len(x))
-
-    def _all_at_once(
-        self,
-        x: Float[Tensor, "N I"],
-        assignment: Assignment,
-        down: Float[Tensor, "K I q"],
-        up: Float[Tensor, "K O q"],
-    ) -> Float[Tensor, "N O"]:
-        """Give all tokens to all skills and set what was not chosen to 0.
-
-        Two products of full width are the faster while they are no wider than the layer itself.
-        """
-        down = down[: len(self.down)].transpose(0, 1).flatten(1)  # (I, E q), or (I, q) if shared
-        up = up.transpose(1, 2).flatten(0, 1)  # (E q, O)
-        dtype = active_dtype(x)
-        gates = self.scale * gate_matrix(assignment).to(dtype)
-        hidden = (x.to(dtype) @ down.to(dtype)).unflatten(1, (len(self.down), -1))
-        return (hidden * gates[:, :, None]).flatten(1) @ up.to(dtype)
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O I"]:
         if self.mix == "factors":
@@ -283,3 +261,65 @@ class LoRAExperts(LoRAInventory):
     """Low-rank changes of linear layers, as experts."""
 
     internal = ("mix", "init")
+
+
+def low_rank_linear(
+    x: Float[Tensor, "B L I"],
+    weight: Float[Tensor, "O I"],
+    bias: Float[Tensor, "O"] | None,
+    down: Float[Tensor, "B I r"],
+    up: Float[Tensor, "B O r"],
+) -> Float[Tensor, "B L O"]:
+    """Return ``x Wᵀ + bias + (x A) Bᵀ`` with one pair of factors per example, in one operation.
+
+    Ordinary ones build three tensors of the output's or input's size on the way: the change, its
+    sum with the base output, and the second gradient of the input. Here both products add into what
+    the base layer has computed, forward and backward. All arguments must have one dtype. Gradients
+    are exact, and computed for arguments that need one; there is no second derivative.
+    """
+    if not torch.is_grad_enabled():
+        return _forward(x, weight, bias, down, up)[0]  # applying a function has a cost per token
+    return _LowRankLinear.apply(x, weight, bias, down, up)  # type: ignore[return-value]
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor]:
+    # Forward: the base layer, then (x A) Bᵀ added into its output in place.
+    y = torch.nn.functional.linear(x, weight, bias)
+    hidden = torch.bmm(x, down)
+    return y.baddbmm_(hidden, up.mT), hidden
+
+
+class _LowRankLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor
+    ) -> Tensor:
+        y, hidden = _forward(x, weight, bias, down, up)
+        ctx.save_for_backward(x, weight, down, up, hidden)
+        ctx.has_bias = bias is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, down, up, hidden = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, needs_down, needs_up = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = grad_down = grad_up = None
+        # Gradient of x A, from which those of x and A follow.
+        grad_hidden = torch.bmm(grad, up)
+        if needs_x:
+            grad_x = torch.matmul(grad, weight)
+            grad_x.baddbmm_(grad_hidden, down.mT)
+        # Gradients of the factors, laid out as the factors are: the transposed products can be
+        # faster by themselves, but autograd would copy what they return.
+        if needs_down:
+            grad_down = torch.bmm(x.mT, grad_hidden)
+        if needs_up:
+            grad_up = torch.bmm(grad.mT, hidden)
+        if needs_weight:
+            grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
+        if needs_bias and ctx.has_bias:
+            grad_bias = grad.sum((0, 1))
+        return grad_x, grad_weight, grad_bias, grad_down, grad_up

@@ -13,9 +13,8 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 class NormInventory(Inventory):
     r"""Changes of the gains of norms, and of their biases.
 
-    K changes of a norm: :math:`y = (g + \sum_k w_k g_k) \odot n(x) + b + \sum_k w_k b_k`.
-
-    :math:`n(x)` are the normalised features. A norm without a bias, such as T5's, gets changes of
+    :math:`y = (g + \sum_k w_k g_k) \odot n(x) + b + \sum_k w_k b_k` with the normalised features
+    :math:`n(x)`. A norm without a bias, such as T5's, gets changes of
     its gain alone. BitFit trains the biases of layer norms with those of linear layers (kind
     ``bitfit``); tuning gains and biases of norms alone is a method of its own.
 

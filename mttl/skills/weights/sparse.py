@@ -16,9 +16,7 @@ from mttl.skills.weights.supports import random_support, spread
 
 
 class SparseInventory(Inventory):
-    r"""Changes of few entries, fixed before training.
-
-    K sparse changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
+    r"""Changes of few entries, fixed before training: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
 
     Only the values at the supports are parameters, so gradients, optimizer state and files are as
     small as they are. The supports are drawn at random, each skill its own; `set_support` puts
@@ -28,14 +26,12 @@ class SparseInventory(Inventory):
         sparsity: Fraction of entries that a skill leaves alone.
         structure: What is drawn as a whole: entries, all weights into an output, or square blocks.
         block: Side of a block.
-        mix: Dense changes per example, sparse products, or what is faster. ``"deltas"`` spreads the
-            changes out and builds one dense change per example, or one per distinct row of weights
-            where the weights need no gradient (on a CPU); ``"outputs"`` computes sparse products
-            and builds none. ``"auto"`` takes what should be faster, by a rule fitted to measured
-            times: outputs for few entries and short texts. Compiled models take deltas: sparse
-            products cannot be compiled.
+        mix: Dense changes per example, sparse products, or what is faster. ``"deltas"`` builds one
+            dense change per example, or one per distinct row of weights where these need no
+            gradient (on a CPU); ``"outputs"`` computes sparse products. ``"auto"`` takes what
+            should be faster, by a rule fitted to measured times: outputs for few entries and short
+            texts. Compiled models take deltas: sparse products cannot be compiled.
         support: Draw each skill's entries, or give all skills those of a file of ``mttl sparse``.
-        init: How values begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     References:
         Ansell et al., *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*, ACL 2022,
@@ -94,8 +90,10 @@ class SparseInventory(Inventory):
             indices: Places in the flattened weight (O, I), of every skill or for all of them.
 
         Raises:
-            ValueError: If places do not exist or ascend.
+            ValueError: If there are more or fewer skills, or places do not exist or ascend.
         """
+        if indices.ndim > 1 and len(indices) != self.n_skills:
+            raise ValueError(f"{len(indices)} supports were given for {self.n_skills} skills")
         indices = indices.to(torch.int64).expand(self.n_skills, -1)
         size = self.out_features * self.in_features
         if indices.numel() and (indices.min() < 0 or indices.max() >= size):
@@ -111,7 +109,8 @@ class SparseInventory(Inventory):
 
     def merge(self, weights: Weights) -> Merged:
         """Return the weights themselves, or dense changes and which of them an example takes."""
-        if self.mix == "deltas" or (self.mix == "auto" and _one_row(weights)):
+        compared = self.mix == "auto" and _comparable(weights)
+        if self.mix == "deltas" or (compared and bool((weights == weights[:1]).all())):
             return self._dense(weights)
         return (weights,)  # what is faster depends on the length of the text
 
@@ -184,20 +183,11 @@ def _comparable(weights: Tensor) -> bool:
     return on_cpu and not weights.requires_grad
 
 
-def _one_row(weights: Tensor) -> bool:
-    return _comparable(weights) and bool((weights == weights[:1]).all())
-
-
 def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Tensor]) -> list[str]:
-    """Give all skills of every layer the support of its weight.
+    """Give all skills of every layer the support of its weight; return layers that have none.
 
-    Args:
-        layers: Layers with sparse skills by their paths.
-        support: Places by the names of weights, ``<path>.weight``, as a sparse file holds them; of
-            one skill (n,) or of each (K, n).
-
-    Returns:
-        The layers whose weight has no support: their skills change nothing.
+    Those change nothing. Supports are places by the names of weights, ``<path>.weight``, as a
+    sparse file holds them; of one skill (n,) or of each (K, n).
 
     Raises:
         ValueError: If a place does not exist, or no layer has a support.
@@ -221,9 +211,8 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
 
 def saved_supports(skills: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the supports among saved skills, as `place_supports` takes them."""
-    ending = ".indices"
     return {
-        f"{name.removesuffix(ending)}.weight": tensor
+        f"{name.removesuffix('.indices')}.weight": tensor
         for name, tensor in skills.items()
-        if name.endswith(ending)
+        if name.endswith(".indices")
     }

@@ -69,14 +69,10 @@ class SupermaskInventory(Inventory):
         changed = [self.combine_linear(own[None], base, mask) for own, mask in parts]  # type: ignore[arg-type]
         return torch.cat([part[0] for part in changed])
 
-    def mask(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
-        """Return the mask of one task's mixing weights."""
-        return self.merge(weights[None])[0][0]
-
     def fold(
         self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
     ) -> tuple[Tensor, Tensor | None]:
-        return weight * self.mask(weights), bias
+        return weight * self.merge(weights[None])[0][0], bias
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -19,11 +19,8 @@ from mttl.io.errors import require_at_least, require_one_of
 class Units:
     """How a tensor is cut into units that are chosen as a whole, by their mean scores.
 
-    Args:
-        shape: Of the tensor.
-        structure: ``"entries"``; ``"rows"``, what belongs to one output: all axes but the first; or
-            ``"blocks"``, squares of the matrix (first axis × all others), cut off at its edges.
-        block: Side of a block.
+    The structure is ``"entries"``; ``"rows"``, what belongs to one output: all axes but the first;
+    or ``"blocks"``, squares of the matrix (first axis × all others), cut off at its edges.
 
     Raises:
         ValueError: If the structure is unknown, or the block has no side.
@@ -79,13 +76,7 @@ PERMUTED = 2**22
 
 
 def random_indices(size: int, n: int, generator: torch.Generator | None = None) -> Int[Tensor, "n"]:
-    """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable.
-
-    Raises:
-        ValueError: If ``n`` is not between 1 and ``size``.
-    """
-    if not 1 <= n <= size:
-        raise ValueError(f"n ({n}) must be between 1 and the number of entries ({size})")
+    """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable."""
     # On the meta device, where sizes are planned, a set of places has no length to go by.
     if size <= PERMUTED or 2 * n > size or torch.get_default_device().type == "meta":
         return torch.randperm(size, generator=generator)[:n].sort().values
@@ -126,17 +117,10 @@ def select_support(
 ) -> dict[str, Tensor]:
     """Return the entries with the largest scores; equal ones in the order of the tensors.
 
-    Args:
-        scores: A score per entry of every tensor, of the tensor's shape.
-        density: Fraction of all entries, rounded, at least one; with rows or blocks, as many whole
-            units as fit into it, and at least one.
-        scope: The best of all tensors together (``"global"``), so that some tensors may get none,
-            or of every ``"tensor"``, in proportion to its size.
-        structure: What is chosen as a whole; see `Units`.
-        block: Side of a block.
-
-    Returns:
-        Sorted int64 places by name, on the scores' device; tensors without any are left out.
+    There is a score per entry, and the density is a fraction of all entries, rounded, at least one;
+    with rows or blocks (`Units`), as many whole units as fit into it, and at least one. The scope
+    is all tensors together (``"global"``), so that some may get none, and are left out, or every
+    ``"tensor"``, in proportion to its size.
 
     Raises:
         ValueError: If there is no score, one is not a number, or an argument is out of range.
@@ -148,12 +132,8 @@ def select_support(
     for name, score in scores.items():
         if score.isnan().any():
             raise ValueError(f"the scores of '{name}' hold values that are not numbers (NaN)")
-    if scope == "tensor":
-        parts = [{name: score} for name, score in scores.items()]
-    else:
-        parts = [dict(scores)]
     support: dict[str, Tensor] = {}
-    for part in parts:
+    for part in [{name: scores[name]} for name in scores] if scope == "tensor" else [scores]:
         units = {name: Units(score.shape, structure, block) for name, score in part.items()}
         means = {name: units[name].means(score) for name, score in part.items()}
         budget = max(1, round(density * sum(score.numel() for score in part.values())))
@@ -175,11 +155,12 @@ def _best(
     scores: Mapping[str, Tensor], units: Mapping[str, Units], budget: int
 ) -> dict[str, Tensor]:
     """Return the best units of each tensor that together hold at most ``budget`` entries."""
-    total = sum(len(score) for score in scores.values())
-    if all(unit.trivial for unit in units.values()):
-        n = min(budget, total)
-    else:
-        n = _fitting(scores, units, budget)
+    n = min(budget, sum(len(score) for score in scores.values()))
+    if not all(unit.trivial for unit in units.values()):  # as many as fit into the budget
+        sizes = [units[name].sizes(torch.arange(len(score))) for name, score in scores.items()]
+        ranked = torch.cat([score.cpu() for score in scores.values()])
+        order = ranked.sort(descending=True, stable=True).indices
+        n = max(1, int((torch.cat(sizes)[order].cumsum(0) <= budget).sum()))
     threshold = _nth_largest(list(scores.values()), n)
     above = {name: score > threshold for name, score in scores.items()}
     ties_left = n - sum(int(mask.sum()) for mask in above.values())
@@ -189,13 +170,6 @@ def _best(
         ties_left -= len(equal)
         chosen[name] = torch.cat([above[name].nonzero().flatten(), equal]).sort().values
     return chosen
-
-
-def _fitting(scores: Mapping[str, Tensor], units: Mapping[str, Units], budget: int) -> int:
-    """Return how many of the best units fit into the budget, in the order of their scores."""
-    sizes = torch.cat([units[name].sizes(torch.arange(len(scores[name]))) for name in scores])
-    order = torch.cat([score.cpu() for score in scores.values()]).sort(descending=True, stable=True)
-    return max(1, int((sizes[order.indices].cumsum(0) <= budget).sum()))
 
 
 def _nth_largest(tensors: Sequence[Tensor], n: int) -> Tensor:

@@ -21,7 +21,6 @@ from urllib.parse import quote
 from mttl.io.errors import TaskError
 from mttl.io.files import DISK_REFUSES
 from mttl.tasks.rows import read_records
-from mttl.tasks.sample_files import from_files
 from mttl.tasks.task import Source
 from mttl.tasks.template import Record
 
@@ -36,12 +35,12 @@ class UnavailableError(TaskError):
     """The records of a task cannot be had here; the message says why, and how to get them."""
 
 
-class ScriptOnlyError(UnavailableError):
-    """The data set is a loading script."""
+class _ScriptOnlyError(UnavailableError):
+    pass
 
 
-class OutOfReachError(UnavailableError):
-    """The hub does not answer."""
+class _OutOfReachError(UnavailableError):
+    pass
 
 
 def open_records(source: Source, split: str, raw: Path | None = None) -> Iterator[Record]:
@@ -52,7 +51,7 @@ def open_records(source: Source, split: str, raw: Path | None = None) -> Iterato
         TaskError: If a file cannot be read as records.
     """
     if source.path is None:
-        return from_files(source, split)
+        return read_records(split, source.columns)
     if raw is not None:
         return read_records(_raw_file(source, split, raw))
     if source.unavailable is not None:
@@ -97,8 +96,7 @@ def hub_in_reach() -> bool:
 def hub_records(source: Source, split: str) -> Iterator[Record]:
     """Return the records of one split, from the first of the names of a data set that has them.
 
-    Raises:
-        UnavailableError: If no name leads to them; the message has the reason for each.
+    If none leads to them, an `UnavailableError` has the reason for each.
     """
     reasons: list[str] = []
     names = [(str(source.path), source.revision), *((name, None) for name in source.mirrors)]
@@ -107,12 +105,12 @@ def hub_records(source: Source, split: str) -> Iterator[Record]:
     for name, revision in names:
         try:
             return _load(source, name, revision, split)
-        except ScriptOnlyError:
+        except _ScriptOnlyError:
             try:
                 return _load(source, name, PARQUET, split)
             except UnavailableError as error:
                 reasons.append(f"'{name}' is a loading script, which no longer runs, and {error}")
-        except OutOfReachError as error:  # other names are as far
+        except _OutOfReachError as error:  # other names are as far
             reasons.append(str(error))
             break
         except UnavailableError as error:
@@ -125,7 +123,7 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Iterat
     import datasets
 
     datasets.disable_progress_bars()  # several processes would write them over each other's
-    with explained(name):
+    with _explained(name):
         if revision == PARQUET:
             # Files are named, and loaded as files: the data set itself would be its script again.
             folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
@@ -133,15 +131,13 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Iterat
             return _read(datasets.load_dataset("parquet", data_files=files, split=split), name)
         builder = datasets.load_dataset_builder(name, source.config, revision=revision)
         stream = _small_part(builder.info.splits, source)
-        data = datasets.load_dataset(
-            name, source.config, revision=revision, split=split, streaming=stream
-        )
-        return _read(data, name)
+        given: Any = {"revision": revision, "split": split, "streaming": stream}
+        return _read(datasets.load_dataset(name, source.config, **given), name)
 
 
 def _read(data: Any, name: str) -> Iterator[Record]:
     """Yield the records of a table, or of a stream that is fetched while it is read."""
-    with explained(name):
+    with _explained(name):
         for columns in data.iter(1000):
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
@@ -155,15 +151,8 @@ def _small_part(splits: Any, source: Source) -> bool:
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Turn an error of the library into one that a user can do something about.
-
-    Raises:
-        ScriptOnlyError: If it is a loading script.
-        OutOfReachError: If the hub does not answer.
-        UnavailableError: If it cannot be had for another reason, which the message tells.
-        OSError: If the disk is full or may not be written, which no other data set would change.
-    """
+def _explained(name: str) -> Iterator[None]:
+    """Turn an error of the library, but for one of the disk, into an `UnavailableError`."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -176,10 +165,10 @@ def explained(name: str) -> Iterator[None]:
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
         message = " ".join(str(error).split())
-        no_way = OutOfReachError("there is no way to the hub, or HF_HUB_OFFLINE is set")
+        no_way = _OutOfReachError("there is no way to the hub, or HF_HUB_OFFLINE is set")
         match error:
             case RuntimeError() if "scripts are no longer supported" in message:
-                raise ScriptOnlyError(f"'{name}' is a loading script") from error
+                raise _ScriptOnlyError(f"'{name}' is a loading script") from error
             case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
                 raise no_way from error
             case DatasetNotFoundError() if "gated" in message:

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, ByT5Tokenizer
 
-from envs.bot import Demonstration
-from envs.demonstrations import save_demonstrations
+from envs.demonstrations import Demonstration, save_demonstrations
 from mttl.adaptation.new_tasks import adapt_to
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results

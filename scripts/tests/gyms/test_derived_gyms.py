@@ -16,7 +16,7 @@ import pytest
 
 from helpers.command import ROOT, python
 from mttl.config.load import load_config
-from mttl.data.prompt_form import check_codes, prompt_prefix
+from mttl.data.prompt_form import PromptForm, check_codes
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import Partition
 
@@ -188,7 +188,7 @@ def test_no_row_is_cut_off(prefix):
     assert tuple(config.data.samples) == SAMPLES
     check_codes(list(read_tasks(GRID)))
     for (task, *_), rows in read_files(GRID).items():
-        start = len(prompt_prefix(task, prefix))
+        start = len(PromptForm(prefix=prefix).prompt_prefix(task).text)
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
         assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
 

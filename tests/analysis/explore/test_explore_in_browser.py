@@ -173,7 +173,6 @@ def test_training_is_stepped_through_with_the_keyboard(page: RunPage) -> None:
     assert page.weights() == pytest.approx([1 / 8] * 8, abs=6e-4)
     slider.send_keys(RIGHT)
     page.wait(lambda: page.text("#moment") == "step 500")
-    assert slider.get_attribute("aria-valuetext") == "step 500"
     assert page.find(spot).get_attribute("transform") != before
     page.run("arguments[0].click()", page.find("#play"))
     page.wait(lambda: page.text("#moment") == "kept weights")

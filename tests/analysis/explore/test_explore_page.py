@@ -72,11 +72,10 @@ def test_data_come_back_whole(crossfit_view: RoutingView) -> None:
     assert len(data["joints"]) == 159
 
 
-def test_a_long_history_is_thinned_out_with_both_ends(crossfit_view: RoutingView) -> None:
-    steps = np.arange(100)
-    weights = np.zeros((100, *crossfit_view.record.weights.shape), dtype=np.float32)
-    record = replace(crossfit_view.record, history=RoutingHistory(steps, weights))
-    (data,) = data_of(explore_page([replace(crossfit_view, record=record)]))
+def test_a_long_history_is_thinned_out_with_both_ends() -> None:
+    view = nasty_view()
+    history = RoutingHistory(np.arange(100), np.zeros((100, *view.record.weights.shape)))
+    (data,) = data_of(explore_page([replace(view, record=replace(view.record, history=history))]))
     assert len(data["steps"]) == MOST_STEPS + 1
     assert (data["steps"][0], data["steps"][-2]) == ("step 0", "step 99")
 
@@ -88,18 +87,11 @@ def test_skills_of_a_further_run_are_matched_to_the_first(crossfit_view: Routing
     tasks, groups = generator.permutation(160), generator.permutation(8)
     shuffled = np.stack([group[:, generator.permutation(8)] for group in record.weights])
     cells = np.ix_(groups, tasks)
-    other = RoutingView(
-        replace(
-            record,
-            folder=Path("other"),
-            tasks=tuple(record.tasks[task] for task in tasks),
-            groups=tuple(record.groups[group] for group in groups),
-            weights=shuffled[cells],
-            probabilities=shuffled[cells],
-            history=None,
-        ),
-        tuple(crossfit_view.categories[task] for task in tasks),
-    )
+    changed = {"weights": shuffled[cells], "probabilities": shuffled[cells], "history": None}
+    changed |= {"tasks": tuple(record.tasks[task] for task in tasks)}
+    changed |= {"groups": tuple(record.groups[group] for group in groups)}
+    categories = tuple(crossfit_view.categories[task] for task in tasks)
+    other = RoutingView(replace(record, folder=Path("other"), **changed), categories)
     first, second = data_of(explore_page([crossfit_view, other]))
     assert second["told"] == "Skills are matched to those of crossfit."
     ours, theirs = unpacked(first["weights"]), unpacked(second["weights"])

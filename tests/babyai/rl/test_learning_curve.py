@@ -6,7 +6,7 @@ import pandas
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.babyai.rl.learning_curve import EpisodeLog, episodes_to, reached, smooth
+from mttl.babyai.rl.learning_curve import EpisodeLog, episodes_to, smooth
 
 
 def random_step(generator, n_levels, n_slots):
@@ -93,18 +93,15 @@ def test_one_level_crosses_where_the_published_rule_says(seed, window):
 
 def test_the_mean_of_levels_counts():
     rates = np.array([[0.9, 1.0], [0.98, 1.0], [0.99, 1.0], [1.0, 0.9]])
-    assert reached(rates).tolist() == [False, True, True, False]
     episodes = np.array([10, 20, 30, 40])
     assert episodes_to(episodes, rates, smoothing=1) == 20
     assert episodes_to(episodes, rates, smoothing=1, threshold=0.995) == 30
     assert episodes_to(episodes, rates, smoothing=1, threshold=1.0) is None
 
-
-def test_exactly_the_threshold_counts_in_spite_of_rounding():
-    rates = np.array([0.97, 1.0, 1.0])
-    assert rates.mean() < 0.99  # what this is about
-    assert reached(rates).item()
-    assert not reached(np.array([0.98999, 0.99])).item()
+    # Exactly the threshold, but for rounding.
+    assert np.mean([0.97, 1.0, 1.0]) < 0.99
+    assert episodes_to(episodes[:1], np.array([[0.97, 1.0, 1.0]]), smoothing=1) == 10
+    assert episodes_to(episodes[:1], np.array([[0.98999, 0.99]]), smoothing=1) is None
 
 
 def test_a_log_shorter_than_the_window_is_not_judged():

@@ -40,7 +40,12 @@ def make_steps(n_steps, n_tasks=2, n_slots=3, memory=4):
 
 @pytest.fixture
 def rollout():
-    return stack_steps(make_steps(S, T, N), RECURRENCE)
+    steps = make_steps(S, T, N)
+    rollout = stack_steps(steps, RECURRENCE)
+    for name, value in vars(rollout).items():
+        kept = steps[::RECURRENCE] if name == "memory" else steps
+        assert torch.equal(value, torch.stack([getattr(step, name) for step in kept])), name
+    return rollout
 
 
 @pytest.fixture
@@ -72,14 +77,6 @@ def check_frames(batch, rollout):
     assert torch.equal(batch.memory, rollout.memory[cut, task[:, 0], slot[:, 0]])
 
 
-def test_steps_are_stacked_in_order_and_memory_at_every_second_one():
-    steps = make_steps(n_steps=6)
-    rollout = stack_steps(steps, recurrence=2)
-    for name, value in vars(rollout).items():
-        kept = steps[::2] if name == "memory" else steps
-        assert torch.equal(value, torch.stack([getattr(step, name) for step in kept])), name
-
-
 def test_sequences_are_in_order_with_the_memory_of_their_first_step(rollout, sequences):
     assert sequences.actions.shape == (T, RECURRENCE, CUTS * N)
     check_frames(sequences, rollout)
@@ -87,25 +84,21 @@ def test_sequences_are_in_order_with_the_memory_of_their_first_step(rollout, seq
     assert (step // RECURRENCE * N + slot).tolist() == list(range(CUTS * N))
 
 
-def test_an_epoch_uses_every_frame_once(rollout, sequences):
+def test_an_epoch_uses_every_frame_once_in_an_order_of_its_own(rollout, sequences):
     generator = torch.Generator().manual_seed(1)
     batches = list(minibatches(sequences, n_minibatches=4, n_epochs=3, generator=generator))
     assert len(batches) == 12
+    orders = set()
     for epoch in range(3):
-        seen = []
-        for batch in batches[4 * epoch : 4 * epoch + 4]:
+        parts = batches[4 * epoch : 4 * epoch + 4]
+        for batch in parts:
             assert batch.actions.shape == (T, RECURRENCE, CUTS * N // 4)
             check_frames(batch, rollout)
-            seen += batch.log_probs.flatten().long().tolist()
-        assert sorted(seen) == list(range(S * T * N))
-
-
-def test_every_epoch_and_every_task_has_an_order_of_its_own(sequences):
-    generator = torch.Generator().manual_seed(1)
-    one, two = minibatches(sequences, n_minibatches=1, n_epochs=2, generator=generator)
-    order = [places(batch.log_probs[:, 0]) for batch in (one, two)]
-    orders = {tuple((o[0] * N + o[2])[task].tolist()) for o in order for task in range(T)}
-    assert len(orders) == 4
+        seen = torch.cat([batch.log_probs for batch in parts], dim=2)
+        assert sorted(seen.flatten().tolist()) == list(range(S * T * N))
+        step, _, slot = places(seen[:, 0])
+        orders |= {tuple(row) for row in (step * N + slot).tolist()}
+    assert len(orders) == 3 * T  # every task has its own
 
 
 def test_what_was_collected_without_gradients_can_be_learned_from():

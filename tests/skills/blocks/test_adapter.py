@@ -1,4 +1,4 @@
-"""Bottleneck adapters, beside the sequential and the parallel ones of AdapterHub."""
+"""Bottleneck adapters, beside those of AdapterHub; sparse and stacked ones, beside plain loops."""
 
 from typing import Any
 
@@ -8,9 +8,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from helpers.adapterhub import adapted, adapterhub, mixed
+from helpers.backbones import tiny_t5
 from helpers.compare import assert_same
-from helpers.skills import filled, mixing
-from mttl.skills import AdapterInventory
+from helpers.skills import filled, mixing, skilled
+from mttl.adaptation.modes import apply_mode
+from mttl.io.errors import ConfigError
+from mttl.skills import AdapterInventory, SparseAdapterInventory
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
 
 B, L, SIZE, HIDDEN = 4, 3, 8, 5
@@ -183,3 +187,136 @@ def test_their_pfeiffer_adapter_reads_the_sum_with_the_residual(norm: nn.Module 
     change = inventory(x, read, torch.ones(B, 1, 1).double()) - read
     expected = adapted(adapter, parts, x, y, norm)
     assert_same(y + change, expected, [x, y, *inventory.parameters()], **ROUNDING)
+
+
+# Of which most entries are pruned before training.
+
+K, F = 3, 20
+
+
+def sparse(**settings):
+    sizes = {"hidden_features": F, "sparsity": 0.7}
+    return filled(SparseAdapterInventory(8, 12, K, **sizes, **settings)).double()
+
+
+def masked(inventory, k):
+    """A network of whole layers and the masks that multiply their weights, as in the release."""
+    down, up = nn.Linear(8, F).double(), nn.Linear(F, 12).double()
+    masks = []
+    for layer, name in ((down, "down"), (up, "up")):
+        places = getattr(inventory, f"{name}_places")[k]
+        mask = torch.zeros(layer.weight.numel(), dtype=torch.float64)
+        mask[places] = 1
+        masks.append(mask.view_as(layer.weight))
+        with torch.no_grad():
+            layer.weight.view(-1)[places] = getattr(inventory, name)[k]
+            layer.bias.copy_(getattr(inventory, f"{name}_bias")[k])
+
+    def run(x):
+        hidden = torch.relu(x @ (down.weight * masks[0]).T + down.bias)
+        return inventory.scale * (hidden @ (up.weight * masks[1]).T + up.bias)
+
+    return run, down, up
+
+
+def test_each_skill_is_a_masked_network_and_learns_as_one():
+    torch.manual_seed(0)
+    inventory = sparse(scale=2.0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    y = torch.randn(2, 5, 12, dtype=torch.float64)
+    for k in range(K):
+        inventory.zero_grad()
+        weights = torch.eye(K, dtype=torch.float64)[[k, k]][:, None]
+        found = inventory(x, y, weights)
+        run, down, up = masked(inventory, k)
+        expected = y + run(x)
+        torch.testing.assert_close(found, expected)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        for layer, name in ((down, "down"), (up, "up")):
+            places = getattr(inventory, f"{name}_places")[k]
+            theirs = layer.weight.grad.flatten()
+            torch.testing.assert_close(getattr(inventory, name).grad[k], theirs[places])
+            assert theirs.count_nonzero() <= len(places)
+            bias = getattr(inventory, f"{name}_bias").grad[k]
+            torch.testing.assert_close(bias, layer.bias.grad)
+
+
+def test_skills_keep_a_fraction_of_both_projections_each_its_own():
+    inventory = SparseAdapterInventory(64, 64, K, hidden_features=256)
+    for name in ("down", "up"):
+        assert getattr(inventory, name).shape == (K, 64 * 256 // 4)
+        places = getattr(inventory, f"{name}_places")
+        assert not torch.equal(places[0], places[1])
+    down, _, up, _ = inventory.projections()
+    # Drawn as a whole layer is, and 0 elsewhere; the way up is 0 everywhere.
+    assert down.abs().max() <= 64**-0.5
+    assert (down != 0).float().mean().item() == pytest.approx(0.25, abs=1e-3)
+    assert not up.any()
+
+
+# In stages.
+
+
+def alone(inventory, h, w):
+    """What a mixture of the skills of one stage makes of h, by their networks one by one."""
+    down, down_bias, up, up_bias = inventory.projections()
+
+    def network(parts):
+        d, a, u, c = parts
+        return inventory.scale * (inventory.activation(h @ d.T + a) @ u.T + c)
+
+    parts = (down, down_bias, up, up_bias)
+    if inventory.mix == "outputs":
+        return sum(w[k] * network([part[k] for part in parts]) for k in range(5) if w[k])
+    return network([torch.einsum("k,k...->...", w, part) for part in parts])
+
+
+@pytest.mark.parametrize("mix", ["factors", "outputs"])
+@pytest.mark.parametrize("kind", [AdapterInventory, SparseAdapterInventory])
+@pytest.mark.parametrize("stages", [(2, 3), (1, 3, 1)])
+def test_an_upper_stage_reads_what_the_lower_one_made(kind, mix, stages):
+    inventory = filled(
+        kind(*(SIZE, SIZE, 5), hidden_features=4, parallel=False, stages=stages, mix=mix, scale=2.0)
+    ).double()
+    y = torch.randn(B, L, SIZE, dtype=torch.float64)
+    weights = mixing(B, 1, 5).double()
+    found = inventory(torch.full_like(y, torch.nan), y, weights)  # the block's input is not read
+    for b in range(B):
+        h, before = y[b], 0
+        for size in stages:
+            own = torch.zeros(5, dtype=torch.float64)
+            own[before : before + size] = weights[b, 0, before : before + size]
+            h = h + alone(inventory, h, own / own.sum())
+            before += size
+        torch.testing.assert_close(found[b], h)
+
+
+def test_a_stage_without_weight_adds_nothing():
+    """As where a language is known and a task is not; and gradients are finite."""
+    sizes: dict[str, Any] = {"hidden_features": 4, "parallel": False}
+    inventory = filled(AdapterInventory(SIZE, SIZE, 5, stages=(2, 3), **sizes))
+    plain = AdapterInventory(SIZE, SIZE, 5, **sizes)
+    plain.load_state_dict(inventory.state_dict())
+    x, y = torch.randn(B, L, SIZE), torch.randn(B, L, SIZE)
+    weights = torch.tensor([0, 1.0, 0, 0, 0]).expand(B, 1, 5).clone().requires_grad_()
+    found = inventory(x, y, weights)
+    torch.testing.assert_close(found, plain(x, y, weights))
+    found.sum().backward()
+    assert weights.grad.isfinite().all()
+
+
+def test_free_coefficients_are_refused():
+    """A new task's may become negative, and such a row has no shares."""
+    model = skilled(tiny_t5(), inventory="adapter, stacked")
+    with pytest.raises(ConfigError, match="stacked skills are mixed by their shares of a row"):
+        apply_mode(model, "router_only", init="coefficients")
+    apply_mode(model, "router_only", init="mean")
+
+
+def test_what_stacked_adapters_cannot_be():
+    inventory = AdapterInventory(SIZE, SIZE, 5, parallel=False, stages=(2, 3))
+    with pytest.raises(ValueError, match="cannot be chosen by token, only mixed by task"):
+        inventory.require_use("token")
+    with pytest.raises(NotImplementedError, match="stacked adapters change what others"):
+        AttendedInventory(inventory)(*torch.randn(2, B, L, SIZE), mixing(B, 1, 5))

@@ -10,8 +10,6 @@ from helpers.backbones import tiny_llama, tiny_t5
 from helpers.compare import assert_same
 from helpers.skills import filled, mixing, skilled
 from mttl.checkpoints.model_tensors import skill_tensors
-from mttl.config.load import load_config
-from mttl.io.errors import ConfigError
 from mttl.routing import RoutingSlot
 from mttl.skills import CompacterInventory, attach_skills
 
@@ -101,12 +99,3 @@ def test_what_is_shared_is_counted_once():
         found.append([layer.n_parameters for layer in attachment.layers])
     rule = 2 * 4**3
     assert found[0] == [found[1][0], found[1][0] - rule]
-
-
-def test_what_layers_share_cannot_be_spread_over_processes():
-    names = "crossfit.yaml+skills/compacter.yaml+trainer/fsdp2_cpu.yaml"
-    with pytest.raises(
-        ConfigError, match=r"\(fsdp2\) does not work with skills\.shared \(True\): what"
-    ):
-        load_config(names)
-    assert load_config(names, ["skills.shared=false"]).skills.kind == "compacter"

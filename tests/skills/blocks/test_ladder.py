@@ -12,9 +12,8 @@ from helpers.compare import relative_error
 from helpers.skills import gradients, mixing, skilled
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
-from mttl.io.errors import ConfigError
 from mttl.skills import LadderInventory, SkilledModel
-from mttl.skills.skilled_stack import SkilledStack
+from mttl.skills.blocks.ladder import SkilledStack
 
 M, D, S, O, K = 4, 6, 5, 7, 3  # noqa: E741
 
@@ -142,10 +141,3 @@ def test_beside_other_kinds(family: str) -> None:
     settings = {"input_ids": rows["input_ids"], "max_new_tokens": 4, "min_new_tokens": 4}
     slow = model.generate(ids, **settings, use_cache=False, num_beams=2)
     assert torch.equal(model.generate(ids, **settings, num_beams=2), slow)
-
-
-def test_a_compiled_backbone_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"backbone\.compile \(True\) does not work with skills.kind 'lad"
-    ):
-        load_config("crossfit.yaml+skills/ladder.yaml", ["backbone.compile=true"])

@@ -4,39 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.backbones import BACKBONES, batch
 from helpers.compare import relative_error
-from helpers.skills import attach_kind, filled, mixing
+from helpers.skills import attach_kind
 from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import HeadMaskInventory, SkilledModel
-
-
-@pytest.mark.parametrize("hard", [True, False])
-def test_equals_plain_gates_head_by_head(hard: bool) -> None:
-    inventory: Any = filled(HeadMaskInventory(8, 6, 3, 4, hard=hard, start=0.5, n_heads=2)).double()
-    base, x = nn.Linear(8, 6).double(), torch.randn(5, 2, 8).double()
-    weights = mixing(5, 2, 3).double()
-    found = inventory.combine_linear(x, base, inventory.merge(weights))
-    for b in range(5):
-        gated = x[b].clone()
-        for head in range(4):
-            logit = 0.5 + weights[b, head // 2] @ inventory.logits[:, head]
-            gate = torch.sigmoid(logit) / torch.sigmoid(torch.tensor(0.5).double())
-            gated[:, 2 * head : 2 * head + 2] *= (logit >= 0).double() if hard else gate
-        torch.testing.assert_close(found[b], base(gated))
-
-
-def test_hard_gates_have_the_slope_of_soft_ones() -> None:
-    slopes = []
-    for hard in (True, False):
-        inventory: Any = filled(HeadMaskInventory(8, 6, 3, 4, hard=hard)).double()
-        gates = inventory.gates(mixing(5, 1, 3).double())
-        assert not hard or set(gates.flatten().tolist()) <= {0.0, 1.0}
-        gates.cumsum(1).sum().backward()
-        slopes.append(inventory.logits.grad)
-    torch.testing.assert_close(*slopes)
+from mttl.skills import SkilledModel
 
 
 @pytest.mark.parametrize("family", BACKBONES)
@@ -74,9 +47,3 @@ def test_targets(family: str, target: str, n_layers: int) -> None:
     attachment = attach_kind(backbone, "head_mask", n_skills=2, **where)
     assert len(attachment.layers) == n_layers
     assert {row.n_parameters for row in attachment.layers} == {2 * 4}
-
-
-def test_a_target_without_heads_is_refused() -> None:
-    backbone, message = BACKBONES["t5"](), "'mlp' matches no output projection of this backbone"
-    with pytest.raises(ValueError, match=message):
-        attach_kind(backbone, "head_mask", n_skills=2, targets=["mlp"], slot=RoutingSlot())

@@ -1,42 +1,32 @@
+"""Low-rank skills beside plain loops, and what users of PEFT set for LoRA, beside PEFT."""
+
+from functools import partial
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
-from helpers.skills import filled, mixing
-from mttl.routing import Tokens, TopKRouter
+from helpers.backbones import batch, fill, tiny_llama
+from helpers.command import train
+from helpers.compare import relative_error
+from helpers.gyms import write_config, write_gym
+from helpers.skills import filled, gradients, mixing, skilled
+from mttl.assembly.model import load_run
+from mttl.checkpoints.saved_inventory import count_saved
+from mttl.merging.low_rank_factors import mixture_factors
+from mttl.routing import PrivateRouter, RoutingSlot, Tokens, TopKRouter
+from mttl.routing.token.choice import Assignment
 from mttl.skills import LoRAInventory
-from mttl.skills.weights.low_rank import low_rank_linear
+from mttl.skills.attach import Placement, attach_kinds
+from mttl.skills.gated import GatedInventory
+from mttl.skills.weights.lora import low_rank_linear
+
+peft = pytest.importorskip("peft")
 
 MIXES = ["factors", "deltas", "outputs"]
-
-
-@pytest.mark.parametrize("mix", MIXES)
-def test_equals_a_loop_over_examples_and_heads(mix):
-    inventory = filled(LoRAInventory(4, 6, 3, rank=2, n_heads=2, mix=mix)).double()
-    down, up = inventory.down, inventory.up
-    x, y = torch.randn(5, 3, 4).double(), torch.randn(5, 3, 6).double()
-    weights = mixing(5, 2, 3).double()
-    expected = y.clone()
-    for b in range(5):
-        if mix == "factors":
-            # Rows of A are input features, rows of B output features: two blocks of each.
-            merged_down = torch.cat(
-                [
-                    sum(weights[b, h, k] * down[k, 2 * h : 2 * h + 2] for k in range(3))
-                    for h in (0, 1)
-                ]
-            )
-            merged_up = torch.cat(
-                [sum(weights[b, h, k] * up[k, 3 * h : 3 * h + 3] for k in range(3)) for h in (0, 1)]
-            )
-            expected[b] += x[b] @ merged_down @ merged_up.t() / 2
-        else:
-            for k in range(3):
-                change = x[b] @ down[k] @ up[k].t() / 2
-                expected[b] += torch.cat(
-                    [weights[b, 0, k] * change[:, :3], weights[b, 1, k] * change[:, 3:]], dim=1
-                )
-    torch.testing.assert_close(inventory(x, y, weights), expected)
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -87,12 +77,6 @@ def plain(x, weight, bias, down, up):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_equals_the_sum_written_with_ordinary_operations(bias):
-    drawn = arguments(bias)
-    torch.testing.assert_close(low_rank_linear(*drawn), plain(*drawn))
-
-
-@pytest.mark.parametrize("bias", [True, False])
 def test_gradients_of_all_arguments_agree_with_finite_differences(bias):
     drawn = [None if one is None else one.requires_grad_() for one in arguments(bias)]
     assert torch.autograd.gradcheck(low_rank_linear, drawn)
@@ -131,3 +115,206 @@ def test_there_is_no_second_derivative():
     )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+# The same float32 products in another order.
+ROUNDING = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ({}, 1 / 8),
+        ({"alpha": 16.0}, 2.0),
+        ({"rslora": True}, 8**-0.5),
+        ({"alpha": 4.0, "rslora": True}, 4 * 8**-0.5),
+    ],
+)
+def test_alpha_is_divided_by_the_rank_or_its_root(settings, scale):
+    assert LoRAInventory(4, 6, 2, rank=8, **settings).scale == pytest.approx(scale)
+
+
+def peft_layer(weight, settings):
+    """Return a layer of peft over a copy of a weight."""
+    base = nn.Linear(*weight.shape[::-1], bias=False)
+    base.weight = nn.Parameter(weight.clone())
+    config = peft.LoraConfig(target_modules=["0"], **settings)
+    return peft.get_peft_model(nn.Sequential(base), config).base_model.model[0]
+
+
+def ours(weight, mix, n_skills=1, **settings):
+    base = nn.Linear(*weight.shape[::-1], bias=False)
+    base.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    inventory = LoRAInventory(*weight.shape[::-1], n_skills, mix=mix, **settings)
+    inventory.init_from_base(base)
+    return base, inventory
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("start", [True, "pissa"])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_outputs_and_gradients_are_those_of_peft(mix, start, rslora):
+    torch.manual_seed(0)
+    weight, x = torch.randn(12, 10), torch.randn(1, 7, 10)
+    # What a start subtracts is dropped with the skill; PEFT's base keeps all of the residual.
+    dropout = 0.0 if start == "pissa" else 0.3
+    settings = {"r": 4, "lora_alpha": 6, "use_rslora": rslora, "lora_dropout": dropout}
+    theirs = peft_layer(weight, settings | {"init_lora_weights": start}).train()
+    base, inventory = ours(
+        weight,
+        mix,
+        rank=4,
+        alpha=6.0,
+        rslora=rslora,
+        dropout=dropout,
+        init="pissa" if start == "pissa" else "zero",
+    )
+    first, second = theirs.lora_A["default"].weight, theirs.lora_B["default"].weight
+    if start == "pissa":  # singular vectors are those of one routine, signs included
+        torch.testing.assert_close(inventory.down[0], first.t())
+        torch.testing.assert_close(inventory.up[0], second)
+    with torch.no_grad():
+        for own, other in ((inventory.down[0], first.t()), (inventory.up[0], second)):
+            other.add_(torch.randn(other.shape))
+            own.copy_(other)
+    weights = torch.ones(1, 1, 1)
+    for training in (True, False):
+        theirs.train(training)
+        inventory.train(training)
+        inventory.zero_grad()
+        theirs.zero_grad()
+        torch.manual_seed(1)
+        found = inventory.combine_linear(x, base, inventory.merge(weights))
+        torch.manual_seed(1)
+        expected = theirs(x)
+        assert relative_error(found, expected) < ROUNDING
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        assert relative_error(inventory.down.grad[0], first.grad.t()) < ROUNDING
+        assert relative_error(inventory.up.grad[0], second.grad) < ROUNDING
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("init", ["pissa", "orthogonal"])
+def test_fresh_skills_of_a_start_change_nothing_under_any_weights(mix, init):
+    torch.manual_seed(0)
+    weight, x = torch.randn(12, 16), torch.randn(5, 3, 16)
+    base, inventory = ours(weight, mix, n_skills=3, rank=4, n_heads=2, init=init)
+    y = base(x)
+    weights = mixing(5, 2, 3)
+    # The start is of the size of the weight: what is left of it is rounding.
+    assert relative_error(inventory.combine_linear(x, base, inventory.merge(weights)), y) < ROUNDING
+    assert inventory.delta(weights).abs().max() < 1e-5
+    assert inventory.down.abs().max() > 0.1
+    inventory.dropout = 0.5  # nor while inputs are dropped
+    assert relative_error(inventory.combine_linear(x, base, inventory.merge(weights)), y) < ROUNDING
+
+
+def test_a_start_reads_transposed_weights_and_refuses_too_few_directions():
+    torch.manual_seed(0)
+    layer = Conv1D(6, 6)
+    inventory = LoRAInventory(6, 6, 1, rank=6, init="pissa", scale=1.0)
+    inventory.init_from_base(layer)
+    torch.testing.assert_close(inventory.up[0] @ inventory.down[0].t(), layer.weight.t())
+    wide = LoRAInventory(6, 6, 2, rank=4, init="orthogonal")
+    with pytest.raises(ValueError, match=r"needs 8 singular directions for 2 skills of rank 4"):
+        wide.init_from_base(layer)
+    with pytest.raises(ValueError, match="reads the weight, which a Identity does not show"):
+        wide.init_from_base(nn.Identity())
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_what_a_start_subtracts_is_in_every_use(mix):
+    torch.manual_seed(0)
+    weight = torch.randn(6, 8)
+    base, inventory = ours(weight, mix, n_skills=3, rank=2, init="orthogonal", scale=0.7)
+    fill(inventory, 1)
+    x, weights = torch.randn(3, 2, 8), torch.eye(3)[:, None]
+    zero = torch.zeros(3, 2, 6)
+    change = inventory.delta(weights)
+    expected = torch.bmm(x, change.mT)
+    torch.testing.assert_close(inventory(x, zero, weights), expected)
+    tokens, places = x.flatten(0, 1), torch.arange(6)
+    pairs = Assignment(places, places // 2, torch.ones(6), torch.ones(6, 3))
+    torch.testing.assert_close(inventory.dispatch(tokens, pairs), expected.flatten(0, 1))
+    packed = inventory.combine_segments(tokens, base, inventory.merge(weights), (2, 2, 2))
+    torch.testing.assert_close(packed, base(tokens) + expected.flatten(0, 1))
+    part = mixture_factors(inventory, weights[1])
+    torch.testing.assert_close(part.up @ part.down.t(), change[1])
+    hidden = inventory.hidden_units(x, zero)[:, :, 1]
+    torch.testing.assert_close((hidden @ inventory.last_product()[1].t())[1], expected[1])
+    inventory.reset_parameters()
+    assert inventory.delta(weights).abs().max() < 1e-5
+
+
+def test_a_gate_lets_its_skills_start_and_loaded_skills_do_not():
+    for fresh in (True, False):
+        backbone = nn.Sequential(nn.Linear(6, 6))
+        attach_kinds(
+            backbone,
+            [Placement(
+                lambda i, o: GatedInventory(LoRAInventory(i, o, 2, rank=2, init="pissa")), ["0"]
+            )],
+            slot=RoutingSlot(),
+            fresh=fresh,
+        )  # fmt: skip
+        assert bool(backbone[0].inventory.skills.start_up.any()) == fresh
+
+
+@pytest.mark.parametrize("kind", [partial(LoRAInventory, rank=2, dropout=0.4), "diff_pruning"])
+def test_a_replay_draws_what_was_drawn(kind):
+    inputs, found = batch(3), []
+    for checkpointed in (False, True):
+        model = skilled(tiny_llama(), inventory=kind, router=PrivateRouter).train()
+        if checkpointed:
+            model.enable_gradient_checkpointing()
+        torch.manual_seed(3)
+        model(torch.tensor([2, 0, 1]), **inputs).loss.backward()
+        found.append(gradients(model))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_mixed_batch_drops_as_peft_with_each_examples_skill(mix):
+    """The draws of a batch do not depend on who is in it: only the skills do."""
+    x, weights = torch.randn(3, 5, 8), torch.eye(3)[:, None]
+    base = nn.Linear(8, 6)
+    inventory = filled(LoRAInventory(8, 6, 3, rank=2, dropout=0.4, mix=mix))
+    torch.manual_seed(5)
+    found = inventory.combine_linear(x, base, inventory.merge(weights))
+    for skill in range(3):
+        theirs = peft_layer(base.weight, {"r": 2, "lora_alpha": 1, "lora_dropout": 0.4}).train()
+        with torch.no_grad():
+            theirs.lora_A["default"].weight.copy_(inventory.down[skill].t())
+            theirs.lora_B["default"].weight.copy_(inventory.up[skill])
+        torch.manual_seed(5)
+        expected = theirs(x)[skill] + base.bias
+        torch.testing.assert_close(found[skill], expected)
+    inventory.eval()
+    plain = LoRAInventory(8, 6, 3, rank=2, mix=mix)
+    plain.load_state_dict(inventory.state_dict())
+    assert torch.equal(inventory(x, base(x), weights), plain(x, base(x), weights))
+
+
+def test_a_run_starts_from_its_backbone_and_is_loaded_without_looking(tmp_path, monkeypatch):
+    config = write_config(
+        tmp_path / "tiny.yaml",
+        write_gym(tmp_path / "gym"),
+        skills={"init": "orthogonal", "dropout": 0.2, "alpha": 2.0, "rslora": True},
+        optim={"up_lr_ratio": 4.0},
+    )
+    overrides = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.evaluate=[]")
+    folder = train(config, "started", *overrides).path
+    saved = load_file(folder / "skills" / "skills.safetensors")
+    monkeypatch.setattr(
+        LoRAInventory, "init_from_base", lambda *_: pytest.fail("values are loaded")
+    )
+    built = load_run(folder)
+    for path, layer in built.model.skilled_layers().items():
+        inventory = layer.inventory
+        assert inventory.scale == pytest.approx(2**0.5)
+        assert torch.equal(inventory.start_down, saved[f"{path}.start_down"])
+        assert not torch.equal(inventory.down, inventory.start_down)
+    counted = sum(v.numel() for name, v in saved.items() if "start_" not in name)
+    assert count_saved(folder / "skills" / "skills.safetensors") == counted

@@ -108,6 +108,7 @@ def test_an_empty_support_changes_nothing_and_has_a_gradient():
 @pytest.mark.parametrize(
     ("support", "message"),
     [
+        (torch.tensor([[1, 2]]), "1 supports were given for 3 skills"),
         (torch.tensor([1, O * I]), r"must lie in \[0, 48\).*from 1 to 48"),
         (torch.tensor([-1, 3]), r"must lie in \[0, 48\).*from -1 to 3"),
         (torch.tensor([3, 3]), "must be in ascending order, each only once"),

@@ -133,7 +133,6 @@ def test_random_places_by_drawing_again_are_uniform(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: random_indices(4, 5), r"n \(5\) must be between 1 and the number of entries \(4"),
         (lambda: random_support({"w": (3,)}, 0.0), r"density \(0.0\) must lie in \(0, 1\]"),
         (lambda: select_support({}, 0.1), "scores must hold at least one tensor"),
         (

@@ -2,14 +2,22 @@ import errno
 import json
 import os
 import re
+import time
 
 import numpy as np
 import pytest
 
+from helpers.played_build import play
 from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
 from mttl.tasks import sample_files
 from mttl.tasks.building import build_gym
-from mttl.tasks.building.build_gym import build_task, check_task, count_files
+from mttl.tasks.building.build_gym import (
+    Outcome,
+    build_many,
+    build_task,
+    check_task,
+    count_files,
+)
 from mttl.tasks.convert import convert
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.rows import line_of
@@ -118,28 +126,17 @@ def test_tabs_and_line_breaks_stay_in_their_texts(tmp_path, out):
         assert row.outputs == ("a\tb\nc",)
 
 
-@pytest.fixture
-def three_files(tmp_path):
-    """Records that are split already."""
-    sizes = {"train": 31, "dev": 8, "test": 5}
-    return {
-        split: str(
-            write_jsonl(
-                tmp_path / f"{split}.jsonl",
-                [{**row, "text": f"{split}, {row['text']}"} for row in rows(n)],
-            )
-        )
-        for split, n in sizes.items()
-    }
-
-
-def test_all_rows_of_files_that_are_split_already(three_files, out):
-    task = make_task(source=Source(None, **three_files), k=None)
+def test_all_rows_of_files_that_are_split_already(tmp_path, out):
+    sizes, files = {"train": 31, "dev": 8, "test": 5}, {}
+    for split, n in sizes.items():
+        records = [{"text": f"{split} {i}", "label": i % 3} for i in range(n)]
+        files[split] = str(write_jsonl(tmp_path / f"{split}.jsonl", records))
+    task = make_task(source=Source(None, **files), k=None)
     assert build_task(task, out, samples=[13]).status == "built"
     gym = Gym(out)
-    for split, n in (("train", 31), ("dev", 8), ("test", 5)):
+    for split, n in sizes.items():
         inputs = [row.input for row in gym.rows("colours", split, 13)]
-        assert inputs == [f"text: {split}, text {i}" for i in range(n)]
+        assert inputs == [f"text: {split} {i}" for i in range(n)]
     assert gym.shots("colours") is None
     assert build_task(task, out, samples=[13]).skipped
     write_jsonl(out.parent / "dev.jsonl", rows(9))
@@ -164,15 +161,7 @@ def test_a_k_that_leaves_nothing_for_dev(raw, out, task, k, message):
     assert build_task(task(k=k - 1), out, raw=raw).status == "built"
 
 
-def test_a_malformed_record(raw, out):
-    write_jsonl(raw / "colours__default/train.jsonl.gz", [*rows(60), {"text": "x"}])
-    outcome = build_task(make_task(), out, raw=raw)
-    assert outcome.status == "failed"
-    assert "row 61: the field 'label' is missing" in outcome.detail
-    assert list(out.iterdir()) == []
-
-
-def test_a_truncated_archive_keeps_what_was_there(raw, out):
+def test_malformed_records_keep_what_was_there(raw, out):
     build_task(make_task(), out, raw=raw, samples=[13])
     before = files(out)
     path = raw / "colours__default/train.jsonl.gz"
@@ -180,6 +169,9 @@ def test_a_truncated_archive_keeps_what_was_there(raw, out):
     outcome = build_task(make_task(), out, raw=raw, samples=[13, 21])
     assert outcome.status == "failed"
     assert "train.jsonl.gz' is cut short or damaged" in outcome.detail
+    write_jsonl(path, [*rows(60), {"text": "x"}])
+    outcome = build_task(make_task(), out, raw=raw, samples=[13, 21])
+    assert "row 61: the field 'label' is missing" in outcome.detail
     assert files(out) == before
 
 
@@ -218,3 +210,73 @@ def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
         build_task(make_task(), out, raw=raw)
     assert caught.value.filename == str(out / "colours")
     assert list(out.iterdir()) == []
+
+
+def build_played(names, out, n_workers):
+    tasks = [make_task(name) for name in names]
+    return build_many(tasks, out, samples=[13], n_workers=n_workers, build=play)
+
+
+def test_processes_build_what_one_does(tmp_path):
+    raw = write_raw(tmp_path / "raw")
+    tasks = [make_task(f"colours{i}") for i in range(3)]
+    for n_workers, out in ((1, tmp_path / "one"), (2, tmp_path / "two")):
+        found = list(build_many(tasks, out, samples=[13], raw=raw, n_workers=n_workers))
+        assert {outcome.status for outcome in found} == {"built"}
+        assert {outcome.task for outcome in found} == {task.name for task in tasks}
+    for path in (tmp_path / "one").rglob("*.jsonl"):
+        other = tmp_path / "two" / path.relative_to(tmp_path / "one")
+        assert path.read_bytes() == other.read_bytes()
+    assert all(build_task(task, tmp_path / "two", samples=[13], raw=raw).skipped for task in tasks)
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_fault_stops_no_other_task(tmp_path, n_workers):
+    found = build_played(["a", "faulty", "b", "c"], tmp_path, n_workers)
+    outcomes = {outcome.task: outcome for outcome in found}
+    assert outcomes["faulty"] == Outcome("faulty", "failed", "ZeroDivisionError: a fault")
+    assert [outcomes[name].status for name in "abc"] == ["built"] * 3
+
+
+def test_a_process_that_dies_costs_its_task_only(tmp_path):
+    found = list(build_played(["dies", "a", "dies too", "b"], tmp_path, 2))
+    outcomes = {outcome.task: outcome for outcome in found}
+    assert outcomes["dies"].status == outcomes["dies too"].status == "failed"
+    assert outcomes["dies"].detail == "its process died; was there too little memory?"
+    assert outcomes["a"].status == outcomes["b"].status == "built"
+
+
+class Deadly:
+    """A build that ends whatever process it is sent to."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_processes_that_die_before_they_have_read_their_task(tmp_path):
+    """What is left unread makes for another error than an end."""
+    tasks = [make_task(name) for name in "abc"]
+    found = list(build_many(tasks, tmp_path, samples=[13], n_workers=2, build=Deadly()))  # type: ignore[arg-type]
+    assert [outcome.detail for outcome in found] == [
+        "its process died; was there too little memory?"
+    ] * 3
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_full_disk_ends_all(tmp_path, n_workers):
+    with pytest.raises(OSError, match="No space left on device: 'some/file'") as caught:
+        list(build_played(["full", "a", "b", "c"], tmp_path, n_workers))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_processes_that_work_are_stopped_and_clean_up(tmp_path):
+    """As after Ctrl-C: the generator is closed while one of them is busy."""
+    found = build_played(["slow", "a"], tmp_path, 2)
+    assert next(found).task == "a"
+    start = time.monotonic()
+    while not (tmp_path / "begun").exists() and time.monotonic() - start < 120:
+        time.sleep(0.01)
+    start = time.monotonic()
+    found.close()
+    assert time.monotonic() - start < 120  # it would sleep for longer
+    assert (tmp_path / "cleaned").exists()

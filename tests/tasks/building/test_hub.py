@@ -108,14 +108,11 @@ def test_records_that_are_not_there(tmp_path):
         open_records(gone, "train")
 
 
-def test_own_files(tmp_path):
+def test_own_files_and_all_else_is_on_the_hub(tmp_path, monkeypatch):
     path = tmp_path / "mine.tsv"
     path.write_text("a\t0\n")
     mine = Source(None, train=str(path), columns=("text", "label"))
     assert list(open_records(mine, mine.train, raw=tmp_path)) == [{"text": "a", "label": "0"}]
     assert local_files(mine, None) == [path]
-
-
-def test_all_else_is_on_the_hub(monkeypatch):
     monkeypatch.setattr(hub, "hub_records", lambda source, split: [(source.path, split)])
     assert open_records(COLOURS, "train") == [("maker/colours", "train")]
