@@ -1,7 +1,6 @@
 """compare_checkouts.py finds and names every difference between two checkouts."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +12,7 @@ from safetensors.torch import load_file, save_file
 from helpers.command import ROOT, load_recipe
 from mttl.io.errors import ConfigError
 
-# As when the script is run: its folder comes first.
 SCRIPT = load_recipe(ROOT / "tests" / "compare_checkouts.py")
-CASES = sys.modules["checkouts.cases"]
-DIFFERENCES = sys.modules["checkouts.differences"]
-RUNNING = sys.modules["checkouts.running"]
 
 
 def write_folder(root: Path) -> Path:
@@ -39,25 +34,28 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return write_folder(tmp_path / "one"), write_folder(tmp_path / "other")
 
 
-def found(folders: tuple[Path, Path]) -> list[tuple[str, str, str]]:
-    files = DIFFERENCES.compare_folders(*folders, ("run",))
-    return [(d.file, d.place, d.what) for places in files.values() for d in places]
+def found(folders: tuple[Path, Path]) -> dict[str, list[str]]:
+    files = SCRIPT.compare_folders(*folders, ("run",))
+    assert len(files) == 7
+    return {file: places for file, places in files.items() if places}
 
 
 def test_equal_folders_have_no_differences(folders: tuple[Path, Path]) -> None:
-    assert found(folders) == []
-    assert len(DIFFERENCES.compare_folders(*folders, ("run",))) == 7
+    assert found(folders) == {}
 
 
-def change_bit(run: Path) -> None:
-    tensors = load_file(run / "skills.safetensors")
-    tensors["a"].view(torch.int32)[1, 2] ^= 1
-    save_file(tensors, run / "skills.safetensors")
+def change(name: str, value: torch.Tensor) -> Callable[[Path], None]:
+    """Return what writes another tensor."""
+
+    def write(run: Path) -> None:
+        path = run / "skills.safetensors"
+        save_file({**load_file(path), name: value}, path)
+
+    return write
 
 
-def change_sign_of_zero(run: Path) -> None:
-    tensors = load_file(run / "skills.safetensors")
-    save_file({**tensors, "b": -tensors["b"]}, run / "skills.safetensors")
+ONE_BIT = torch.ones(2, 3)
+ONE_BIT.view(torch.int32)[1, 2] ^= 1
 
 
 def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -70,54 +68,54 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "file", "place", "what"),
+    ("change", "file", "line"),
     [
-        (change_bit, "skills.safetensors", "a", "largest difference 1.19e-07"),
-        (change_sign_of_zero, "skills.safetensors", "b", "largest difference 0"),
+        (change("a", ONE_BIT), "skills.safetensors", "a: largest difference 1.19e-07"),
+        (change("b", -torch.zeros(2)), "skills.safetensors", "b: largest difference 0"),
         (
             lambda run: torch.save(
                 {"step": 3, "state": [{"mean": torch.ones(2) / 2}]}, run / "last.ckpt"
             ),
-            *("last.ckpt", "state[0].mean", "largest difference 0.5"),
+            *("last.ckpt", "state[0].mean: largest difference 0.5"),
         ),
         (
             lambda run: np.savez(
                 run / "routing.npz", weights=np.ones(3), tasks=np.array(["x", "z"])
             ),
-            *("routing.npz", "tasks", "['x', 'y'] before, ['x', 'z'] after"),
+            *("routing.npz", "tasks: ['x', 'y'] before, ['x', 'z'] after"),
         ),
         (
             replace("metrics.csv", "0.25", "0.26"),
-            *("metrics.csv", "loss, row 2", "'0.25' before, '0.26' after"),
+            *("metrics.csv", "loss, row 2: '0.25' before, '0.26' after"),
         ),
         (
             replace("results.jsonl", "0.5", "0.75"),
-            *("results.jsonl", "[1].score", "0.5 before, 0.75 after"),
+            *("results.jsonl", "[1].score: 0.5 before, 0.75 after"),
         ),
-        (lambda run: (run / "merges.txt").unlink(), "merges.txt", "", "missing after"),
+        (
+            replace("config.yaml", "{", "{ "),
+            *("config.yaml", "the same values, written in another form"),
+        ),
+        (lambda run: (run / "merges.txt").unlink(), "merges.txt", "missing after"),
     ],
 )
-def test_a_difference_is_named(folders, change, file, place, what) -> None:
+def test_a_difference_is_named(folders, change, file, line) -> None:
     change(folders[1] / "run")
-    assert found(folders) == [(f"run/{file}", place, what)]
+    assert found(folders) == {f"run/{file}": [line]}
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a checkout of this repository: name its folder"):
-        RUNNING.state_of(tmp_path)
-    subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=True)
-    with pytest.raises(ConfigError, match="has no package mttl that its commands would import"):
-        RUNNING.state_of(ROOT / "scripts")
+    for folder in (tmp_path, ROOT / "scripts"):
+        with pytest.raises(ConfigError, match="is not a checkout of this repository: name its"):
+            SCRIPT.state_of(folder)
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Path]:
     """Replace the cases by commands that write one file; return how to make a checkout of them."""
-    first = CASES.Case("first", ("make made/a.csv",), ("made",))
-    second = CASES.Case("second", ("copy made again",), ("again",), needs=("first",))
-    for module in (CASES, SCRIPT):
-        monkeypatch.setattr(module, "CASES", (first, second))
-    monkeypatch.setattr(RUNNING, "BY_NAME", {"first": first, "second": second})
+    first = SCRIPT.Case(("make made/a.csv",), ("made",))
+    second = SCRIPT.Case(("copy made again",), ("again",), needs=("first",))
+    monkeypatch.setattr(SCRIPT, "CASES", {"first": first, "second": second})
 
     def checkout(path: Path, value: str) -> Path:
         (path / "mttl").mkdir(parents=True)

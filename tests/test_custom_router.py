@@ -14,7 +14,7 @@ import torch
 
 import mttl
 from helpers.command import ROOT, train
-from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.__main__ import ALL, main
 from mttl.adaptation.plan import FewShotResult
 from mttl.assembly.model import load_run
@@ -51,11 +51,8 @@ def forget() -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Configure a gym of which one task is left out of training, and which describes its tasks."""
-    gym = write_gym(tmp_path / "gym")
-    names = list(TASKS)
-    (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
-    rows = [f"{name},{metric},letters {name},words\n" for name, (metric, _) in TASKS.items()]
-    (gym / "TASKS.csv").write_text("task,metric,description,category\n" + "".join(rows))
+    described = {"description": "letters {}", "category": "words"}
+    gym = write_gym(tmp_path / "gym", unseen=["copy"], **described)
     return write_config(tmp_path / "tiny.yaml", gym)
 
 
@@ -250,31 +247,27 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
 
 
 def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path) -> None:
-    folders = []
-    for name, seed, rate in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2), ("d", 2, 0.1)):
+    def run(name: str, seed: int, rate: float = 0.1, adapt: str = "adapt: {lr: 1}") -> Path:
         folder = tmp_path / name
         (folder / "adapt-all").mkdir(parents=True)
-        text = f"run: {{seed: {seed}}}\noptim: {{lr: {rate}}}\n"
-        (folder / "config.yaml").write_text(text)
-        (folder / "adapt-all" / "config.yaml").write_text(f"adapt: {{lr: {len(name)}}}\n")
+        (folder / "config.yaml").write_text(f"run: {{seed: {seed}}}\noptim: {{lr: {rate}}}\n")
+        (folder / "adapt-all" / "config.yaml").write_text(adapt)
         (folder / "results.csv").write_text("task,split,sample,score\nt,test,1,0.5\n")
-        folders.append(folder)
-    a, b, c, d = folders
-    (d / "adapt-all" / "config.yaml").write_text("adapt: {lr: 7}\ndata: {max_eval_rows: 16}\n")
+        return folder
+
+    a, b, c, begun = run("a", 1), run("b", 2), run("c", 1, 0.2), run("begun", 3)
+    d = run("d", 2, adapt="adapt: {lr: 7}\ndata: {max_eval_rows: 16}\n")
     (tmp_path / "empty").mkdir()
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    (begun / "config.yaml").write_text("run: {seed: 3}\noptim: {lr: 0.1}\n")
-    half = []
-    for seed in (4, 5):
-        half.append(shutil.copytree(a, tmp_path / f"half{seed}"))
-        (half[-1] / "config.yaml").write_text(f"run: {{seed: {seed}}}\noptim: {{lr: 0.1}}\n")
+    (begun / "results.csv").unlink()
+    shutil.rmtree(begun / "adapt-all")
+    half = [run(f"half{seed}", seed) for seed in (4, 5)]
+    for seed, folder in enumerate(half, start=4):
         results = [
             as_row(FewShotResult("new", sample, seed, "EM", 0.5, 0.5, 1, 1, 0))
             for sample in range(seed)
         ]
         lines = "".join(json.dumps(row) + "\n" for row in results)
-        (half[-1] / "adapt-all" / "results.jsonl").write_text(lines)
+        (folder / "adapt-all" / "results.jsonl").write_text(lines)
     for given, message in (
         (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
         (("--method", "a/b=x.yaml"), "a name of letters and digits"),

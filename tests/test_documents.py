@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.printed import PAGES, sections, text
+from helpers.printed import PAGES, anchors, text
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
@@ -37,10 +37,8 @@ def words() -> frozenset[str]:
         text=True,
         check=True,
     ).stdout.splitlines()
-    texts = (
-        (ROOT / name).read_text(encoding="utf-8") for name in listed if (ROOT / name).is_file()
-    )
-    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+    paths = [ROOT / name for name in listed if (ROOT / name).is_file()]
+    return frozenset(word for path in paths for word in re.findall(r"\w+", path.read_text("utf-8")))
 
 
 def named(text: str) -> set[str]:
@@ -103,7 +101,8 @@ def test_links_between_documents_lead_somewhere(document: str) -> None:
         path = (folder / name if name else ROOT / document).resolve()
         if path.parent == ROOT / "docs" and path.name in GENERATED:
             continue
-        if not path.exists() or (heading and heading not in headings(path)):
+        known = anchors(path.relative_to(ROOT).as_posix()) if heading and path.exists() else ()
+        if not path.exists() or (heading and heading not in known):
             lost.append(target)
     assert lost == []
 
@@ -121,10 +120,6 @@ def test_a_newcomer_comes_from_the_first_page_to_every_other() -> None:
             waiting += [(page.parent / target).resolve() for target in found]
     assert pages - seen - {ROOT / "docs" / "files.md"} == set()
     assert "(tutorials/4_custom_router.ipynb)" in first.read_text(encoding="utf-8")
-
-
-def headings(path: Path) -> set[str]:
-    return set(sections(path.relative_to(ROOT).as_posix()))
 
 
 def test_the_readme_is_a_page() -> None:

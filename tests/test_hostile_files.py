@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers.gyms import TINY_T5
 from mttl.checkpoints.run_folder import RunFolder, step_to_start_from
 from mttl.config.load import load_any_config
 from mttl.io.errors import CheckpointError, ConfigError, TaskError
@@ -23,12 +24,6 @@ from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
 from mttl.peft_format.peft_folder import PREFIX, read_peft
 from mttl.sparse.loop import load_state
 from mttl.tasks.task_file import load_tasks
-
-T5 = {
-    **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
-    **{"num_layers": 1, "num_decoder_layers": 1},
-}
-YAML_TAGS = ("!!python/object/apply:os.system [touch {marker}]",)
 
 
 @pytest.fixture
@@ -52,23 +47,14 @@ def test_the_payload_would_leave_a_mark(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-def whole(path: Path, payload: Payload) -> None:
-    torch.save(payload, path)
-
-
-def inside(path: Path, payload: Payload) -> None:
-    torch.save({"global_step": 3, "state_dict": {}, "callbacks": payload}, path)
-
-
-def legacy(path: Path, payload: Payload) -> None:
-    torch.save({"global_step": 3, "x": payload}, path, _use_new_zipfile_serialization=False)
-
-
-def plain(path: Path, payload: Payload) -> None:
-    path.write_bytes(pickle.dumps({"global_step": payload}))
-
-
-FORMS = [whole, inside, legacy, plain]
+FORMS: list[Callable[[Path, Payload], Any]] = [
+    lambda path, payload: torch.save(payload, path),
+    lambda path, payload: torch.save({"global_step": 3, "state_dict": {}, "x": payload}, path),
+    lambda path, payload: torch.save(
+        {"global_step": 3, "x": payload}, path, _use_new_zipfile_serialization=False
+    ),
+    lambda path, payload: path.write_bytes(pickle.dumps({"global_step": payload})),
+]
 
 
 @pytest.mark.parametrize("write", FORMS)
@@ -91,7 +77,7 @@ def test_a_state_of_a_loop(tmp_path: Path, marker: Path, write: Callable) -> Non
 def test_the_weights_that_were_best(tmp_path: Path, marker: Path) -> None:
     from mttl.training.text_to_text import TextToTextModule
 
-    inside(tmp_path / "best.ckpt", Payload(marker))
+    FORMS[1](tmp_path / "best.ckpt", Payload(marker))
     module = TextToTextModule.__new__(TextToTextModule)
     with pytest.raises(CheckpointError, match=r"asks for more than tensors"):
         TextToTextModule.load_weights(module, tmp_path / "best.ckpt")
@@ -99,7 +85,7 @@ def test_the_weights_that_were_best(tmp_path: Path, marker: Path) -> None:
 
 @pytest.fixture
 def backbone(tmp_path: Path) -> Path:
-    build_random("t5", T5).save_pretrained(tmp_path / "model")
+    build_random("t5", TINY_T5["config"]).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -167,15 +153,14 @@ def test_an_adapter_that_is_pickled(adapter: Path, marker: Path) -> None:
         read_peft(adapter)
 
 
-@pytest.mark.parametrize("tag", YAML_TAGS)
 @pytest.mark.parametrize(
     ("read", "error"),
     [(read_recipe, ConfigError), (load_tasks, TaskError), (load_any_config, ConfigError)],
 )
-def test_recipes_tasks_and_configurations(tmp_path, marker, tag, read, error) -> None:
+def test_recipes_tasks_and_configurations(tmp_path, marker, read, error) -> None:
     path = tmp_path / "it.yaml"
     for key in ("method", "tasks", "run"):
-        path.write_text(f"{key}: {tag.format(marker=marker)}\n")
+        path.write_text(f"{key}: !!python/object/apply:os.system [touch {marker}]\n")
         with pytest.raises(error, match=re.escape(str(path))):
             read(str(path))
 
@@ -189,14 +174,9 @@ def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None
 
     (tmp_path / "plots").mkdir()
     weights = np.array([[[0.9, 0.1], [0.2, 0.8]]])
-    tasks, groups = np.array([name, "b"]), np.array([f"{name}/0"])
-    np.savez(
-        tmp_path / "plots" / "routing.npz",
-        weights=weights,
-        probabilities=weights,
-        tasks=tasks,
-        groups=groups,
-    )
+    named = {"tasks": np.array([name, "b"]), "groups": np.array([f"{name}/0"])}
+    path = tmp_path / "plots" / "routing.npz"
+    np.savez(path, weights=weights, probabilities=weights, **named)
     record = read_record(tmp_path)
     page = explore_page([RoutingView(record, (name, "b"))])
     # In the page's data it is text, whose brackets are escaped; elsewhere it does not stand.

@@ -130,8 +130,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(TRUST, "")
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own_all.py").write_text(PARTS)
-    gym = write_gym(tmp_path / "gym", NEW)
-    (gym / "partition.json").write_text(json.dumps({"train": ["twice"], "test": ["first"]}))
+    gym = write_gym(tmp_path / "gym", NEW, unseen=["first"])
     yield write_config(tmp_path / "tiny.yaml", gym)
     sys.modules.pop("own_all", None)
 

@@ -1,16 +1,25 @@
-"""Every command that README and site print is one, and every figure says which one made it."""
+"""Printed commands are commands; those of tutorials, README and figures run, at a small size."""
 
 import argparse
+import glob
+import io
+import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from helpers.command import ROOT, load_recipe
 from helpers.printed import DOCS, PAGES, Command, commands, figures, text
+from mttl.commands import train
 from mttl.config.load import configs_dir, load_any_config
 from mttl.io import yaml12
+from mttl.runtime.command import run_command
 
 PRINTED = {f"{page}: {command}": command for page in PAGES for command in commands(text(page))}
 # Fault-injection tests import all that they kill.
@@ -115,3 +124,126 @@ def test_every_figure_is_shown() -> None:
     shown = {Path(figure).name for page in PAGES for figure, _ in figures(page)}
     kept = [*(ROOT / "docs" / "figures").iterdir(), *ROOT.glob("scripts/studies/*/*.svg")]
     assert shown == {path.name for path in kept}
+
+
+# Settings that are appended to a command, by what it runs.
+TRAIN = ("train", "pl_train")
+TABLE = "input\nwalk\nknit\n"  # what is asked
+TASKS = ("verb_past", "noun_plural", "verb_third", "plural_lemma")
+PARTITION = {"train": list(TASKS), "dev": [], "test": ["third_past"]}
+SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "data.validation=none"]
+SHORT += ["data.max_eval_rows=2"]
+FEW_TASKS = ["data.partition=small.json"]  # PARTITION, in the folder that the command runs in
+ADAPT = ["adapt.max_steps=1", "adapt.eval_every=1", "data.max_eval_rows=2"]
+GAME = ["trainer.max_epochs=1", "rl.n_slots=4", "rl.evaluation.n_episodes=1"]
+ROUND = ["--size", "tiny", "--rounds", "1", "--warmup", "1"]
+MORE = {
+    "ablate": ["--rows", "2"],
+    "babyai_record": ["--episodes", "2"],
+    "compare": ["--seeds", "13", "--steps", "2", "--adapt-steps", "1", "--samples", "13"],
+    "step_time": [*ROUND, "--only", "ours H=1"],
+    "generation": [*ROUND, "--only", "ours H=1", "--rows", "16", "--tokens", "2"],
+    "serving": [*ROUND, "--only", "ours, queue", "--requests", "16", "--tokens", "2"],
+}
+COMPARED = ["--methods", "polytropon", "shared", "--modes", "router_only"]
+MORE["compare"] += ["-k", "data.validation=none", "data.max_eval_rows=2", *FEW_TASKS]
+
+
+def shortened(script: str, words: list[str]) -> list[str]:
+    """Return the words of a command with others that make it short."""
+    name = Path(script).stem
+    if name == "adapt":
+        more = ADAPT + FEW_TASKS
+    elif name in TRAIN and "babyai.yaml" in words:
+        more = GAME
+    elif name in TRAIN:
+        more = SHORT + ([] if any(word.startswith("data.tasks=") for word in words) else FEW_TASKS)
+    else:
+        if name == "compare" and not words[0].startswith("-"):  # finished runs
+            return words
+        return [*words, *(COMPARED if name == "compare" else ()), *MORE.get(name, ())]
+    return [*words, "-k", *more]
+
+
+def run_small(command: Command) -> None:
+    """Run a command in the working directory, as a shell would, at a small size."""
+    words = [path for word in command.words for path in sorted(glob.glob(word)) or [word]]
+    words = shortened(command.script, words)
+    path = ROOT / command.script
+    if path.parent.name == "benchmarks":  # their processes import the script by its name
+        assert subprocess.run([sys.executable, path, *words]).returncode == 0, command
+        return
+    module = load_recipe(path)
+    if path.stem in TRAIN:  # a second reader has no such run
+        options = train.main.parse(words)
+        made = load_any_config(options.config, options.override).run
+        shutil.rmtree(Path(made.dir) / made.name, ignore_errors=True)
+    told = Path(command.stdin).read_text(encoding="utf-8") if command.stdin else TABLE
+    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(told.encode()))):
+        assert run_command(lambda: module.main(words)) == 0, command
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "small.json").write_text(json.dumps(PARTITION))
+    (tmp_path / "words.tsv").write_text(TABLE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+README = text("README.md")
+MAIN_JOB = "scripts/studies/main_job/README.md"
+SOURCES = re.findall(r"\((scripts/[\w/]+/README\.md)", README)
+
+
+def wanted() -> list[Command]:
+    """Return the commands, in an order in which a reader may type them.
+
+    Settings files of studies are not run here, but read by the tests of the scripts.
+    """
+    order = [text(MAIN_JOB), README, *(text(page) for page in SOURCES)]
+    found = [command for part in order for command in commands(part)]
+    found += [command for page in DOCS for _, made_by in figures(page) for command in made_by]
+    found = [one for one in found if one.script != "scripts/studies/run.py"]
+    return list(dict.fromkeys(one for one in found if "RUN" not in one.words))  # a reader's own
+
+
+def test_what_runs_is_what_figures_and_numbers_come_from() -> None:
+    names = {Path(command.script).stem for command in wanted()}
+    assert names >= {"train", "adapt", "ablate", "plot", "compare", "babyai_record", "babyai_film"}
+    assert names >= {"step_time", "generation", "serving"}
+    assert MAIN_JOB in SOURCES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_they_run_at_a_small_size(place: Path) -> None:
+    for command in wanted():
+        run_small(command)
+    assert (place / "levels.gif").stat().st_size > 0
+    assert (place / "runs" / "seed13" / "plots" / "dendrogram.svg").is_file()
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+def run_lines(block: str) -> None:
+    """Run lines of the shell, ``mttl train …``."""
+    for command in commands(f"```\n{block.rstrip()}\n```"):
+        run_small(command)
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(len(NOTEBOOKS), marks=pytest.mark.slow)])
+def test_the_tutorials_run(place: Path, n: int) -> None:
+    for notebook in NOTEBOOKS[:n]:
+        names: dict = {"run_lines": run_lines}
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                for block in re.findall(r"```\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):
+                    run_lines(block)
+            if cell["cell_type"] == "code":
+                code = source.replace("max_steps=60", "max_steps=1")
+                exec(
+                    re.sub(r"(?m)^!(mttl .*)$", lambda line: f"run_lines({line[1]!r})", code), names
+                )

@@ -20,14 +20,16 @@ from mttl.aggregation.packed_weights import packed_layers, parts
 from mttl.assembly.load_tasks import share_weights
 from mttl.assembly.model import load_run
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.io import yaml12
+from mttl.commands import adapt, export, merge_task
 from mttl.io.errors import ConfigError
+from mttl.merging.fold import dequantise
 from mttl.models.backbone import load_pretrained
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 QUESTIONS = ["ab", "cb a", "aab"]
 # Merged products are rounded once more, and summed in another order.
 ROUNDING = 1e-4
+STEPS = ("trainer.max_steps=4", "trainer.val_check_interval=2")
 AUTO = {"t5": AutoModelForSeq2SeqLM, "llama": AutoModelForCausalLM}
 
 
@@ -47,21 +49,21 @@ def case(request, tmp_path_factory) -> tuple[str, str, Path]:
     family, kind = request.param
     require(kind)
     folder = tmp_path_factory.mktemp("quantised")
-    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
-    settings = yaml12.read_yaml(config, ConfigError)
     base = save_backbone(folder / "base", family)
-    given = {"kind": "pretrained", "name": str(base), "tokenizer": "byte", "quantize": kind}
-    settings["backbone"] = given
-    settings["skills"]["targets"] = ["attention", "mlp"]
-    # The learning rate must not depend on where the run is meant to end.
-    settings["optim"] |= {"schedule": "constant", "warmup": 0}
-    config.write_text(yaml12.dump(settings), encoding="utf-8")
+    config = write_config(
+        folder / "tiny.yaml",
+        write_gym(folder / "gym"),
+        backbone={"kind": "pretrained", "name": str(base), "tokenizer": "byte", "quantize": kind},
+        skills={"targets": ["attention", "mlp"]},
+        # The learning rate must not depend on where the run is meant to end.
+        optim={"schedule": "constant", "warmup": 0},
+    )
     return family, kind, config
 
 
 @pytest.fixture(scope="module")
 def run(case: tuple[str, str, Path]) -> RunFolder:
-    return train(case[2], "source", "trainer.max_steps=4", "trainer.val_check_interval=2")
+    return train(case[2], "source", *STEPS)
 
 
 def check_answers(network: Any, built: Any) -> None:
@@ -83,9 +85,8 @@ def test_checkpoints_hold_no_base(run: RunFolder) -> None:
 
 def test_a_resumed_run_is_the_undisturbed_one(case: tuple[str, str, Path], run: RunFolder) -> None:
     """Validation in between repacks nothing, and frozen weights are built again."""
-    half = ("trainer.max_steps=4", "trainer.val_check_interval=2")
-    train(case[2], "resumed", "trainer.max_steps=2", *half[1:])
-    resumed = train(case[2], "resumed", *half, resume=True)
+    train(case[2], "resumed", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    resumed = train(case[2], "resumed", *STEPS, resume=True)
     states = [torch.load(one.last, weights_only=False)["state_dict"] for one in (run, resumed)]
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]), name
@@ -104,9 +105,9 @@ def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) ->
     """They train, resume, answer and save as one process does."""
     if case[1] != "nf4":
         pytest.skip("torchao cannot split its weights")
-    plain = ("router.relaxed=false", "trainer.val_check_interval=2")  # each draws its own noise
-    run = train(case[2], "alone", *plain, "trainer.max_steps=4")
-    given = (*plain, "trainer.strategy=fsdp2", "trainer.devices=2", "data.batch_size=4")
+    plain = "router.relaxed=false"  # each draws its own noise
+    run = train(case[2], "alone", plain, *STEPS)
+    given = (plain, STEPS[1], "trainer.strategy=fsdp2", "trainer.devices=2", "data.batch_size=4")
     first, second = ((*given, f"trainer.max_steps={steps}") for steps in (2, 4))
     train_on_two("torchrun", case[2], ("shared", first, False), ("shared", second, True))
     shared = RunFolder(run.path.parent / "shared")
@@ -118,19 +119,13 @@ def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) ->
 
 def test_training_moves_the_skills_as_over_the_unpacked_base(case, run, tmp_path) -> None:
     """The same losses, to rounding, as over the same weights in floating point."""
-    from mttl.merging.fold import dequantise
-
     _, kind, config = case
     base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
     dequantise(base)
     base.save_pretrained(tmp_path / "plain")
     plain = train(
-        config,
-        "plain",
-        "trainer.max_steps=4",
-        "trainer.val_check_interval=2",
-        f"backbone.name={tmp_path / 'plain'}",
-        "backbone.quantize=null",
+        *(config, "plain", *STEPS),
+        *(f"backbone.name={tmp_path / 'plain'}", "backbone.quantize=null"),
     )
     assert len(losses(run)) == 4
     assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
@@ -139,10 +134,8 @@ def test_training_moves_the_skills_as_over_the_unpacked_base(case, run, tmp_path
 def test_it_is_merged_into_a_plain_model(
     case: tuple[str, str, Path], run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mttl.commands import merge_task as merge
-
     out = tmp_path / "merged"
-    assert merge.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
+    assert merge_task.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     told = f"quantised ({case[1]}) in training and is dequantised here: the relative error of its"
     assert told in printed
@@ -157,8 +150,6 @@ def test_peft_loads_its_skills_onto_the_quantised_base(case, run, tmp_path) -> N
     peft = pytest.importorskip("peft")
     if kind == "int4":
         pytest.skip("PEFT looks into weights of torchao, and not into those of a prototype")
-    from mttl.commands import export as export
-
     out = tmp_path / "adapter"
     assert export.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
     base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
@@ -173,36 +164,30 @@ def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
     require("nf4")
     from transformers import BitsAndBytesConfig
 
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    settings = yaml12.read_yaml(config, ConfigError)
     base = save_backbone(tmp_path / "base", "llama")
     four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
     model = AutoModelForCausalLM.from_pretrained(
         base, quantization_config=four, device_map={"": "cpu"}
     )
     model.save_pretrained(tmp_path / "four")
-    settings["backbone"] = {"kind": "pretrained", "name": str(tmp_path / "four")}
-    settings["backbone"]["tokenizer"] = "byte"
-    config.write_text(yaml12.dump(settings), encoding="utf-8")
+    below = {"kind": "pretrained", "name": str(tmp_path / "four"), "tokenizer": "byte"}
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=below)
     run = train(config, "source", "trainer.max_steps=2", "trainer.val_check_interval=1")
     built = load_run(run.path)
     assert packed_layers(built.model.backbone)
     assert len(built.predict("copy", QUESTIONS)) == len(QUESTIONS)
-    from mttl.commands import merge_task as merge
-
-    assert merge.main([str(run.path), "--task", "copy", "--out", str(tmp_path / "merged")]) == 0
-    card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
+    out = tmp_path / "merged"
+    assert merge_task.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
+    card = " ".join((out / "README.md").read_text().split())
     assert "The base is stored quantised, and was dequantised; its error is not known" in card
-    assert not packed_layers(load_pretrained(str(tmp_path / "merged")))
+    assert not packed_layers(load_pretrained(str(out)))
 
 
 def test_adapted_tasks_share_the_base(case, run, tmp_path) -> None:
     """What serves several tasks holds the packed weights once."""
-    adapted = tmp_path / "adapted"
-    save_run = load_run(run.path)
-    save_run.save_pretrained(adapted)
+    load_run(run.path).save_pretrained(tmp_path / "adapted")
     known: dict[str, list[torch.Tensor]] = {}
-    models = [load_run(folder).model for folder in (run.path, adapted)]
+    models = [load_run(folder).model for folder in (run.path, tmp_path / "adapted")]
     saved = [share_weights(model, known) for model in models]
     size = sum(
         part.nbytes
@@ -229,8 +214,6 @@ def test_two_processes_train_as_one(case: tuple[str, str, Path]) -> None:
 def test_the_backbone_cannot_be_trained(
     case: tuple[str, str, Path], run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mttl.commands import adapt as finetune
-
     whole = tmp_path / "whole.yaml"
     whole.write_text("backbone: {quantize: null}\n")
     given = ["--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
@@ -241,7 +224,7 @@ def test_the_backbone_cannot_be_trained(
         (f"{case[2]}+{whole}", "mode 'full' trains the backbone, which is quantised"),
     ):
         command = ["-c", files, *given, *out]
-        assert run_command(lambda command=command: finetune.main(command)) == USER_MISTAKE
+        assert run_command(lambda command=command: adapt.main(command)) == USER_MISTAKE
         assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="mode 'full' trains the backbone, which is quantised"):
         apply_mode(load_run(run.path).model, "full")

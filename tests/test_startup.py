@@ -15,12 +15,6 @@ from mttl.__main__ import ALL as COMMANDS
 from mttl.runtime.command import INTERRUPTED, USER_MISTAKE
 
 HEAVY = {"torch", "numpy", "transformers", "pytorch_lightning", "datasets"}
-ALL_MODULES = """
-import importlib, pkgutil
-import mttl.config
-for module in pkgutil.iter_modules(mttl.config.__path__, "mttl.config."):
-    importlib.import_module(module.name)
-"""
 RECIPE = """
 import runpy
 try:
@@ -81,21 +75,11 @@ def test_every_command_helps_before_it_imports() -> None:
         assert "usage:" in text, name
 
 
-def test_the_room_of_configurations_is_light() -> None:
-    assert imports(ALL_MODULES) == ("", "")
-
-
 @pytest.mark.parametrize(
     ("command", "status", "answer"),
     [
         *((f"pl_{name}.py --help", 0, "usage:") for name in ("train", "finetune", "search")),
         ("pl_train.py -c crossfit.yaml -k skills.rnk=4", USER_MISTAKE, "Did you mean 'rank'?"),
-        (
-            "pl_finetune.py -c crossfit.yaml --from EMPTY",
-            USER_MISTAKE,
-            "holds no trained inventory",
-        ),
-        ("pl_predict.py --from EMPTY --top-p 2", USER_MISTAKE, "is a share, at most 1"),
         ("pl_predict.py", USER_MISTAKE, "name a run with --from RUN"),
         ("mttl", 0, "Train an inventory of skills"),
         ("mttl --version", 0, "mttl 0.1.0"),
@@ -103,8 +87,8 @@ def test_the_room_of_configurations_is_light() -> None:
         ("mttl --train", USER_MISTAKE, "unrecognized arguments: --train"),
     ],
 )
-def test_answers_need_no_library_of_training(command, status, answer, tmp_path) -> None:
-    printed, heavy = imports(RECIPE, *command.replace("EMPTY", str(tmp_path)).split())
+def test_answers_need_no_library_of_training(command, status, answer) -> None:
+    printed, heavy = imports(RECIPE, *command.split())
     assert answer in printed
     assert f"status {status}" in printed
     assert "Traceback" not in printed
@@ -135,6 +119,7 @@ NAMES = {
     "add-tasks": [(["RUN", "--adapted", "EMPTY", "--out", "x"], "holds no trained inventory")],
     "predict": [
         (["EMPTY"], "holds no trained inventory"),
+        (["EMPTY", "--top-p", "2"], "is a share, at most 1"),
         (["RUN", "--task", "verb_pst"], "Did you mean 'verb_past'?"),
         (["RUN", "--in", "none.tsv"], "'none.tsv' does not exist"),
     ],

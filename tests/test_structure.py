@@ -50,10 +50,11 @@ def test_no_room_is_crowded():
     [
         ("mttl.tasks", {"torch", "torchmetrics", "transformers", "datasets"}),
         ("envs", {"torch", "mttl"}),
+        ("mttl.config", {"torch", "numpy", "transformers", "pytorch_lightning", "datasets"}),
     ],
 )
 def test_a_room_is_imported_without(package: str, absent: set[str]):
-    """Processes that build tasks or play environments would wait for these libraries."""
+    """Who builds tasks, plays environments or reads a configuration would wait for them."""
     code = f"""
 import importlib, pkgutil, sys
 package = importlib.import_module("{package}")

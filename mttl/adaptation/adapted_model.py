@@ -44,11 +44,6 @@ class AdaptedModel(Predictor):
         """Score on the development rows, and the step whose weights were kept."""
         return self.outcome.result
 
-    @property
-    def prompt_prefix(self) -> str:
-        """What stands before every input, as in training."""
-        return self.form.prompt_prefix(self.result.task).text
-
     def __call__(self, inputs: Sequence[str]) -> list[str]:
         """Return an answer to each input, in order.
 

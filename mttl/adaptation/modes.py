@@ -106,22 +106,11 @@ def adapted_router(
     init: RowInit = "mean",
     rows: Float[Tensor, "T _"] | None = None,
 ) -> TaskRouter:
-    """Return the router of new tasks that a mode begins with.
+    """Return the router of new tasks that a mode begins with; `Adapt.init` describes the starts.
 
-    | start | rows of the new tasks |
-    |---|---|
-    | ``mean`` | the mean of the trained ones; ``fresh`` in the mode ``from_scratch`` |
-    | ``fresh`` | as an untrained router of the same kind starts |
-    | ``nearest_task`` | the row of one trained task, which is given |
-    | ``expert_row`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
-    | ``private_skill`` | one skill, fixed, and skills are re-initialised: the Private baseline |
-    | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
-    | ``average`` | equal weights, fixed: with the mode ``zero_shot`` MHR-μ before any step |
-    | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
-    | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
-    | ``best_coefficients`` | the same, as the weights of one trained task, which is given |
-
-    ``rows`` is what a start needs: weights or factors of the new tasks, or a trained task's id.
+    Rows of ``expert_row``, ``private_skill`` (the two baselines) and ``average`` are fixed; the
+    mean is ``fresh`` in the mode ``from_scratch``. ``rows`` is what a start needs: weights or
+    factors of the new tasks, or a trained task's id.
 
     Raises:
         ValueError: If the trained router keeps no rows.

@@ -19,8 +19,15 @@ from torch import Tensor
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.job import JobRun, Outcome, job_config, ranking_mode, with_settings
 from mttl.adaptation.modes import row_starts
-from mttl.adaptation.plan import FewShotJob, FewShotResult, new_tasks, plan_jobs
-from mttl.adaptation.results import Results, check_folder, check_rows
+from mttl.adaptation.plan import (
+    FewShotJob,
+    FewShotResult,
+    Results,
+    check_folder,
+    check_rows,
+    new_tasks,
+    plan_jobs,
+)
 from mttl.assembly.build_router import factor_rows, read_expert_matrix
 from mttl.assembly.model import Built, load_run
 from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings
@@ -292,7 +299,8 @@ class Adaptation:
         """Return the model that a job has adapted, while it is."""
         task, module, run = outcome.result.task, outcome.module, self.run
         texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
-        options = {task: module.option_scorer.texts[0]} if module.option_scorer else {}
+        scorer = module.option_scorer
+        options = {} if scorer is None else {task: list(scorer.texts[0])}
         assert run.folder is not None
         return AdaptedModel(
             model=run.model,

@@ -28,8 +28,7 @@ from rich.table import Table
 
 from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.plan import FewShotJob, FewShotResult, read_samples
-from mttl.adaptation.results import Results
+from mttl.adaptation.plan import FewShotJob, FewShotResult, Results, read_samples
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.adaptation.shard import Shard, start_workers
@@ -229,26 +228,16 @@ class AdaptationTrials:
     adaptation: Adaptation
     shard: Shard
 
-    @property
-    def title(self) -> str:
-        """Title of the table."""
-        return f"Search, mode {self.adaptation.given.adapt.mode} (%)"
-
-    @property
-    def jobs(self) -> list[FewShotJob]:
-        """What every trial runs."""
-        return self.adaptation.jobs
-
     def results(self, place: Path) -> TrialResults:
         """Return the results of all jobs of the trial in a folder, none unless all have ended."""
-        return job_results(place, self.jobs)
+        return job_results(place, self.adaptation.jobs)
 
     def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:
         """Run the trial of a folder, unless that has ended before."""
         trial = replace(self.adaptation, given=with_settings(self.adaptation.given, values))
         note_values(place, values)
         with Results(place, self.shard).writing() as results:
-            for job in self.shard.share(self.jobs):
+            for job in self.shard.share(self.adaptation.jobs):
                 if job not in results.finished:
                     with diverged.noted(f"{place.name}: {job}"):
                         results.add(trial.run_job(job, score_test=False))
@@ -260,8 +249,6 @@ class TrainingTrials:
     """Trials that are each a `mttl train`; a finished one is read, an interrupted one continues."""
 
     config: Config
-    title = "Search of training (%)"
-    jobs = ()
 
     def results(self, place: Path) -> TrialResults:
         """Return the development scores of the training in a folder, none if it has not ended."""
@@ -323,6 +310,7 @@ def search_run(
     search = check_search(config)
     named, shares = ", ".join(search.names), workers > 1 or shard.n_shards > 1
     work: AdaptationTrials | TrainingTrials
+    title, jobs = "Search of training (%)", []
     if search.trains:
         given = {"--from": source, "--samples": samples, "--backbone": backbone}
         given |= {"--allow-seen": allow_seen, "--tasks": tasks != "dev"}
@@ -356,7 +344,8 @@ def search_run(
         if workers > 1:
             start_workers(workers, shard, command)
         adaptation.to_device(shard.number)
-        work = AdaptationTrials(adaptation, shard)
+        work, jobs = AdaptationTrials(adaptation, shard), adaptation.jobs
+        title = f"Search, mode {config.adapt.mode} (%)"
 
     points = points_of(search)
     n_trials, n_tried = len(points) or search.trials, 0
@@ -364,7 +353,7 @@ def search_run(
     places = folder / "trials"
     found = finished_trials(places, work.results)
     trials, diverged = {trial_name(trial.values): trial for trial in found}, Diverged()
-    with counting(status, "searching", n_trials * max(1, len(work.jobs))) as count:
+    with counting(status, "searching", n_trials * max(1, len(jobs))) as count:
         if shard.n_shards > 1:
             for values in points:
                 work.run(values, places / trial_name(values), count, diverged)
@@ -395,12 +384,12 @@ def search_run(
         )
         with locked(folder / ".lock", refusal):
             if search.ranges:
-                search_ranges(search, evaluate, jobs=work.jobs, journal=folder / "optuna.journal")
+                search_ranges(search, evaluate, jobs=jobs, journal=folder / "optuna.journal")
             for values in points:
                 evaluate(values)
     check_still_there(RunFolder(folder))
     if trials:
-        console.print(trials_table(list(trials.values()), work.title))
+        console.print(trials_table(list(trials.values()), title))
         console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
     diverged.report()
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from envs.interface import check_levels
 from envs.levels import LevelError
 from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, own_skills, require_trainable
-from mttl.adaptation.results import check_folder
+from mttl.adaptation.plan import check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies

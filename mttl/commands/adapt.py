@@ -81,8 +81,7 @@ def adapt_run(
 ) -> None:
     """Adapt to new text-to-text tasks, score and print a table."""
     from mttl.adaptation.new_tasks import Adaptation
-    from mttl.adaptation.plan import read_samples
-    from mttl.adaptation.results import Results
+    from mttl.adaptation.plan import Results, read_samples
     from mttl.adaptation.score_table import few_shot_table
 
     console, status = make_console(), make_console(stderr=True)

@@ -16,8 +16,7 @@ from rich.console import Console
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation import shard as workers
-from mttl.adaptation.plan import FewShotJob, FewShotResult
-from mttl.adaptation.results import Results, check_folder
+from mttl.adaptation.plan import FewShotJob, FewShotResult, Results, check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.inventory_files import inventory_digest

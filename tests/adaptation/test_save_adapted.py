@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mttl
-from helpers.checksums import note_again
-from helpers.command import read_csv
+from helpers.command import note_again, read_csv
 from helpers.new_tasks import NEW, PAIRS, STEPS, adapted, logits, train_source
 from mttl.adaptation.add_tasks import add_tasks
 from mttl.analysis.figures import canvas

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import read_csv
-from mttl.adaptation.plan import FewShotJob, FewShotResult
-from mttl.adaptation.results import Results
+from mttl.adaptation.plan import FewShotJob, FewShotResult, Results
 from mttl.adaptation.search import (
     Trial,
     Values,

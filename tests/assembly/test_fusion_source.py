@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.checksums import note_again
-from helpers.command import train
+from helpers.command import note_again, train
 from helpers.gyms import write_config, write_gym
 from mttl.assembly.model import build_model, load_run
 from mttl.checkpoints.saved_inventory import load_into, read_inventory

@@ -13,8 +13,7 @@ import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
 from helpers.command import train
 from helpers.fake_repositories import FakeRepositories
-from helpers.gyms import write_config, write_gym
-from mttl.assembly.build_backbone import build_backbone
+from helpers.gyms import make_run, store_backbone, write_config, write_gym
 from mttl.assembly.model import build_model
 from mttl.commands import add_tasks as ADD
 from mttl.commands import merge_task as MERGE
@@ -28,14 +27,9 @@ PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
 
 def train_frozen(folder: Path) -> Path:
     """Train above a folder that holds a backbone and its tokenizer, both named by their paths."""
-    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"), **ASKED["llama"])
-    base = folder / "base"
-    build_backbone(load_config([str(config)]).backbone).save_pretrained(base)
-    load_tokenizer("byte").save_pretrained(base)
-    backbone = {"kind": "pretrained", "name": str(base), "train": False}
-    (folder / "frozen.yaml").write_text(yaml12.dump({"backbone": backbone}))
-    given = f"{config}+{folder / 'frozen.yaml'}"
-    return train(given, "source", "trainer.max_steps=1", "data.validation=none").path
+    backbone = store_backbone(folder / "base", ASKED["llama"]["backbone"])
+    load_tokenizer("byte").save_pretrained(folder / "base")
+    return make_run(folder, backbone={**backbone, "tokenizer": None, "train": False})
 
 
 @pytest.fixture(params=["t5", "chat", "frozen"])

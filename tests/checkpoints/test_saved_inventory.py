@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_t5
-from helpers.checksums import note_again
+from helpers.command import note_again
 from helpers.fragments import BESIDES, T5, TASKS, fragments, logits, small, trained
 from mttl.adaptation.modes import parts_by_role
 from mttl.assembly.model import Built, build_model, inventory_settings, load_run

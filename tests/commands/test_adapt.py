@@ -31,11 +31,18 @@ def arguments(folder: Path, out: Path, *more: str) -> list[str]:
     return [*given, *more]
 
 
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """The results of a start that nothing interrupts."""
+    assert adapt.main(arguments(folder, folder / "whole")) == 0
+    return folder / "whole"
+
+
 def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-def test_a_second_start_repeats_no_finished_job(folder, tmp_path, monkeypatch) -> None:
+def test_a_second_start_repeats_no_finished_job(folder, whole, tmp_path, monkeypatch) -> None:
     """Killed in the third of four jobs; the second start runs the last two."""
     run_job, started = Adaptation.run_job, []
 
@@ -54,9 +61,7 @@ def test_a_second_start_repeats_no_finished_job(folder, tmp_path, monkeypatch) -
     assert adapt.main(arguments(folder, tmp_path)) == 0
     assert rows(tmp_path)[:2] == first
     assert len(rows(tmp_path)) == 4
-    # And all four equal those of a start that nothing interrupted.
-    assert adapt.main(arguments(folder, tmp_path / "whole")) == 0
-    assert rows(tmp_path / "whole") == rows(tmp_path)
+    assert rows(whole) == rows(tmp_path)
 
 
 def test_other_settings_are_not_mixed_in(folder, tmp_path, refused) -> None:
@@ -164,7 +169,7 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
 
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_parts_and_workers_end_with_the_results_of_one_process(
-    folder, tmp_path, capsys, monkeypatch, inside
+    folder, whole, tmp_path, capsys, monkeypatch, inside
 ) -> None:
     """The first of two parts runs alone, then two workers; processes if slow."""
 
@@ -176,7 +181,6 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
 
     if inside:
         monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
-    assert adapt.main(arguments(folder, tmp_path / "whole")) == 0
     parts = arguments(folder, tmp_path / "parts")
     capsys.readouterr()
     assert adapt.main([*parts, "--shard", "1/2"]) == 0
@@ -186,4 +190,4 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
     files = sorted((tmp_path / "parts").glob("results*.jsonl"))
     assert [path.name for path in files] == ["results-1-of-2.jsonl", "results-2-of-2.jsonl"]
     lines = [line for path in files for line in path.read_text().splitlines()]
-    assert sorted(lines) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())
+    assert sorted(lines) == sorted((whole / "results.jsonl").read_text().splitlines())

@@ -41,11 +41,7 @@ BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Configure a gym of which one task is left out of training."""
-    gym = write_gym(tmp_path / "gym")
-    names = list(TASKS)
-    (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
-    rows = [f"{name},{metric},string/word\n" for name, (metric, _) in TASKS.items()]
-    (gym / "TASKS.csv").write_text("task,metric,category\n" + "".join(rows))
+    gym = write_gym(tmp_path / "gym", unseen=["copy"], category="string/word")
     return write_config(tmp_path / "tiny.yaml", gym)
 
 

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.backbones import fill
-from helpers.checksums import note_again
-from helpers.command import train
+from helpers.command import note_again, train
 from helpers.compare import relative_error
 from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import TASKS

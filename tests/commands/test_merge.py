@@ -10,14 +10,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from helpers.cards import QUESTIONS, run_card
 from helpers.chat_templates import save_tokenizer
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, make_run, store_backbone, write_gym
 from mttl.aggregation.fisher import elastic_removal
-from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
 from mttl.commands import fisher as ESTIMATE
 from mttl.commands import merge as MERGE
-from mttl.config.load import load_config
 from mttl.io import yaml12
 from mttl.models.backbone import build_random
 
@@ -75,17 +72,13 @@ def test_an_anti_expert_is_removed(folder: Path, tmp_path: Path) -> None:
 
 def test_tasks_of_runs_say_how_they_are_asked(tmp_path: Path) -> None:
     """The base plus a task of a run answers as the run does, by the lines of the card."""
-    sections = {"backbone": {**TINY_LLAMA, "initial_scale": {"*": 8.0}}}
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), **sections)
     base = tmp_path / "base"
-    build_backbone(load_config([str(config)]).backbone).save_pretrained(base)
+    backbone = store_backbone(base, {**TINY_LLAMA, "initial_scale": {"*": 8.0}})
     save_tokenizer(base)
-    backbone = {"kind": "pretrained", "name": str(base), "train": False}
-    (tmp_path / "frozen.yaml").write_text(yaml12.dump({"backbone": backbone}))
-    short = ("trainer.max_steps=1", "data.validation=none", "data.max_input_length=160")
-    form = ("data.template=chat", "data.system=Answer.", "generation.num_beams=2")
-    run = load_run(train(f"{config}+{tmp_path / 'frozen.yaml'}", "chat", *short, *form).path)
-    ingredient = {"run": str(tmp_path / "runs" / "chat"), "task": "reverse"}
+    backbone |= {"tokenizer": None, "train": False}
+    form = {"template": "chat", "system": "Answer.", "max_input_length": 160}
+    made = make_run(tmp_path, "generation.num_beams=2", backbone=backbone, data=form)
+    run, ingredient = load_run(made), {"run": str(made), "task": "reverse"}
     path = tmp_path / "recipe.yaml"
     for models in ([ingredient], [ingredient, {**ingredient, "task": "copy", "weight": 1e-9}]):
         tree = {"base": {"model": str(base)}, "models": models, "method": {"kind": "arithmetic"}}

@@ -14,10 +14,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from helpers.backbones import fill
 from helpers.cards import QUESTIONS, run_card, train_asked
-from helpers.checksums import note_again
-from helpers.command import train
+from helpers.command import note_again, train
 from helpers.compare import relative_error
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, store_backbone, write_config, write_gym
 from helpers.peft_adapters import peft, save_lora, write_base
 from mttl.adaptation.modes import apply_mode
 from mttl.analysis.routing_record import read_record
@@ -252,10 +251,8 @@ def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, refused) -> None:
 
 def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    build_random("t5", TINY_T5["config"]).save_pretrained("base")
-    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
-    below = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
-    config.write_text(yaml12.dump(yaml12.parse(config.read_text()) | {"backbone": below}))
+    below = store_backbone(Path("base")) | {"train": False}
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=below)
     source = train(config, "source", "trainer.max_steps=1", "data.evaluate=[]").path
     assert EXPORT.main([str(source), "--task", "copy", "--out", "adapter"]) == 0
     (tmp_path / "other").mkdir()
@@ -356,6 +353,6 @@ def test_the_card_of_a_merge_asks_as_the_run(asked: Path, tmp_path: Path) -> Non
     card = (tmp_path / "--task" / "README.md").read_text()
     scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
     assert scored == {("reverse", "dev"), ("reverse", "test")}
-    assert "| reverse | dev | EM | " in card
+    assert "| reverse | dev | ACC | " in card
     assert ("chat template" in card) == ("torch.tensor" not in card)
     assert f"The task `reverse` of `{asked}`" in card

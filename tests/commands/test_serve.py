@@ -15,8 +15,8 @@ import openai
 import pytest
 
 import mttl
-from helpers.command import ROOT, train
-from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from helpers.command import ROOT
+from helpers.gyms import TINY_LLAMA, make_run
 from mttl.commands import serve
 
 
@@ -26,9 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Without an end token an answer goes on until it is as long as it may be.
     config = {**TINY_LLAMA["config"], "eos_token_id": None}
     backbone = {**TINY_LLAMA, "config": config, "initial_scale": {"*": 3.0}}
-    gym = write_gym(root / "gym")
-    settings = write_config(root / "tiny.yaml", gym, backbone=backbone)
-    return train(settings, "source", "trainer.max_steps=1", "data.validation=none").path
+    return make_run(root, backbone=backbone)
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from helpers.chat_templates import INSTRUCTION, save_tokenizer
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, make_run, write_gym
 from mttl.inference.model_card import QUESTION
 
 QUESTIONS = ["abca", "is it so?", "a\nb.", "b c"]
@@ -40,9 +39,7 @@ ASKED: dict[str, dict] = {
 
 def train_asked(folder: Path, kind: str) -> Path:
     """Train a run of a kind of `ASKED` for a step; return its folder."""
-    gym = write_gym(folder / "gym")
-    table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
-    (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
+    gym = write_gym(folder / "gym", description="what {} does")
     sections = {name: dict(settings) for name, settings in ASKED[kind].items()}
     if kind == "chat":
         sections["backbone"]["tokenizer"] = str(save_tokenizer(folder / "tokenizer"))
@@ -51,8 +48,7 @@ def train_asked(folder: Path, kind: str) -> Path:
         tokenizer.chat_template = "{{ bos_token }}" + INSTRUCTION
         tokenizer.save_pretrained(folder / "tokenizer")
         sections["backbone"]["tokenizer"] = str(folder / "tokenizer")
-    config = write_config(folder / "tiny.yaml", gym, **sections)
-    return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
+    return make_run(folder, gym=gym, **sections)
 
 
 def joined_tokenizer() -> PreTrainedTokenizerFast:

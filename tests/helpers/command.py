@@ -2,12 +2,14 @@
 
 import csv
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+from mttl.checkpoints.inventory_files import CHECKSUMS, checksums
 from mttl.checkpoints.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +73,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def column(path: Path, name: str) -> dict[int, float]:
     """Return a column of a metrics file by step, where it has values."""
     return {int(row["step"]): float(row[name]) for row in read_csv(path) if row.get(name)}
+
+
+def note_again(skills: Path) -> None:
+    """Write the checksums of what a folder ``skills/`` holds, which a test has changed."""
+    path = skills / "meta.json"
+    meta = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(meta | {CHECKSUMS: checksums(skills, meta)}), "utf-8")

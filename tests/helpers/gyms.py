@@ -1,4 +1,4 @@
-"""Small gyms of string tasks on disk, and the configuration of a tiny model over them."""
+"""Small gyms of string tasks on disk, and configurations and runs of a tiny model over them."""
 
 import json
 import random
@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.command import train
 from mttl.io import yaml12
+from mttl.models.backbone import build_random, scale_initial_weights
 
 # The task `number` is scored by a correlation: undefined for a model that writes no number.
 TASKS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -57,8 +59,14 @@ def write_gym(
     letters: str = "abc",
     lengths: tuple[int, int] = (1, 4),
     seed: int = 0,
+    unseen: Sequence[str] = (),
+    **columns: str,
 ) -> Path:
-    """Write tasks on random words, TASKS.csv and partition.json; return the folder."""
+    """Write tasks on random words, TASKS.csv and partition.json; return the folder.
+
+    Tasks that are unseen are on the partition's side of tests; ``description="what {} does"`` is a
+    further column of the table.
+    """
     rng = random.Random(seed)
     for task, (_, answer) in tasks.items():
         (root / task).mkdir(parents=True)
@@ -70,15 +78,18 @@ def write_gym(
                 lines = [f"{word}\t{answer(word)}\n" for word in words]
                 path = root / task / f"{task}_{sizes[0]}_{sample}_{split}.tsv"
                 path.write_text("".join(lines), encoding="utf-8")
-    rows = "".join(f"{task},{metric}\n" for task, (metric, _) in tasks.items())
-    (root / "TASKS.csv").write_text("task,metric\n" + rows, encoding="utf-8")
-    partition = {"train": list(tasks), "dev": [], "test": []}
+    rows = [("task", "metric", *columns)]
+    for task, (metric, _) in tasks.items():
+        rows.append((task, metric, *(value.format(task) for value in columns.values())))
+    (root / "TASKS.csv").write_text("".join(f"{','.join(row)}\n" for row in rows), "utf-8")
+    seen = [task for task in tasks if task not in unseen]
+    partition = {"train": seen, "dev": [], "test": list(unseen)}
     (root / "partition.json").write_text(json.dumps(partition), encoding="utf-8")
     return root
 
 
 def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
-    """Write the configuration of a run of twelve steps and three validations."""
+    """Write the configuration of a run of twelve steps and three validations; return its path."""
     config: dict[str, Any] = {
         "run": {"dir": str(path.parent / "runs")},
         "data": {
@@ -89,7 +100,7 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
             "max_input_length": 24,
             "max_output_length": 6,
         },
-        "backbone": TINY_T5,
+        "backbone": {} if "kind" in sections.get("backbone", {}) else TINY_T5,
         "skills": {"kind": "lora", "n_skills": 3, "rank": 2, "targets": ["attention"]},
         "router": {"kind": "polytropon"},
         "optim": {"kind": "adamw", "lr": 1e-2, "router_lr": 5e-2},
@@ -105,3 +116,20 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
         config[name] = {**config.get(name, {}), **settings}
     path.write_text(yaml12.dump(config), encoding="utf-8")
     return path
+
+
+def store_backbone(folder: Path, backbone: Mapping[str, Any] = TINY_T5) -> dict[str, Any]:
+    """Write a model of random weights, and return the section that names it."""
+    model = build_random(backbone["model_type"], backbone["config"])
+    scale_initial_weights(model, backbone.get("initial_scale", {}))
+    model.save_pretrained(folder)
+    return {"kind": "pretrained", "name": str(folder), "tokenizer": "byte"}
+
+
+def make_run(
+    folder: Path, *settings: str, gym: Path | None = None, fragment: str = "", **sections: Any
+) -> Path:
+    """Train for a step, on a gym beside the run if none is given; return the run's folder."""
+    config = write_config(folder / "tiny.yaml", gym or write_gym(folder / "gym"), **sections)
+    short = ("trainer.max_steps=1", "data.validation=none")
+    return train(f"{config}{fragment}", "source", *short, *settings).path

@@ -1,7 +1,6 @@
 """A tiny trained run whose gym holds tasks that it has not seen, and tasks adapted from it."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +23,8 @@ def train_source(folder: Path, side: str = "test", settings: Sequence[str] = ())
     Writes ``gym/``, ``tiny.yaml`` and ``runs/source/`` into the folder; the new tasks stand on the
     given side of the partition; settings change the configuration. Returns the run's folder.
     """
+    write_gym(folder / "gym", NEW, samples=(13, 100))
     gym = write_gym(folder / "gym")
-    write_gym(folder / "new", NEW, samples=(13, 100))
-    for task in NEW:
-        shutil.move(folder / "new" / task, gym / task)
     (gym / "partition.json").write_text(json.dumps({"train": list(TASKS), side: list(NEW)}))
     with (gym / "TASKS.csv").open("a") as table:
         table.writelines(f"{task},EM\n" for task in NEW)

@@ -3,18 +3,27 @@
 Copies of a process that has imported the libraries take its environment: that saves ten seconds.
 """
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.multiprocessing as mp
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from helpers.command import RECIPE, ROOT, arguments, load_recipe
-from helpers.run_processes import run_processes
+
+
+def run_processes(work: Callable[..., None], *arguments: Any, n_processes: int = 2) -> None:
+    """Run ``work(rank, *arguments)`` in processes of their own; raise what one of them raises."""
+    # Copies of one that has imported the libraries, which would take each of them ten seconds.
+    multiprocessing.set_forkserver_preload(["pytorch_lightning", "transformers"])
+    mp.start_processes(work, arguments, n_processes, start_method="forkserver")
 
 
 def free_port() -> int:

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from helpers.backbones import fill
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
-from mttl.io import yaml12
 from mttl.models.backbone import build_random
 
 peft = pytest.importorskip("peft")
@@ -22,8 +21,7 @@ def write_base(folder: Path) -> Any:
     fill(base)
     base.save_pretrained(folder / "base")
     below = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
-    tree = yaml12.parse(write_config(folder / "tiny.yaml", gym).read_text())
-    (folder / "tiny.yaml").write_text(yaml12.dump(tree | {"backbone": below}))
+    write_config(folder / "tiny.yaml", gym, backbone=below)
     return base
 
 

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 
 from helpers.command import ROOT
 from mttl.commands.command_names import COMMANDS, MORE
@@ -43,11 +44,6 @@ def text(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def chunks(page: str) -> list[str]:
-    """Return the paragraphs and blocks of a page."""
-    return _CHUNK.findall(text(page))
-
-
 def commands(chunk: str) -> list[Command]:
     """Return the commands in a part of a page."""
     found: list[Command] = []
@@ -62,41 +58,17 @@ def commands(chunk: str) -> list[Command]:
 
 def figures(page: str) -> Iterator[tuple[str, list[Command]]]:
     """Yield each figure of a page with its commands: those below it, else those above."""
-    parts = chunks(page)
-    for number, part in enumerate(parts):
+    parts = ["", *_CHUNK.findall(text(page)), ""]
+    for above, part, below in zip(parts, parts[1:], parts[2:], strict=False):
         for figure in _FIGURE.findall(part):
-            own, below, above = (commands("".join(parts[n : n + 1])) for n in _around(number))
-            yield figure, own or below or above
+            yield figure, commands(part) or commands(below) or commands(above)
 
 
-def sections(page: str) -> dict[str, str]:
-    """Return the text of each section, without that of its own sections, by its anchor."""
-    prose = re.sub(r"^```.*?^```$", _hidden, text(page), flags=re.DOTALL | re.MULTILINE)
-    heads = list(re.finditer(r"^#+ (.*)$", prose, re.MULTILINE))
-    ends = [head.start() for head in heads[1:]] + [len(prose)]
-    whole = text(page)
-    return {anchor(head[1]): whole[head.end() : end] for head, end in zip(heads, ends, strict=True)}
-
-
-def anchor(heading: str) -> str:
-    """Return how a link names a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-
-
-def _command(words: list[str]) -> tuple[str, int]:
-    """Return the file of a command of ``mttl``, and how many words name it."""
-    known = COMMANDS | MORE
-    n_words = 2 if " ".join(words) in known else 1
-    name = " ".join(words[:n_words])
-    return f"mttl/commands/{known[name]}.py" if name in known else "", n_words
-
-
-def _hidden(block: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", "-", block[0])
-
-
-def _around(number: int) -> tuple[int, int, int]:
-    return number, number + 1, max(number - 1, 0)
+def anchors(page: str) -> set[str]:
+    """Return how links name the headings of a page."""
+    prose = re.sub(r"^```.*?^```$", "", text(page), flags=re.DOTALL | re.MULTILINE).lower()
+    heads = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head).strip().replace(" ", "-") for head in heads}
 
 
 def _of_lines(block: str) -> Iterator[Command]:
@@ -107,33 +79,29 @@ def _of_lines(block: str) -> Iterator[Command]:
         if named := re.fullmatch(r'(\w+)="(.*)"', line):
             values[named[1]] = named[2]
             continue
-        if not re.search(r"\b(python|mttl) ", line):
-            continue
         loop = re.match(r"for (\w+) in ([^;]+);", line)
         for value in loop[2].split() if loop else [""]:
             one = line.replace(f"${loop[1]}", value) if loop else line
             lexer = shlex.shlex(one, posix=True, punctuation_chars=";&|<>")
             lexer.whitespace_split = True
             lexer.commenters = "#"
-            yield from _of_words(list(lexer))
+            if re.search(r"\b(python|mttl) ", line):
+                parts = groupby(lexer, lambda word: word in ("&&", ";", "do", "|", "&"))
+                yield from (made for _, part in parts for made in _of_words([*part]))
 
 
 def _of_words(words: list[str]) -> Iterator[Command]:
-    for number, word in enumerate(words[:-1]):
-        begins = number == 0 or words[number - 1] in ("&&", ";", "do", "|", "python")
-        script, n_words = words[number + 1] if word == "python" else "", 1
-        if word == "mttl" and begins:
-            script, n_words = _command(words[number + 1 : number + 3])
-        if not script.endswith(".py"):
-            continue
-        own: list[str] = []
-        stdin = None
-        rest = iter(words[number + 1 + n_words :])
-        for one in rest:
-            if one in ("&&", ";", "|", "&"):
-                break
-            if one in ("<", ">"):
-                stdin = next(rest) if one == "<" else (next(rest), stdin)[1]
-            else:
-                own.append(one)
-        yield Command(script, tuple(own), stdin)
+    """Yield the command that stands between two signs of the shell, if it is one of ours."""
+    known = COMMANDS | MORE
+    match words:
+        case ["python", script, *rest] if script.endswith(".py"):
+            pass
+        case ["mttl", first, second, *rest] if f"{first} {second}" in known:
+            script = f"mttl/commands/{known[f'{first} {second}']}.py"
+        case ["mttl", name, *rest] if name in known:
+            script = f"mttl/commands/{known[name]}.py"
+        case _:
+            return
+    ends = [rest.index(sign) for sign in "<>" if sign in rest]
+    stdin = rest[rest.index("<") + 1] if "<" in rest else None
+    yield Command(script, tuple(rest[: min(ends, default=None)]), stdin)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers.checksums import note_again
+from helpers.command import note_again
 from mttl.checkpoints.inventory_files import FORMAT_VERSION
 from mttl.config.load import dump_config, load_config
 from mttl.routing import PolytroponRouter

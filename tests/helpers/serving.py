@@ -1,17 +1,15 @@
-"""Runs of random weights, and a server of loaded models in a thread of the test's process."""
+"""Random weights, and a server of loaded models in a thread of the test's process."""
 
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5
 from mttl.serving.application import Service
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
@@ -19,16 +17,6 @@ from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
 # Random weights that are large: answers depend on the question without any training.
 LARGE = {"initial_scale": {"*": 3.0}}
 BACKBONES = {"t5": {**TINY_T5, **LARGE}, "llama": {**TINY_LLAMA, **LARGE}}
-
-
-def make_run(
-    root: Path, backbone: dict, *settings: str, fragment: str = "", **sections: dict
-) -> Path:
-    """Train for a step; return the run's folder."""
-    gym = write_gym(root / "gym")
-    config = write_config(root / "tiny.yaml", gym, backbone=backbone, **sections)
-    short = ("trainer.max_steps=1", "data.validation=none")
-    return train(f"{config}{fragment}", "source", *short, *settings).path
 
 
 @dataclass

@@ -53,20 +53,16 @@ from mttl.skills.gated import GatedInventory
 RANK = 2
 
 
-def _sparse(i: int, o: int, k: int, h: int, mix: str) -> SparseInventory:
-    """Return one whose supports are the same every time, as the parameters of all kinds are."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return SparseInventory(i, o, k, n_heads=h, mix=mix, sparsity=0.7)
+def _seeded(kind: type[Inventory]) -> type[Inventory]:
+    """Return a kind that draws the same supports every time, as all parameters are the same."""
 
+    class _Seeded(kind):  # type: ignore[misc,valid-type]
+        def __init__(self, *sizes: int, **settings: Any) -> None:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                super().__init__(*sizes, **settings)
 
-class _SparseAdapter(SparseAdapterInventory):
-    """One whose places are the same every time, as above."""
-
-    def __init__(self, *sizes: int, **settings: Any) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            super().__init__(*sizes, hidden_features=6, sparsity=0.6, **settings)
+    return _Seeded
 
 
 class _StackedAdapter(AdapterInventory):
@@ -86,52 +82,26 @@ class GatedPrefix(GatedInventory):
         super().__init__(PrefixInventory(*sizes, length=4, n_heads=n_heads))
 
 
-# (in_features, out_features, n_skills, n_heads) -> inventory
-INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
-    "lora-factors": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="factors"),
-    "lora-deltas": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="deltas"),
-    "lora-outputs": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="outputs"),
-    "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
-    "bitfit": lambda i, o, k, h: BitFitInventory(i, o, k, n_heads=h),
-    "krona-deltas": lambda i, o, k, h: KronAInventory(i, o, k, n_heads=h, mix="deltas"),
+# What makes a kind from (in_features, out_features, n_skills, n_heads=1).
+Make = Callable[..., Inventory]
+INVENTORIES: dict[str, Make] = {
+    "lora-factors": partial(LoRAInventory, rank=RANK, mix="factors"),
+    "lora-deltas": partial(LoRAInventory, rank=RANK, mix="deltas"),
+    "lora-outputs": partial(LoRAInventory, rank=RANK, mix="outputs"),
+    "ia3": IA3Inventory,
+    "bitfit": BitFitInventory,
+    "krona-deltas": partial(KronAInventory, mix="deltas"),
     # In training masks are drawn.
-    "diff_pruning": lambda i, o, k, h: DiffPruningInventory(i, o, k, n_heads=h).eval(),
-    "intrinsic": lambda i, o, k, h: IntrinsicInventory(i, o, k, n_heads=h, dimension=5),
-    "intrinsic-dense": lambda i, o, k, h: IntrinsicInventory(
-        i, o, k, n_heads=h, dimension=5, vector="layer", projection="dense"
-    ),
-    "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h),
-    "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),
-    "sparse-outputs": lambda i, o, k, h: _sparse(i, o, k, h, "outputs"),
+    "diff_pruning": lambda *sizes, **heads: DiffPruningInventory(*sizes, **heads).eval(),
+    "intrinsic": partial(IntrinsicInventory, dimension=5),
+    "intrinsic-dense": partial(IntrinsicInventory, dimension=5, vector="layer", projection="dense"),
+    "dense-deltas": DenseInventory,
+    "sparse-deltas": partial(_seeded(SparseInventory), mix="deltas", sparsity=0.7),
+    "sparse-outputs": partial(_seeded(SparseInventory), mix="outputs", sparsity=0.7),
 }
-
-# Kinds that take no heads, or need the base layer's weight.
-OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
-    "lora, all at once": lambda i, o, k: LoRAInventory(i, o, k, rank=i // k, scale=0.3),
-    "lora, by expert": lambda i, o, k: LoRAInventory(i, o, k, rank=i, scale=0.3),
-    "adapter": lambda i, o, k: AdapterInventory(i, o, k, hidden_features=3),
-    "adapter, behind": lambda i, o, k: PLACED["adapter, behind"](i, o, k),
-    "adapter, outputs": lambda i, o, k: PLACED["adapter, outputs"](i, o, k),
-    "compacter": lambda i, o, k: CompacterInventory(
-        i, o, k, hidden_features=4, n_products=2, rank=2, scale=2.0, shared=False
-    ),
-    "compacter, outputs": lambda i, o, k: CompacterInventory(
-        i, o, k, hidden_features=4, n_products=2, rank=None, mix="outputs", shared=False
-    ),
-    "sparse_adapter": _SparseAdapter,
-    "sparse_adapter, outputs": partial(_SparseAdapter, scale=2.0, mix="outputs"),
-    "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
-    "krona_block": lambda i, o, k: KronABlockInventory(i, o, k, scale=0.5, residual=i == o),
-    "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
-    "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
-    "lora, gated": lambda i, o, k: GatedInventory(LoRAInventory(i, o, k, rank=2)),
-    # A threshold amid the scores that tests fill in.
-    "supermask": lambda i, o, k: SupermaskInventory(i, o, k, threshold=0.0),
-}
-
-
-# Kinds with an attachment point of their own: what makes them, but for the sizes of a place.
-PLACED: dict[str, Callable[..., Inventory]] = {
+# Kinds with an attachment point of their own, which may give further sizes.
+_SPARSE = partial(_seeded(SparseAdapterInventory), hidden_features=6, sparsity=0.6)
+PLACED: dict[str, Make] = {
     "head_mask": partial(HeadMaskInventory, start=0.05),
     "head_mask, soft": partial(HeadMaskInventory, hard=False),
     "norm": NormInventory,
@@ -148,17 +118,35 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     ),
     "ladder": partial(LadderInventory, side_features=5, activation="gelu"),
     "compacter": partial(CompacterInventory, hidden_features=4, n_products=2, scale=2.0),
-    "sparse_adapter": partial(_SparseAdapter, parallel=False),
+    "sparse_adapter": partial(_SPARSE, parallel=False),
     "adapter, stacked": partial(_StackedAdapter, hidden_features=3, activation="gelu"),
     "krona_block": partial(KronABlockInventory, scale=0.5),
 }
+# Kinds that take no heads, or need the base layer's weight.
+_COMPACTER = partial(CompacterInventory, hidden_features=4, n_products=2, shared=False)
+OTHERS: dict[str, Make] = {
+    "lora, all at once": lambda i, o, k: LoRAInventory(i, o, k, rank=i // k, scale=0.3),
+    "lora, by expert": lambda i, o, k: LoRAInventory(i, o, k, rank=i, scale=0.3),
+    "adapter": partial(AdapterInventory, hidden_features=3),
+    "adapter, behind": PLACED["adapter, behind"],
+    "adapter, outputs": PLACED["adapter, outputs"],
+    "compacter": partial(_COMPACTER, rank=2, scale=2.0),
+    "compacter, outputs": partial(_COMPACTER, rank=None, mix="outputs"),
+    "sparse_adapter": _SPARSE,
+    "sparse_adapter, outputs": partial(_SPARSE, scale=2.0, mix="outputs"),
+    "krona-factors": partial(KronAInventory, scale=0.5),
+    "krona_block": lambda i, o, k: KronABlockInventory(i, o, k, scale=0.5, residual=i == o),
+    "head_mask": lambda i, o, k: PLACED["head_mask"](i, o, k, 4),
+    "head_mask, soft": lambda i, o, k: PLACED["head_mask, soft"](i, o, k, 4),
+    "lora, gated": lambda i, o, k: GatedInventory(LoRAInventory(i, o, k, rank=2)),
+    # A threshold amid the scores that tests fill in.
+    "supermask": partial(SupermaskInventory, threshold=0.0),
+}
 
 
-def make_kind(kind: str, n_in: int, n_out: int, n_skills: int) -> Inventory:
-    """Return an inventory of one head by its name in either list."""
-    if kind in OTHERS:
-        return OTHERS[kind](n_in, n_out, n_skills)
-    return INVENTORIES[kind](n_in, n_out, n_skills, 1)
+def make_kind(kind: str, *sizes: int, **heads: int) -> Inventory:
+    """Return an inventory of a linear layer or a block by its name."""
+    return (INVENTORIES | OTHERS)[kind](*sizes, **heads)
 
 
 def _c_poly(g: int, t: int, h: int, k: int) -> CPolyRouter:
@@ -173,15 +161,13 @@ def _c_poly(g: int, t: int, h: int, k: int) -> CPolyRouter:
 # (n_groups, n_tasks, n_heads, n_skills) -> router
 ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "polytropon": PolytroponRouter,
-    "polytropon-plain": lambda g, t, h, k: PolytroponRouter(g, t, h, k, relaxed=False),
-    "polytropon-hard": lambda g, t, h, k: PolytroponRouter(g, t, h, k, straight_through=True),
-    "polytropon-hard-plain": lambda g, t, h, k: PolytroponRouter(
-        g, t, h, k, straight_through=True, relaxed=False
-    ),
-    "polytropon-shared": lambda g, t, h, k: PolytroponRouter(g, t, h, k, shared_skill=True),
-    "task_moe": lambda g, t, h, k: TaskMoERouter(g, t, h, k, top_k=2),
-    "categorical": lambda g, t, h, k: CategoricalRouter(g, t, h, k, temperature=0.7),
-    "categorical-soft": lambda g, t, h, k: CategoricalRouter(g, t, h, k, straight_through=False),
+    "polytropon-plain": partial(PolytroponRouter, relaxed=False),
+    "polytropon-hard": partial(PolytroponRouter, straight_through=True),
+    "polytropon-hard-plain": partial(PolytroponRouter, straight_through=True, relaxed=False),
+    "polytropon-shared": partial(PolytroponRouter, shared_skill=True),
+    "task_moe": partial(TaskMoERouter, top_k=2),
+    "categorical": partial(CategoricalRouter, temperature=0.7),
+    "categorical-soft": partial(CategoricalRouter, straight_through=False),
     "score_function": ScoreFunctionRouter,
     # Every task has two of the factors, or one of them twice.
     "metadata": lambda g, t, h, k: MetadataRouter(
@@ -191,7 +177,7 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "random": RandomRouter,
     "coefficients": CoefficientRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
-    "average": lambda g, t, h, k: AverageRouter(g, t, h, k),
+    "average": AverageRouter,
     "expert": lambda g, t, h, k: ExpertRouter(g, t, h, k, matrix=torch.ones(t, k).tril() + 0.5),
 }
 UNLEARNED = ("average", "expert", "score_function", "random")
@@ -220,7 +206,7 @@ def spread(router: TaskRouter, seed: int = 0) -> TaskRouter:
 
 
 # A kind by its name in any of the lists, or what makes one but for the sizes of a place.
-Kind = str | Callable[..., Inventory]
+Kind = str | Make
 
 
 def kind_class(kind: Kind) -> type[Inventory]:
@@ -234,28 +220,20 @@ def attach_kind(
     backbone: nn.Module, kind: Kind, *, n_skills: int, n_heads: int = 1, **where: Any
 ) -> Attachment:
     """Put skills on a backbone."""
-    made: Any = PLACED.get(kind) if isinstance(kind, str) else kind
-    attachment_point = kind_class(kind).attachment_point
-    if made is not None:
-        words = {"embedding": "input", "norm": "norms", "stack": "stack"}
-        if attachment_point in words and where["targets"] == ["attention"]:
-            where["targets"] = [words[attachment_point]]
-        if attachment_point == "attention" and hasattr(backbone, "config"):
-            read_prefixes(backbone)  # type: ignore[arg-type]
-        return attach_skills(
-            backbone,
-            lambda i, o, *more: made(i, o, n_skills, *more, n_heads=n_heads),
-            attachment_point=attachment_point,
-            **where,
-        )
-    if kind in OTHERS:
-        return attach_skills(
-            backbone,
-            lambda i, o: OTHERS[kind](i, o, n_skills),
-            attachment_point=attachment_point,
-            **where,
-        )
-    return attach_skills(backbone, lambda i, o: INVENTORIES[kind](i, o, n_skills, n_heads), **where)
+    make = (INVENTORIES | OTHERS | PLACED)[kind] if isinstance(kind, str) else kind
+    point = kind_class(kind).attachment_point
+    words = {"embedding": "input", "norm": "norms", "stack": "stack"}
+    if point in words and where["targets"] == ["attention"]:
+        where["targets"] = [words[point]]
+    if point == "attention" and hasattr(backbone, "config"):
+        read_prefixes(backbone)  # type: ignore[arg-type]
+    heads = {"n_heads": n_heads} if n_heads > 1 else {}
+    return attach_skills(
+        backbone,
+        lambda i, o, *more: make(i, o, n_skills, *more, **heads),
+        attachment_point=point,
+        **where,
+    )
 
 
 def skilled(

@@ -13,7 +13,7 @@ from lightning_fabric.plugins import Precision
 import mttl
 from helpers.chat_templates import CHATML, save_tokenizer
 from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, make_run, write_config, write_gym
 from mttl.assembly.model import Built
 from mttl.io.errors import TaskError
 
@@ -37,15 +37,12 @@ SETTINGS: dict[str, dict] = {
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
-    gym = write_gym(root / "gym")
-    table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
-    (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
+    gym = write_gym(root / "gym", description="what {} does")
     settings = SETTINGS[request.param]
     if request.param == "chat":
         tokenizer = str(save_tokenizer(root / "tokenizer"))
         settings = {**settings, "backbone": {**settings["backbone"], "tokenizer": tokenizer}}
-    config = write_config(root / "tiny.yaml", gym, **settings)
-    return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
+    return make_run(root, gym=gym, **settings)
 
 
 @pytest.fixture
@@ -205,12 +202,9 @@ def test_mistakes_are_answered(run: Built, name, given, kind, message) -> None:
 
 
 def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> None:
-    gym = write_gym(tmp_path / "gym")
-    config = write_config(tmp_path / "tiny.yaml", gym, **SETTINGS["llama"])
     # One row at a time, as shapes change how half precision is rounded.
     mixed = ("trainer.precision=bf16-mixed", "data.eval_batch_size=1")
-    short = ("trainer.max_steps=1", "data.validation=none")
-    folder = train(config, "mixed", *mixed, *short).path
+    folder = make_run(tmp_path, *mixed, **SETTINGS["llama"])
     run = mttl.load(folder)
     rows = evaluated(folder)
     questions = [shown.removeprefix(run.form.prompt_prefix(task).text) for task, shown, _ in rows]

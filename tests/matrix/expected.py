@@ -5,6 +5,7 @@ from functools import cache
 
 from mttl.config.capabilities import missing_features
 from mttl.config.load import configs_dir, load_config
+from mttl.config.schema import Config
 
 BACKBONES = ("t5", "llama")
 FOLDERS = ("skills", "router", "experts", "aggregation", "optim", "adapt")
@@ -64,10 +65,14 @@ def declared(names: tuple[str, ...], column: str) -> list[str]:
     """Return why the parts of a configuration lack what a column needs."""
     if column not in FEATURES:
         return []
+    return missing_features(config_of(names), FEATURES[column])
+
+
+def config_of(names: tuple[str, ...]) -> Config:
+    """Return the configuration of fragments, with what they need."""
     before = ["router/token_top2.yaml"] if names[0].startswith("experts/") else []
     changed = [change for name in names for change in MORE.get(name, [])]
-    config = load_config(["crossfit.yaml", *before, *names], changed, as_written=True)
-    return missing_features(config, FEATURES[column])
+    return load_config(["crossfit.yaml", *before, *names], changed, as_written=True)
 
 
 MORE = {

@@ -3,21 +3,20 @@
 import importlib
 import io
 import json
-import signal
 import urllib.request
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import transformers
 from peft import PeftModel
-from pytorch_lightning import Callback
 
-import mttl.commands.train_tasks as training
 from helpers.backbones import batch, fill
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.interruption import SignalAt, called_back
 from helpers.serving import serving
 from mttl.__main__ import ALL
 from mttl.assembly.model import Built, load_run
@@ -42,14 +41,6 @@ SETTINGS = {
 
 class Refused(Exception):
     """A command ended with status 2, and said why."""
-
-
-class StopAt(Callback):
-    """Ctrl-C in the second step."""
-
-    def on_before_optimizer_step(self, trainer: object, *args: object) -> None:
-        if trainer.global_step == 1:  # type: ignore[attr-defined]
-            signal.raise_signal(signal.SIGINT)
 
 
 def _touch(figure: object, path: Path, **settings: object) -> None:
@@ -79,9 +70,7 @@ class World:
             "number": ("EM", lambda word: str(len(word))),
             "backwards": ("EM", lambda word: word[::-1]),
         }
-        self.gym = write_gym(root / "gym", tasks, sizes=(6, 2, 2))
-        sides = {"train": list(TASKS), "dev": [], "test": ["backwards"]}
-        (self.gym / "partition.json").write_text(json.dumps(sides))
+        self.gym = write_gym(root / "gym", tasks, sizes=(6, 2, 2), unseen=["backwards"])
         rows = [f"{task},{i % 2},{(i + 1) % 2}" for i, task in enumerate((*TASKS, "backwards"))]
         names = "".join(f"{t},{m},kind={i % 2}\n" for i, (t, (m, _)) in enumerate(tasks.items()))
         (self.gym / "TASKS.csv").write_text("task,metric,factors\n" + names, encoding="utf-8")
@@ -156,15 +145,9 @@ class Run:
         return command("library", "run", library, *self.words(), "--out", self.folder)
 
     def resume(self) -> None:
-        build = training.build_trainer
-
-        def stopped(*given: object, **named: object) -> object:
-            trainer = build(*given, **named)  # type: ignore[arg-type]
-            trainer.callbacks.insert(0, StopAt())  # type: ignore[attr-defined]
-            return trainer
-
         words = self.words(f"{self.label}-again")
-        with mock.patch.object(training, "build_trainer", stopped):
+        builder = "mttl.commands.train_tasks.build_trainer"
+        with pytest.MonkeyPatch.context() as patch, called_back(SignalAt(1), patch, builder):
             command("train", *words, due=130)
         command("train", *words, "--resume")
         again = load_run(self.folder.with_name(f"{self.label}-again"))

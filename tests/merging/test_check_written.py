@@ -8,16 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.cards import QUESTIONS, run_card
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl.assembly.build_backbone import build_backbone
+from helpers.gyms import TINY_LLAMA, TINY_T5, make_run, store_backbone
 from mttl.assembly.model import load_run
 from mttl.assembly.saved_run import Built
-from mttl.config.load import load_config
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError
 from mttl.merging.check_written import check_written, logits, rounding
-from mttl.models.backbone import build_random
+from mttl.models.backbone import build_random, load_pretrained
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 pytest.importorskip("peft")
@@ -44,14 +41,9 @@ COMMANDS = {
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A half-precision base, a run over it that answers in single precision, and its library."""
     folder = tmp_path_factory.mktemp("written")
-    large = {**TINY_T5, "initial_scale": {"*": 3.0}}
-    start = write_config(folder / "random.yaml", write_gym(folder / "gym"), backbone=large)
-    build_backbone(load_config([str(start)]).backbone).half().save_pretrained(folder / "base")
-    tree = yaml12.parse(start.read_text())
-    tree["backbone"] = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
-    config = folder / "tiny.yaml"
-    config.write_text(yaml12.dump(tree))
-    run = train(config, "source", "trainer.max_steps=1", "data.validation=none", "optim.lr=1").path
+    below = store_backbone(folder / "base", {**TINY_T5, "initial_scale": {"*": 3.0}})
+    load_pretrained(below["name"]).half().save_pretrained(below["name"])
+    run, config = make_run(folder, "optim.lr=1", backbone=below), folder / "tiny.yaml"
     assert SCRIPTS["library"].main(["add", str(folder / "library"), str(run)]) == 0
     recipe = folder / "recipe.yaml"
     models = {

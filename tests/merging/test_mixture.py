@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.checksums import note_again
-from helpers.command import train
+from helpers.command import note_again, train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.stored_forms import store
 from mttl.assembly.model import load_run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from helpers.run_processes import run_processes
+from helpers.nodes import run_processes
 from mttl.metrics.crossfit import METRICS, build_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import parallel_experts as shared
-from helpers.run_processes import run_processes
+from helpers.nodes import run_processes
 from mttl.moe import expert_slice
 from mttl.moe.parallel import check_shardable, make_whole, shared_names, shared_parameters
 from mttl.routing import Tokens

@@ -81,7 +81,7 @@ def test_a_shared_expert_that_is_silent_changes_nothing():
 
 def test_a_block_whose_projections_have_skills_cannot_be_copied():
     backbone, slot = tiny_t5(), RoutingSlot()
-    attach_skills(backbone, lambda i, o: INVENTORIES["ia3"](i, o, 2, 1), targets=["mlp"], slot=slot)
+    attach_skills(backbone, lambda i, o: INVENTORIES["ia3"](i, o, 2), targets=["mlp"], slot=slot)
     block = next(iter(feed_forward_blocks(backbone).values()))
     with pytest.raises(ValueError, match="block with SkilledLinear in it cannot be copied"):
         upcycle(block, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.run_processes import run_processes
+from helpers.nodes import run_processes
 from mttl.babyai.rollouts import PolicyData
 from mttl.runtime.processes import device_of, gathered, gpu_environment, rank
 from mttl.training.monitors import TokenMonitor

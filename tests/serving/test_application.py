@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import mttl
+from helpers.serving import serving as serve
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
 from mttl.serving.generation_request import Piece
@@ -62,7 +63,7 @@ class Slow:
         answer_batch(predictor, wanted)
 
 
-def test_answers_are_those_of_the_run(serve: Any, run: Built) -> None:
+def test_answers_are_those_of_the_run(run: Built) -> None:
     with serve(run) as served, client(served.address) as ask:
         for task in run.tasks:
             expected = run.predict(task, WORDS)
@@ -75,7 +76,7 @@ def test_answers_are_those_of_the_run(serve: Any, run: Built) -> None:
         assert ask.models.retrieve("copy").id == "copy"
 
 
-def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
+def test_streams_join_to_the_answer(run: Built) -> None:
     drawn: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "seed": 5, "max_tokens": 20}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     with serve(run) as served, client(served.address) as ask:
@@ -108,7 +109,7 @@ def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
         assert "".join(token.token for token in tokens) == text
 
 
-def test_two_hundred_requests_of_all_tasks_at_once(serve, folders) -> None:
+def test_two_hundred_requests_of_all_tasks_at_once(folders) -> None:
     run = mttl.load(folders["llama"])
     tasks = [run.tasks[number % 3] for number in range(200)]
     words = [WORDS[number % 8] * (1 + number % 2) for number in range(200)]
@@ -144,7 +145,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-def test_what_cannot_be_answered_is_refused(serve, folders) -> None:
+def test_what_cannot_be_answered_is_refused(folders) -> None:
     with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
         for stream in (False, True):
             for call, status, told in REFUSED:
@@ -161,7 +162,7 @@ def test_what_cannot_be_answered_is_refused(serve, folders) -> None:
         assert counted['mttl_requests_total{model="",status="404"}'] == 2
 
 
-def test_requests_that_are_none(serve: Any, folders: dict[str, Path]) -> None:
+def test_requests_that_are_none(folders: dict[str, Path]) -> None:
     with serve(mttl.load(folders["t5"]), body=200) as served, httpx.Client() as raw:
         url = f"{served.address}/v1/completions"
 
@@ -183,7 +184,7 @@ def test_requests_that_are_none(serve: Any, folders: dict[str, Path]) -> None:
         assert raw.get(url).status_code == 405
 
 
-def test_pages_of_other_origins_may_ask_where_they_are_allowed(serve, folders) -> None:
+def test_pages_of_other_origins_may_ask_where_they_are_allowed(folders) -> None:
     """A browser sends a preflight request first, without the key."""
     page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
     page["Access-Control-Request-Headers"] = "authorization,content-type"
@@ -201,7 +202,7 @@ def test_pages_of_other_origins_may_ask_where_they_are_allowed(serve, folders) -
         assert answer.headers["access-control-allow-origin"] == "http://page"
 
 
-def test_long_questions_are_cut_where_the_server_may(serve: Any, folders: dict[str, Path]) -> None:
+def test_long_questions_are_cut_where_the_server_may(folders: dict[str, Path]) -> None:
     run = mttl.load(folders["llama"])
     with serve(run, truncate=True) as served, client(served.address) as ask:
         raw = ask.completions.with_raw_response.create(model="copy", prompt=["abc" * 9, "a"])
@@ -212,7 +213,7 @@ def test_long_questions_are_cut_where_the_server_may(serve: Any, folders: dict[s
         assert "X-Truncated-Tokens" not in raw.headers
 
 
-def test_positions_of_the_model_limit_answers(serve: Any, folders: dict[str, Path]) -> None:
+def test_positions_of_the_model_limit_answers(folders: dict[str, Path]) -> None:
     run = mttl.load(folders["llama"])
     run.model.backbone.config.max_position_embeddings = 30  # type: ignore[union-attr]
     rows: list[Any] = []
@@ -230,7 +231,7 @@ def test_positions_of_the_model_limit_answers(serve: Any, folders: dict[str, Pat
     assert [row.n_positions for row in rows] == [30]  # which limit batches, too
 
 
-def test_scores_are_the_models_where_a_token_is_forced(serve, folders) -> None:
+def test_scores_are_the_models_where_a_token_is_forced(folders) -> None:
     run = mttl.load(folders["t5"])
     (prompt,) = run.form.encoder(run.tokenizer, decoder_only=False).prompts(["[copy] ab"])
     start = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[0]])}
@@ -245,7 +246,7 @@ def test_scores_are_the_models_where_a_token_is_forced(serve, folders) -> None:
         assert (scores.token_logprobs or [])[0] == pytest.approx(float(own[70]), abs=1e-4)
 
 
-def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:
+def test_beams_have_no_scores_and_one_piece(beams: Path) -> None:
     run = mttl.load(beams)
     with serve(run) as served, client(served.address) as ask:
         expected = run.predict("reverse", WORDS)
@@ -259,7 +260,7 @@ def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:
         assert ask.completions.create(model="copy", prompt="a", logprobs=1, top_p=0.9).choices
 
 
-def test_a_key_is_asked_for(serve: Any, folders: dict[str, Path]) -> None:
+def test_a_key_is_asked_for(folders: dict[str, Path]) -> None:
     with serve(mttl.load(folders["t5"]), key=" säsame\n") as served:
         with client(served.address, "wrong") as ask:
             for call in (
@@ -279,7 +280,7 @@ def test_a_key_is_asked_for(serve: Any, folders: dict[str, Path]) -> None:
         assert httpx.get(f"{served.address}/health").json() == {"status": "ok"}
 
 
-def test_a_full_queue_and_a_closing_server_say_when_to_come_back(serve, folders) -> None:
+def test_a_full_queue_and_a_closing_server_say_when_to_come_back(folders) -> None:
     slow = Slow()
     run = mttl.load(folders["t5"])
     with serve(run, answer=slow, most=2) as served, client(served.address) as ask:
@@ -303,14 +304,14 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(serve, folders)
         assert len(list(waiting)) >= 2
 
 
-def test_who_hangs_up_leaves_the_queue(serve, folders, caplog) -> None:
+def test_who_hangs_up_leaves_the_queue(folders, caplog) -> None:
     slow = Slow()
     with serve(mttl.load(folders["t5"]), answer=slow, batch_size=1) as served:
         queue, url = served.service.queue, f"{served.address}/v1/completions"
         for stream in (False, True):
             body = {"model": "copy", "prompt": ["a", "b"], "stream": stream}
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(url, json=body, timeout=1.5)
+                httpx.post(url, json=body, timeout=0.5)
         gone = 'mttl_requests_total{model="copy",status="499"}'
         until(lambda: counters(served.address).get(gone) == 2)
         assert len(queue) == 0
@@ -322,7 +323,7 @@ def test_who_hangs_up_leaves_the_queue(serve, folders, caplog) -> None:
     assert "Task was destroyed" not in caplog.text
 
 
-def test_who_does_not_read_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> None:
+def test_who_does_not_read_is_not_waited_for(folders: dict[str, Path]) -> None:
     sent = threading.Event()
 
     def answer(predictor: Any, wanted: Any) -> None:
@@ -342,7 +343,7 @@ def test_who_does_not_read_is_not_waited_for(serve: Any, folders: dict[str, Path
             until(lambda: not served.thread.is_alive())
 
 
-def test_a_request_may_take_so_long(serve: Any, folders: dict[str, Path]) -> None:
+def test_a_request_may_take_so_long(folders: dict[str, Path]) -> None:
     slow = Slow()
     with serve(mttl.load(folders["t5"]), answer=slow, seconds=0.3) as served:
         with client(served.address) as ask:
@@ -356,7 +357,7 @@ def test_a_request_may_take_so_long(serve: Any, folders: dict[str, Path]) -> Non
         slow.may_go.set()
 
 
-def test_a_model_that_fails_ends_no_server(serve: Any, folders: dict[str, Path]) -> None:
+def test_a_model_that_fails_ends_no_server(folders: dict[str, Path]) -> None:
     failures = iter([True, True, False])
 
     def answer(predictor: Any, wanted: Any) -> None:
@@ -374,7 +375,7 @@ def test_a_model_that_fails_ends_no_server(serve: Any, folders: dict[str, Path])
         assert found.choices[0].text == run.predict("copy", ["a"])[0]
 
 
-def test_a_slow_body_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> None:
+def test_a_slow_body_is_not_waited_for(folders: dict[str, Path]) -> None:
     def slowly() -> Any:
         yield b"{"
         time.sleep(1)
@@ -385,7 +386,7 @@ def test_a_slow_body_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> 
         assert httpx.post(url, content=slowly(), headers=JSON).status_code == 408
 
 
-def test_a_fault_is_told_without_its_traceback_and_counted(serve, folders, monkeypatch) -> None:
+def test_a_fault_is_told_without_its_traceback_and_counted(folders, monkeypatch) -> None:
     with serve(mttl.load(folders["t5"])) as served:
         with client(served.address) as ask, monkeypatch.context() as patch:
             patch.setattr(served.service.queue, "put", None)

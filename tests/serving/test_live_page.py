@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import mttl
-from helpers.gyms import TINY_LLAMA
-from helpers.serving import BACKBONES, Served, make_run, serving
+from helpers.gyms import TINY_LLAMA, make_run
+from helpers.serving import BACKBONES, Served, serving
 from mttl.assembly.model import Built
 from mttl.routing.task.fixed import GivenRows
 from mttl.serving.live_page import LiveModel, LiveRequest, add_page
@@ -135,7 +135,7 @@ def test_a_fault_of_the_model_is_told_in_words(run, monkeypatch, caplog) -> None
 @pytest.mark.parametrize("kind", list(BACKBONES))
 def test_tokens_name_the_experts_that_took_them(kind: str, tmp_path: Path) -> None:
     fragment = "+router/token_top2.yaml"
-    run = mttl.load(make_run(tmp_path, BACKBONES[kind], *EXPERTS, fragment=fragment))
+    run = mttl.load(make_run(tmp_path, *EXPERTS, fragment=fragment, backbone=BACKBONES[kind]))
     model = live_model(run, np.zeros((1, 1), int))
     (task, *_), word = model.tasks.values(), "cab"
     (facts, *_) = model.facts()["tasks"]
@@ -182,7 +182,7 @@ def test_tokens_name_the_experts_that_took_them(kind: str, tmp_path: Path) -> No
 
 
 def test_routers_that_read_prompts_have_no_rows_to_mix(tmp_path: Path) -> None:
-    run = mttl.load(make_run(tmp_path, TINY_LLAMA, router={"kind": "smear"}))
+    run = mttl.load(make_run(tmp_path, backbone=TINY_LLAMA, router={"kind": "smear"}))
     model = live_model(run, pairs_of(run))
     (facts, *_) = model.facts()["tasks"]
     assert facts["unmixed"].startswith("The router reads every prompt")

@@ -38,7 +38,7 @@ MORE: dict[str, tuple[int, ...]] = {"head_mask": (4,), "norm": (1,), "prefix": (
 
 @pytest.mark.parametrize("kind", sorted(INVENTORIES))
 def test_the_printed_form_names_sizes_and_settings(kind):
-    inventory = INVENTORIES[kind](8, 12, K, 2)
+    inventory = INVENTORIES[kind](8, 12, K, n_heads=2)
     assert inventory.role == "skills"
     assert "in_features=8, out_features=12, n_skills=3, n_heads=2" in repr(inventory)
     if hasattr(inventory, "mix"):

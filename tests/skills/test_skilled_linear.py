@@ -15,7 +15,7 @@ TASK_IDS = torch.tensor([0, 1, 2])
 def make(kind, base=None, n_heads=2):
     slot = RoutingSlot()
     base = (base or nn.Linear(8, 12)).double()
-    inventory = filled(INVENTORIES[kind](8, 12, 3, n_heads)).double()
+    inventory = filled(INVENTORIES[kind](8, 12, 3, n_heads=n_heads)).double()
     return SkilledLinear(base, inventory, slot, 1), slot
 
 

@@ -38,8 +38,7 @@ TENSORS = [
 
 def layer(kind, n_heads=1, dtype=torch.float64):
     """Return a base layer and skills of it that change much."""
-    headed = kind in INVENTORIES
-    made = INVENTORIES[kind](I, O, K, n_heads) if headed else make_kind(kind, I, O, K)
+    made = make_kind(kind, I, O, K, **({"n_heads": n_heads} if kind in INVENTORIES else {}))
     return nn.Linear(I, O).to(dtype), filled(made).to(dtype)
 
 

@@ -1,8 +1,9 @@
 """Experiment loggers: what they log, and what happens where one fails."""
 
 import math
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +13,6 @@ import torch
 from torch import nn
 
 from helpers.command import column, load_recipe, read_csv, train
-from helpers.fake_wandb import install
 from helpers.gyms import write_config, write_gym
 from mttl.runtime.command import USER_MISTAKE, run_command
 from mttl.training.loggers import MetricsFile, StepMonitor, TensorBoard, rates_and_norms
@@ -21,6 +21,57 @@ from mttl.training.monitors import CELL, GAP, routing_image
 SHORT = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.log_every_n_steps=2")
 WANDB = (*SHORT, "trainer.loggers=[wandb]")
 ROLES = ("skills", "router")
+
+
+class FakeRun:
+    """What is logged stays in lists."""
+
+    offline = True
+
+    def __init__(self, given: dict[str, Any], id: str) -> None:
+        self.given, self.id = given, id
+        self.config = given["config"]
+        self.logged: list[dict[str, Any]] = []
+        self.defined: list[tuple] = []
+        self.exit_code: int | None = None
+        self.fails_with: Exception | None = None
+        folder = Path(given["dir"]) / "wandb"
+        (folder / f"offline-run-2026010{len(list(folder.iterdir())) + 1}_000000-{id}").mkdir()
+
+    def define_metric(self, *names: str, **options: Any) -> None:
+        self.defined.append((*names, options))
+
+    def log(self, values: dict[str, Any]) -> None:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.logged.append(values)
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.exit_code = exit_code
+
+    def column(self, name: str) -> dict[int, Any]:
+        return {row["step"]: row[name] for row in self.logged if name in row}
+
+
+def install(monkeypatch: Any, refusal: Exception | None = None) -> Any:
+    """Put a module of W&B's interface where `import wandb` finds it; starting a run may fail."""
+    module: Any = ModuleType("wandb")
+    module.__spec__ = SimpleNamespace(name="wandb")
+    module.runs = []
+
+    def init(**given: Any) -> FakeRun:
+        assert set(given) <= {"project", "name", "dir", "config", "settings", "id", "resume"}
+        if refusal is not None:
+            raise refusal
+        module.runs.append(FakeRun(given, given.get("id", f"fake{len(module.runs)}")))
+        return module.runs[-1]
+
+    module.init = init
+    module.Settings = lambda *, silent: SimpleNamespace(silent=silent)
+    module.Image = lambda pixels: SimpleNamespace(pixels=pixels)
+    module.Table = lambda *, columns, data: SimpleNamespace(columns=columns, data=data)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
-from mttl.adaptation.results import Results, check_rows
+from mttl.adaptation.plan import Results, check_rows, new_tasks, plan_jobs, read_samples
 from mttl.adaptation.resumable_jobs import keep_settings
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes

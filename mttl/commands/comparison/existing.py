@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mttl.adaptation.plan import FewShotResult
-from mttl.adaptation.results import MAY_CHANGE, Results
+from mttl.adaptation.plan import MAY_CHANGE, FewShotResult, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
 from mttl.commands.comparison.tables import TaskScore, markdown, read_seen, spread
 from mttl.io.errors import MttlError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from mttl.adaptation.results import Results
+from mttl.adaptation.plan import Results
 from mttl.commands.comparison.comparison_folder import MethodComparison
 from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_scores
 from mttl.commands.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuzzing import samples
-from mttl.adaptation.results import Results
+from mttl.adaptation.plan import Results
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.search import finished_trials, job_results
 from mttl.analysis.explore.explore_page import explore_page

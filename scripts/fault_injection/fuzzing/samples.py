@@ -16,8 +16,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, ByT5Tokenizer
 
 from envs.demonstrations import Demonstration, save_demonstrations
 from mttl.adaptation.new_tasks import adapt_to
-from mttl.adaptation.plan import FewShotJob, FewShotResult
-from mttl.adaptation.results import Results
+from mttl.adaptation.plan import FewShotJob, FewShotResult, Results
 from mttl.adaptation.search import note_values
 from mttl.commands import train
 from mttl.io import yaml12

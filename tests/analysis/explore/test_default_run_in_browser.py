@@ -15,8 +15,9 @@ import pytest
 import mttl
 from helpers.browser import ENTER, IN_A_BROWSER, UNNAMED, Page
 from helpers.command import ROOT
+from helpers.gyms import make_run
 from helpers.new_tasks import NEW, train_source
-from helpers.serving import BACKBONES, make_run
+from helpers.serving import BACKBONES
 from mttl.__main__ import main
 
 pytestmark = IN_A_BROWSER
@@ -170,7 +171,7 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
 def test_tokens_are_coloured_by_their_experts(driver: Any, tmp_path: Path) -> None:
     experts = ("moe.n_experts=4", "moe.targets=[mlp]", "moe.experts.rank=2")
     fragment = "+router/token_top2.yaml"
-    run = make_run(tmp_path, BACKBONES["t5"], *experts, fragment=fragment)
+    run = make_run(tmp_path, *experts, fragment=fragment, backbone=BACKBONES["t5"])
     with served(run) as address:
         page = Page(driver, address)
         page.resize(1300)

@@ -17,6 +17,7 @@ from mttl.io.errors import ConfigError
 from mttl.training.optim import build_optimizer
 
 TASKS = ["a", "b", "c"]
+SHORT = "data.max_output_length=2"
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,8 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
 @pytest.mark.parametrize(
     ("backbone", "settings"),
     [
-        (TINY_T5, ["backbone.gradient_checkpointing=true", "generation.num_beams=3"]),
-        (TINY_LLAMA, ["trainer.accumulate_grad_batches=2"]),
+        (TINY_T5, ["backbone.gradient_checkpointing=true", "generation.num_beams=3", SHORT]),
+        (TINY_LLAMA, ["trainer.accumulate_grad_batches=2", SHORT]),
         (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"]),
     ],
 )
@@ -156,7 +157,7 @@ TOKENS = [
 def test_experts_are_planned_with_even_loads(folder: Path, fragment: str) -> None:
     """Loads have the same sum, however uneven; what finds no room is planned all the same."""
     tiny = write_config(folder / "tokens.yaml", folder / "no_gym", backbone=TINY_T5)
-    config = load_config(f"{tiny}+{fragment}", ["data.batch_size=8"])
+    config = load_config(f"{tiny}+{fragment}", ["data.batch_size=8", SHORT])
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
     for measured in (training_bytes, generation_bytes):
         planned, found = (sum(measured(model, config).values()) for model in (fake, real))

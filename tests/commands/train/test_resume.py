@@ -141,13 +141,8 @@ def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(config, fol
         load_run(run.path)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [
-        pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 1, id="SIGTERM"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
 def test_a_signal_to_the_process_gives_its_exit_status(config, number, status) -> None:
     name = f"process-{number.name}"
     process = start(config, name, "trainer.max_steps=100000", "trainer.val_check_interval=10")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.nodes import run_processes
 from helpers.quantised import require
-from helpers.run_processes import run_processes
 from helpers.sharded import CASES, SOME, work
 
 
