@@ -340,7 +340,7 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     assert new.shown_descriptions.shape == (1, 16)
     assert not any(torch.equal(new.shown_descriptions[0], row) for row in router.shown_descriptions)
     with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, and Poly by"):
-        poly_checkpoint(built.model, base=None, task_type="SEQ_2_SEQ_LM")
+        poly_checkpoint(built.model, base=None)
     with pytest.raises(CheckpointError, match="mixes skills by the prompt of every example"):
         main(["merge-task", str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")])
 

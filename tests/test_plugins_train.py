@@ -190,7 +190,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         (
             "moe={router: {kind: 'own_all:FirstChoice'}, experts: {kind: lora}, "
             "balance: {switch: 0.1}}",
-            r"moe\.balance: 'own_all:FirstChoice' takes no argument 'balance' for it",
+            r"section moe: 'own_all:FirstChoice' takes no argument 'balance' for moe\.balance",
         ),
     ],
 )

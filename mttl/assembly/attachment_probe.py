@@ -56,16 +56,13 @@ class AttachmentProbe:
             )
 
     def check(self, slot: RoutingSlot, kinds: str, promised: bool) -> None:
-        """Refuse skills that do not work where they were put.
+        """Refuse skills that do not work where they were put: one of these does not hold.
 
         | property | how it is found out |
         |---|---|
         | new skills change nothing | logits are compared; prefixes in the softmax are left out |
         | every place has an effect | logits have gradients at its skills, away from their start |
         | rows are apart | a short row in a padded batch, with a cache, equals the row alone |
-
-        Raises:
-            ConfigError: If one of these does not hold.
         """
         if self.plain is None:
             return

@@ -32,15 +32,11 @@ def build_imported(
     *,
     logits: Mapping[str, Tensor] | None = None,
 ) -> Built:
-    """Put imported low-rank skills on a backbone.
+    """Put imported low-rank skills, factors (K, I, r) and (K, O, r) by layer, on a backbone.
 
-    Args:
-        settings: Their sections skills and router, or moe, are of as many skills as there are, of
-            their rank, on their layers. Polytropon's router starts at the given logits, or, to
-            rounding, where the private one is.
-        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
-        tasks: Names of the tasks.
-        logits: Of every layer, (T, H, K).
+    The sections skills and router, or moe, are of as many skills, of their rank, on their layers.
+    Polytropon's router starts at the given logits (T, H, K) of every layer, or, to rounding, where
+    the private one is.
     """
     built = build(settings, tasks, check=lambda network: check_layers(network, layers))
     model = built.model
@@ -95,9 +91,11 @@ def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]
     """Refuse skills of layers that a network lacks, or of another size."""
     modules = dict(network.named_modules())
     absent = [path for path in layers if path not in modules]
-    present = [path for path in layers if path in modules]
-    sizes = {path: (down.shape[1], up.shape[1]) for path, (down, up) in layers.items()}
-    other = [path for path in present if linear_features(modules[path]) != sizes[path]]
+    other = [
+        path
+        for path, (down, up) in layers.items()
+        if path in modules and linear_features(modules[path]) != (down.shape[1], up.shape[1])
+    ]
     wrong = {"these layers are missing": absent, "are not linear or of other sizes": other}
     if problems := grouped(wrong):
         raise CheckpointError(

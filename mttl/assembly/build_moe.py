@@ -24,7 +24,6 @@ def build_experts(
 ) -> Attachment:
     """Put the experts of the section on a backbone."""
     embeddings: Any = model.get_input_embeddings()
-    vocabulary_size = int(embeddings.weight.shape[0])
     upcycled = isinstance(moe.experts, UpcycledExperts)
     kind = moe.experts if upcycled else moe.experts.part_class
 
@@ -43,7 +42,18 @@ def build_experts(
         return silent(experts) if isinstance(experts, FeedForwardExperts) else experts
 
     def make_router(place: Place) -> TokenRouter:
-        return build_token_router(moe, place.in_features, vocabulary_size)
+        router, balance = moe.router, moe.balance
+        given: dict[str, Any] = {"in_features": place.in_features, "n_experts": moe.n_experts}
+        given["vocabulary_size"] = int(embeddings.weight.shape[0])
+        if "rank" in getattr(router.part_class, "internal", ()):  # of what reads members
+            given["rank"] = moe.experts.rank
+        if balance.bias:
+            given["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
+        if balance.load or balance.given:
+            given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
+            if "balance" not in {item.name for _, item in arguments(router.part_class)}:
+                raise ValueError(f"'{router.kind}' takes no argument 'balance' for moe.balance")
+        return router.make(**given)
 
     try:
         blocks = kind.attachment_point == "block"
@@ -64,19 +74,3 @@ def build_experts(
         )
     except ValueError as error:
         raise ConfigError(f"section moe: {error}") from error
-
-
-def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> TokenRouter:
-    """Build the router of one layer."""
-    router, balance = moe.router, moe.balance
-    given: dict[str, Any] = {"in_features": in_features, "n_experts": moe.n_experts}
-    given |= {"vocabulary_size": vocabulary_size}
-    if "rank" in getattr(router.part_class, "internal", ()):  # of what reads members
-        given["rank"] = moe.experts.rank
-    if balance.bias:
-        given["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
-    if balance.load or balance.given:
-        given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
-        if "balance" not in {item.name for _, item in arguments(router.part_class)}:
-            raise ConfigError(f"moe.balance: '{router.kind}' takes no argument 'balance' for it")
-    return router.make(**given)

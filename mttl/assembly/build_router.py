@@ -80,12 +80,9 @@ def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
 
 
 def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[Tensor, "T K"]:
-    """Read the weights of the Expert baseline.
+    """Read the weights of the Expert baseline for some tasks; the file may hold more.
 
-    Args:
-        name: A CSV file: a header ``task`` and the skills' names, then a row per task.
-        tasks: The tasks whose rows to return, in this order; the file may hold more.
-        n_skills: Skills K of the inventory.
+    It is a CSV file with a header of ``task`` and the skills' names, and a row per task.
 
     Raises:
         ConfigError: If the file is missing or malformed, has columns for another number of skills,
@@ -93,12 +90,11 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
     """
     path = find_file(name, setting="router.matrix")
     rows: dict[str, list[float]] = {}
-    n_columns = 0
     for row in read_table(path, ConfigError, ("task",)):
         task = row.pop("task")
         if task in rows:
             raise ConfigError(f"'{path}' has two rows of '{task}'")
-        place, n_columns = f"'{path}': a weight of '{task}'", len(row)
+        place = f"'{path}': a weight of '{task}'"
         rows[task] = [to_number(cell, place, ConfigError) for cell in row.values()]
     for task in tasks:
         if task not in rows:
@@ -110,7 +106,7 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
             raise ConfigError(
                 f"'{path}': the weights of '{task}' must be at least 0, and one of them above"
             )
-    if n_columns != n_skills:
+    if (n_columns := max(map(len, rows.values()), default=0)) != n_skills:
         raise ConfigError(
             f"'{name}' has columns for {n_columns} skills, but skills.n_skills is "
             f"{n_skills}; set it to per_column"

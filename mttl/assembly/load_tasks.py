@@ -31,8 +31,7 @@ def load_tasks(
         built = load_run(folder, run=run, backbone=backbone)
         share_weights(built.model, weights)  # before another whole model is on the device
         built.model.to(device_of())
-        twice = [name for name in built.tasks if name in models and folder != source]
-        if twice:
+        if twice := [name for name in built.tasks if name in models and folder != source]:
             raise ConfigError(f"--adapted '{folder}': another one is of the task '{twice[0]}' too")
         models = {name: built for name in built.tasks} | models
         results = Path(folder) / "results.csv"
@@ -46,13 +45,10 @@ def load_tasks(
 
 
 def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
-    """Let parameters and buffers that are equal to those of an earlier model be these.
+    """Let parameters and buffers equal to those of an earlier model be these; return their bytes.
 
     The model is only to be read from now on; tensors that are shared come to the device of the
     earlier one. ``known`` has those of earlier models by name, and receives the model's.
-
-    Returns:
-        How many bytes are no longer held twice.
     """
     saved = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

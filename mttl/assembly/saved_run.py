@@ -35,21 +35,13 @@ from mttl.skills.inputs.prefix import PrefixInventory
 
 @dataclass(frozen=True, kw_only=True)
 class Built(Predictor):
-    """A model ready to train, or to answer; one that was loaded from a run can be given away.
+    """A model ready to train, or to answer; one that was loaded from a run can be given away."""
 
-    Attributes:
-        backbone: Its section of the configuration; of a run, where the backbone was found.
-        attachment: Which layers have skills, and all routed groups.
-        token_layers: Which layers route tokens, if any do.
-        folder: The folder ``skills/`` that it was loaded from.
-        meta: The facts about it, as its ``meta.json`` says.
-    """
-
-    backbone: Backbone
-    attachment: Attachment
-    token_layers: Attachment | None = None
-    folder: Path | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    backbone: Backbone  # its section of the configuration; of a run, where it was found
+    attachment: Attachment  # which layers have skills, and all routed groups
+    token_layers: Attachment | None = None  # which layers route tokens, if any do
+    folder: Path | None = None  # skills/, which it was loaded from
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what its meta.json says
 
     @property
     def base(self) -> str:

@@ -49,11 +49,7 @@ def read_found_settings(saved: SavedInventory) -> ModelSettings:
 def read_settings(
     saved: SavedInventory, schema: type[S], plugins: Mapping[str, str] | None = None
 ) -> S:
-    """Return the validated settings of a saved inventory; ``plugins`` is as for `load_config`.
-
-    Raises:
-        CheckpointError: If they do not validate.
-    """
+    """Return the validated settings of an inventory; ``plugins`` is as for `load_config`."""
     try:
         return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:
@@ -68,15 +64,10 @@ def read_settings(
 
 
 def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
-    """Refuse settings of a command line that would change nothing.
+    """Refuse settings of a command line that would change nothing of an adaptation of a run.
 
     Only training reads them; or they are of a section that is the run's, or of how rows look, and
-    differ from the run.
-
-    Args:
-        run: The folder of the trained run.
-        config: The configuration, with the settings of the command line.
-        overrides: These, as ``section.key=value``.
+    differ from the run. The configuration has them, too.
     """
     split = (text.partition("=") for text in overrides)
     given = {name.strip(): value.strip() for name, _, value in split}
@@ -94,9 +85,9 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
     names = [name for name in given if name.partition(".")[0] in OF_THE_RUN or name in form]
     if not names:
         return
-    wanted, trained = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
+    trees = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
     for name in names:
-        here, there = _value(wanted, name), _value(trained, name)
+        here, there = (_value(tree, name) for tree in trees)
         if here != there:
             has = "has no such setting"
             if there is not _ABSENT:

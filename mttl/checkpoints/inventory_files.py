@@ -1,7 +1,6 @@
 """Where the inventory of a run lies, and its small files: facts, names of tasks, checksums."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import write_text
 from mttl.io.reading import file_sha256, read_json
 from mttl.io.record import Printable, Record, check
-from mttl.runtime.version import VERSION
 
 FORMAT_VERSION = 1
 # Keys of meta.json: the digests of all files, and the inventory that a task was adapted from.
@@ -24,7 +22,6 @@ AGAIN = (
     "command with --resume, or the adaptation with --save"
 )
 _ANOTHER_VERSION = "Load it with the mttl that wrote it, which it names under libraries"
-LIBRARIES = ("torch", "transformers", "pytorch-lightning")
 
 
 class BackboneFacts(Record):
@@ -56,13 +53,8 @@ class InventoryFacts(Record):
 
 
 def inventory_folder(folder: str | Path) -> Path:
-    """Return the folder ``skills/`` with a trained inventory: the given one, or one inside it.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
-    found = find_inventory(Path(folder))
-    if found is not None:
+    """Return the folder ``skills/`` with a trained inventory: the given one, or one inside it."""
+    if (found := find_inventory(Path(folder))) is not None:
         return found
     raise CheckpointError(
         f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ with "
@@ -83,11 +75,6 @@ def check_named(source: str | None, adapted: Sequence[str]) -> None:
     for folder in (source, *adapted):
         if folder is not None:
             inventory_folder(folder)
-
-
-def libraries() -> dict[str, str]:
-    """Return the versions of what writes inventories."""
-    return {"mttl": VERSION} | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:

@@ -21,14 +21,9 @@ def download(
     token: str | None = None,
     only: Sequence[str] | None = None,
 ) -> Path:
-    """Return the local copy of a repository.
+    """Return the local copy of a repository, or of ``only`` the files that patterns match.
 
-    Args:
-        name: Owner and name.
-        what: Content of the repository, for messages.
-        revision: Branch, tag or commit.
-        token: Of a private one; by default that of `hf auth login`.
-        only: Patterns of the files that are needed; all by default.
+    ``what`` is its content, for messages; by default the token is that of `hf auth login`.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(

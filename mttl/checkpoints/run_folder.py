@@ -60,19 +60,15 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     """Return the step to continue from: 0 for a new run, and for one without a saved state.
 
     Raises:
-        ConfigError: As for `check_place`, or if the configuration has changed outside its section
-            ``trainer``.
+        ConfigError: As for `check_place`, or if settings outside of ``trainer`` have changed.
         CheckpointError: If a file of the interrupted run is missing or damaged.
     """
-    if not resume:
-        from lightning_fabric.utilities.rank_zero import rank_zero_only
+    from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-        # Other processes may come when the first has begun to write.
-        if rank_zero_only.rank == 0:
-            check_place(folder, resume=False)
-        return 0
-    check_place(folder, resume=True)
-    if not _visible(folder.path):
+    # To a new run other processes may come when the first has begun to write.
+    if resume or rank_zero_only.rank == 0:
+        check_place(folder, resume=resume)
+    if not resume or not _visible(folder.path):
         return 0
     if not os.path.lexists(folder.config):
         raise CheckpointError(

@@ -22,6 +22,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from mttl.checkpoints.inventory_files import (
     find_inventory,
     inventory_digest,
     inventory_folder,
-    libraries,
     read_facts,
     read_names,
     write_facts,
@@ -52,8 +52,11 @@ from mttl.checkpoints.whole_tensors import for_first, is_first
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder
 from mttl.io.safetensors_file import read_tensors, write_tensors
+from mttl.runtime.version import VERSION
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
+
+LIBRARIES = ("torch", "transformers", "pytorch-lightning")  # whose versions are noted
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,25 @@ class SavedInventory:
         noted = self.meta["backbone"].get("places", {})
         return {key: str((self.folder.parent / place).resolve()) for key, place in noted.items()}
 
+    def require_backbone(
+        self,
+        parameters: Mapping[str, Tensor],
+        place: str = "this one",
+        values_of: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Refuse the parameters of another backbone; of one that was trained, other shapes alone.
+
+        What was trained is kept: its values are not those of the start. See `fingerprint`.
+        """
+        values, noted = self.backbone is None, self.meta["backbone"]
+        found = fingerprint(parameters, values=values, values_of=values_of if values else None)
+        if found != noted["fingerprint"]:
+            raise CheckpointError(
+                f"'{self.folder}' was trained on the backbone '{noted['name']}' (fingerprint "
+                f"{noted['fingerprint'][:12]}), not on {place} ({found[:12]}). Its weights must be "
+                "the same ones"
+            )
+
 
 def save_inventory(
     folder: str | Path,
@@ -86,14 +108,9 @@ def save_inventory(
 ) -> None:
     """Write a folder ``skills/``; the processes of a sharded training must call it together.
 
-    Args:
-        folder: An earlier one is replaced once the new one is complete.
-        model: Backbone, skills and router; of a policy the common parameters are the backbone.
-        tasks: Names of the tasks in the order of their ids.
-        backbone_name: What the backbone is called, for people.
-        backbone_trained: Whether its weights changed and have to be kept.
-        settings: What is needed to build the same model again; must be JSON.
-        places: Folders that the settings of the backbone name, by setting, wherever they are read.
+    An earlier one is replaced once the new one is complete. Of a policy the common parameters are
+    the backbone. The settings are what is needed to build the same model again, as JSON; ``places``
+    are the folders that the backbone's name, by setting, wherever they are read.
     """
     parameters = own_parameters(model)
     facts = _facts(parameters, backbone_name, backbone_trained, places or {}, settings)
@@ -119,8 +136,9 @@ def _facts(
         "fingerprint": fingerprint(parameters, values=not trained),
         "places": dict(places),
     }
+    libraries = {"mttl": VERSION} | {name: version(name) for name in LIBRARIES}
     facts = {"format_version": FORMAT_VERSION, "backbone": backbone}
-    return facts | {"libraries": libraries(), "settings": dict(settings)}
+    return facts | {"libraries": libraries, "settings": dict(settings)}
 
 
 def write_inventory(inventory: SavedInventory) -> None:
@@ -143,16 +161,9 @@ def save_adapted_inventory(
     backbone_trained: bool,
     settings: Mapping[str, Any],
 ) -> None:
-    """Write what an adapted model has besides the inventory that it was adapted from.
+    """Write what a model adapted to one task has besides the inventory that it was adapted from.
 
-    Args:
-        folder: Part of one that is written whole.
-        model: The adapted model; its router knows the one task.
-        task: Its name.
-        source: The inventory.
-        place: Where the folder will be in the end.
-        backbone_trained: Whether adaptation trained the backbone too.
-        settings: As for `save_inventory`.
+    The folder is part of one that is written whole, and will be at ``place`` in the end.
     """
     trained = backbone_trained or source.backbone is not None
     parameters = own_parameters(model)
@@ -187,8 +198,8 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
     now if it was moved.
 
     Raises:
-        CheckpointError: If it is not such a folder, or one of another version, a file is missing or
-            damaged, or what a task was adapted from is missing or another.
+        CheckpointError: If a file is missing, damaged or of another version, or what a task was
+            adapted from is missing or another.
     """
     folder = inventory_folder(folder)
     meta = read_facts(folder)
@@ -232,11 +243,11 @@ def _read_source(
 
 
 def load_into(model: Model, saved: SavedInventory) -> None:
-    """Copy a saved inventory into a model built with the same settings.
+    """Copy a saved inventory into a model built with the same settings, all or nothing.
 
     Raises:
         CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
-            another shape; nothing is copied then, and the message lists them by cause.
+            another shape; the message lists them by cause.
     """
     _load(model, saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
 
@@ -257,16 +268,8 @@ def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
 
 def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tensor]]) -> None:
     parameters = own_parameters(model)
-    trained = saved.backbone is not None
-    found = fingerprint(parameters, values=not trained)
-    expected = saved.meta["backbone"]["fingerprint"]
-    if found != expected:
-        raise CheckpointError(
-            f"'{saved.folder}' was trained on the backbone '{saved.meta['backbone']['name']}' "
-            f"(fingerprint {expected[:12]}), not on this one ({found[:12]}). Its weights "
-            "must be the same ones"
-        )
-    copy_saved(saved, targets | ({"backbone": parameters} if trained else {}))
+    saved.require_backbone(parameters)
+    copy_saved(saved, targets if saved.backbone is None else targets | {"backbone": parameters})
 
 
 def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -274,15 +277,31 @@ def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]
 
     The ``targets`` are those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some.
     """
-    sources = {part: getattr(saved, part) for part in targets}
-    if problems := [
-        line for part in targets for line in _compare(part, targets[part], sources[part])
-    ]:
+    problems = []
+    for part, tensors in targets.items():
+        source = getattr(saved, part)
+        causes = {
+            "missing": sorted(tensors.keys() - source.keys()),
+            "unexpected": sorted(source.keys() - tensors.keys()),
+            "of another shape": sorted(other_shapes(source, tensors)),
+        }
+        problems += [f"{part}, {line}" for line in grouped(causes)]
+    if problems:
         raise CheckpointError(f"'{saved.folder}' does not fit the model:\n" + "\n".join(problems))
     with torch.no_grad():
         for part, tensors in targets.items():
             for name, tensor in tensors.items():
-                tensor.copy_(sources[part][name])
+                tensor.copy_(getattr(saved, part)[name])
+
+
+def other_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors that have other shapes than wanted, with both."""
+    shapes = {
+        name: (tuple(found[name].shape), tuple(wanted[name].shape))
+        for name in found
+        if name in wanted
+    }
+    return [f"{name} {one} instead of {two}" for name, (one, two) in shapes.items() if one != two]
 
 
 def count_saved(path: Path, beginning: str = "") -> int:
@@ -302,15 +321,3 @@ def count_saved(path: Path, beginning: str = "") -> int:
             and entry.get_dtype().startswith(("F", "BF"))
         ]
     return sum(math.prod(shape) for shape in shapes if shape)
-
-
-def _compare(part: str, targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> list[str]:
-    missing = sorted(set(targets) - set(sources))
-    unexpected = sorted(set(sources) - set(targets))
-    shapes = [
-        f"{name} {tuple(sources[name].shape)} instead of {tuple(targets[name].shape)}"
-        for name in sorted(set(targets) & set(sources))
-        if targets[name].shape != sources[name].shape
-    ]
-    causes = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    return [f"{part}, {line}" for line in grouped(causes)]

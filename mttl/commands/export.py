@@ -129,14 +129,12 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
     """Return what the options name, one after another, and say how exact it is."""
     from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
     from mttl.merging.fold import strip, unfold
-    from mttl.models.backbone import is_decoder_only
     from mttl.peft_format.poly import poly_checkpoint
     from mttl.peft_format.skill_formats import SkillAdapter, skill_adapter
 
     console, model = make_console(), built.model
     if options.inventory:
-        task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
-        config, tensors = poly_checkpoint(model, base=base, task_type=task_type)
+        config, tensors = poly_checkpoint(model, base=base)
         console.print(f"A Poly adapter of {config['n_skills']} skills for the tasks, by id:")
         for task_id, task in enumerate(built.tasks):
             console.print(f"  {task_id} {task}", markup=False)
@@ -174,15 +172,14 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
 
 def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "tuple[Tensor, str]":
     """Return the mixing weights of a task, of the average or of one skill, and say what it is."""
-    from mttl.merging.fold import average_mixing, task_mixing
-    from mttl.peft_format.peft_lora import skill_mixing
+    from mttl.merging.fold import average_mixing, skill_mixing, task_mixing
 
     router, run = built.model.router, f"`{options.run}`"
     if task is not None:
         return task_mixing(router, int(built.task_ids([task]))), f"The task `{task}` of {run}."
     if options.average:
         return average_mixing(router), f"The average of all skills of {run}."
-    return skill_mixing(built.model, options.skill), f"Skill {options.skill} of {run} alone."
+    return skill_mixing(built.model.router, options.skill), f"Skill {options.skill} of {run} alone."
 
 
 def accuracy(adapter: "Mapping[str, LowRank]") -> str:

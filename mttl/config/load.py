@@ -113,13 +113,7 @@ def _missing(tree: Tree, schema: type[Section]) -> list[str]:
 def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
     """Return the path of a file: as given, under ``configs/`` here, or as it is shipped.
 
-    Args:
-        name: What the user wrote.
-        suffix: May be left out of the name.
-        setting: Which names it, for messages; none where the command line lists files.
-
-    Raises:
-        ConfigError: If there is none.
+    The suffix may be left out of the name. A `ConfigError` names the setting, if one has the name.
     """
     if not name:
         raise ConfigError("the name of a file is empty; files are joined as a.yaml+b.yaml")

@@ -143,10 +143,10 @@ def part_models(family: Family, base: type[Section]) -> tuple[type[PartSection],
     return tuple(part_model(family, kind, base) for kind in PARTS[family.name])
 
 
-def parts_of(family: Family, base: type[Section]) -> Any:
-    """Return the type of a section that is one of the family's parts, built-in or custom."""
+def parts_of(family: Family, base: type[Section], *others: type[Section]) -> Any:
+    """Return the type of a section: a part of a family, built-in or custom, or one of others."""
     return Annotated[
-        Union[part_models(family, base)],  # noqa: UP007 - of a tuple
+        Union[(*part_models(family, base), *others)],
         Field(discriminator="kind"),
         PluginKinds(family, base),
     ]

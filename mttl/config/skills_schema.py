@@ -1,11 +1,11 @@
 """The sections `skills`, `router` and `aggregation`: what skills do, who uses which, and how."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt
 
-from mttl.config.plugin_section import PartSection, PluginKinds, make_section, part_models, parts_of
+from mttl.config.plugin_section import PartSection, make_section, parts_of
 from mttl.config.section import Section
 from mttl.plugins.classes import ROUTERS, SKILLS
 from mttl.plugins.part_settings import NonNegative
@@ -76,11 +76,7 @@ if TYPE_CHECKING:
     Skills: TypeAlias = PartSection
 else:
     Router = parts_of(ROUTERS, AnyRouter)
-    Skills = Annotated[
-        Union[*part_models(SKILLS, AnySkills), Several, NoSkills],
-        Field(discriminator="kind"),
-        PluginKinds(SKILLS, AnySkills),
-    ]
+    Skills = parts_of(SKILLS, AnySkills, Several, NoSkills)
 
 
 # How many skills a router takes.

@@ -34,12 +34,7 @@ class DivergedError(TrainingError):
 
 
 class StopRequested(Exception):
-    """A run was asked to stop.
-
-    Args:
-        number: The signal that asked.
-        checkpoint: Where its state is, if it was saved.
-    """
+    """A run was asked to stop by a signal; its state is in the checkpoint, if it was saved."""
 
     def __init__(self, number: signal.Signals, checkpoint: Path) -> None:
         saved = "the state was saved, continue with --resume"

@@ -106,14 +106,8 @@ def table_rows(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the number of each row's last line, and its cells by column; blank lines are skipped.
 
-    Args:
-        lines: The text, or its lines with their ends.
-        place: Origin of the text, for messages.
-        error: Class of the errors, also for ragged rows.
-        columns: Names of columns that are required.
-        names: Names of the columns of a table without a header.
-        delimiter: Character between cells; with a tab, nothing is quoted.
-        advice: How to fix a malformed table, for messages.
+    A text may be given as lines with their ends. The ``columns`` are required; ``names`` are those
+    of a table without a header. With tabs between cells, nothing is quoted.
     """
     if isinstance(lines, str):
         lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")

@@ -37,16 +37,11 @@ Kind = TypeVar("Kind")
 
 
 class Record(BaseModel):
-    """The content of a file, or a part of it: immutable, without unknown fields or NaN.
-
-    Attributes:
-        error: Class of the errors about such a file.
-        advice: How to fix a damaged file.
-    """
+    """The content of a file, or a part of it: immutable, without unknown fields or NaN."""
 
     model_config = STRICT | ConfigDict(frozen=True)
-    error: ClassVar[type[MttlError]] = CheckpointError
-    advice: ClassVar[str] = "Copy it again"
+    error: ClassVar[type[MttlError]] = CheckpointError  # about such a file
+    advice: ClassVar[str] = "Copy it again"  # how to fix a damaged file
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

@@ -38,8 +38,7 @@ def write_tensors(
 ) -> None:
     """Write tensors that do not share memory, by name, and texts of the header.
 
-    Raises:
-        OSError: If the disk refuses; the error of the library names no file.
+    The `OSError` of a disk that refuses names the file, as that of the library does not.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:

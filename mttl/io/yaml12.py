@@ -42,11 +42,7 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def parse(text: str) -> Any:
-    """Return the tree of a YAML document.
-
-    Raises:
-        YAMLError: If it is malformed, or a key is repeated.
-    """
+    """Return the tree of a YAML document; a `YAMLError` if it is malformed, or repeats a key."""
     return copy.deepcopy(_parsed(text))
 
 

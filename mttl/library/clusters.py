@@ -32,12 +32,10 @@ STARTS = 10
 def inner_products(
     members: Sequence[Mapping[str, LowRank]], *, by: str = "weights"
 ) -> Float[Tensor, "K K"]:
-    """Return the inner products of all members, summed over layers.
+    """Return the inner products of all members, summed over layers; what one lacks counts as zeros.
 
-    Args:
-        members: The changes of each by path of the layer; what one lacks counts as zeros.
-        by: ``"weights"``: of the factors, as in the paper. ``"changes"``: of the products B Aᵀ,
-            which do not depend on how a change is written as a product.
+    They are ``by`` ``"weights"``, the factors, as in the paper, or by ``"changes"``, the products
+    B Aᵀ, which do not depend on how a change is written as a product.
     """
     total = torch.zeros(len(members), len(members), dtype=torch.float64)
     for factors in stack_members(members).values():
@@ -60,11 +58,7 @@ def embedded(products: Float[Tensor, "K K"], n_components: int) -> Float[Tensor,
 
 
 def k_means(points: Float[Tensor, "K c"], n_clusters: int, *, seed: int = 0) -> Int[Tensor, "K"]:
-    """Return the cluster of every point: the best of ten starts; numbered by their first points.
-
-    Raises:
-        ConfigError: If there are fewer points than clusters, or no cluster.
-    """
+    """Return the cluster of every point: the best of ten starts; numbered by their first points."""
     from sklearn.cluster import KMeans
 
     if not 1 <= n_clusters <= len(points):

@@ -33,10 +33,8 @@ from mttl.library.member_card import (
     member_name,
 )
 from mttl.merging.low_rank_factors import LowRank
-from mttl.peft_format.peft_folder import CONFIG, TENSORS, read_peft, write_peft
+from mttl.peft_format.peft_folder import CONFIG, TENSORS, of_base, read_peft, write_peft
 from mttl.peft_format.peft_lora import lora_adapter, read_lora
-
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Member:
 
     def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
         """Return the member with the given words on its card; ``*`` in a name is its own name."""
-        given = {"name": name and name.replace("*", self.card.name)}
-        given |= {"licence": licence, "data": data}
+        own = name and name.replace("*", self.card.name)
+        given = {"name": own, "licence": licence, "data": data}
         words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
         return replace(self, card=self.card.model_copy(update=words))
 
@@ -60,18 +58,12 @@ class Member:
 
 
 class Library(Record):
-    """The content of ``library.json`` as it was when the library was opened.
-
-    Attributes:
-        folder: Where it lies.
-        base: The model below all members.
-        version: How many changes it has seen.
-        members: Hash of each member's files, by name, in alphabetical order.
-    """
+    """The content of ``library.json`` as it was when the library was opened."""
 
     folder: Path = Field(Path(), exclude=True)
     format_version: Literal[1] = 1
-    version: int = 0
+    version: int = 0  # number of changes so far
+    # Hash of each member's files, by name, in alphabetical order.
     members: dict[Annotated[str, AfterValidator(member_name)], str] = Field(default_factory=dict)
     base: BaseModel
 
@@ -81,11 +73,7 @@ class Library(Record):
         return list(self.members)
 
     def chosen(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the names that patterns with ``*`` and ``?`` match; without any, all.
-
-        Raises:
-            ConfigError: If a pattern matches no member.
-        """
+        """Return the names that patterns with ``*`` and ``?`` match; without any, all."""
         found: dict[str, None] = {}
         for pattern in patterns or ["*"]:
             names = [name for name in self.members if fnmatchcase(name, pattern)]
@@ -102,19 +90,11 @@ class Library(Record):
         return self.folder / "members" / name
 
     def card(self, name: str) -> MemberCard:
-        """Return the card of a member.
-
-        Raises:
-            CheckpointError: If it is missing or damaged.
-        """
+        """Return the card of a member; a `CheckpointError` says that it is missing or damaged."""
         return MemberCard.read(self.place(name) / CARD)
 
     def member(self, name: str) -> Member:
-        """Return a member.
-
-        Raises:
-            CheckpointError: If a file is missing, or not the one that was noted.
-        """
+        """Return a member; a `CheckpointError` if a file is missing, or not the one noted."""
         folder = self.place(name)
         if _digest(folder) != self.members[name]:
             raise CheckpointError(
@@ -132,11 +112,7 @@ class Library(Record):
 
 
 def open_library(folder: str | Path) -> Library:
-    """Read which members a library has.
-
-    Raises:
-        CheckpointError: If the folder is not a library, or one of another format.
-    """
+    """Read which members a library has; `CheckpointError` if there is none in this format."""
     return Library.read(check_library(folder)).model_copy(update={"folder": Path(folder)})
 
 
@@ -161,16 +137,15 @@ def member_problems(
         taken.setdefault(name, source)
         if not member.changes:
             problems.append(f"{source} changes no layer")
-        absent = [path for path in member.changes if path not in base.layers]
-        if absent:
-            problems.append(
-                f"{source}: the base model has no linear layer {some([*map(repr, absent)], 3)}"
-            )
-        for path, part in member.changes.items():
-            if path in base.layers and part.sizes != base.layers[path]:
+        layers = {path: base.layers.get(path) for path in member.changes}
+        if absent := [repr(path) for path, sizes in layers.items() if sizes is None]:
+            problems.append(f"{source}: the base model has no linear layer {some(absent, 3)}")
+        for path, sizes in layers.items():
+            found = member.changes[path].sizes
+            if sizes is not None and found != sizes:
                 problems.append(
-                    f"{source}: '{path}' has {part.sizes[0]} -> {part.sizes[1]} features; in the "
-                    f"base model it has {base.layers[path][0]} -> {base.layers[path][1]}"
+                    f"{source}: '{path}' has {found[0]} -> {found[1]} features; in the base model "
+                    f"it has {sizes[0]} -> {sizes[1]}"
                 )
                 break
     return problems
@@ -185,7 +160,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
     """
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
-    with locked(path / LOCK):
+    with locked(path / ".lock"):
         before = _require_new_members(path, base, members)
         if not is_library(path):
             before.write(path / LIBRARY)
@@ -195,14 +170,9 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
 
 
 def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
-    """Remove the members that patterns match; return their names.
-
-    Raises:
-        CheckpointError: If the folder is not a library.
-        ConfigError: If a pattern matches no member; nothing is removed then.
-    """
+    """Remove the members that patterns match (see `Library.chosen`); return their names."""
     open_library(folder).chosen(patterns)
-    with locked(Path(folder) / LOCK):
+    with locked(Path(folder) / ".lock"):
         library = open_library(folder)
         names = library.chosen(patterns)
         left = {name: own for name, own in library.members.items() if name not in names}
@@ -211,12 +181,7 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
 
 
 def library_to_be(folder: str | Path) -> Library | None:
-    """Return the library in a folder, or None where one can be made.
-
-    Raises:
-        CheckpointError: If the library is damaged.
-        ConfigError: If other files lie there.
-    """
+    """Return the library in a folder, or None where one can be made: no other files lie there."""
     path = Path(folder)
     # What is hidden is a lock, or what another writer begins with.
     strange = path.is_file() or (
@@ -236,8 +201,7 @@ def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member
             f"'{folder}' is a library over '{library.base.name}' (fingerprint "
             f"{library.base.fingerprint[:12]}), not over '{base.name}' ({base.fingerprint[:12]})"
         )
-    problems = member_problems(members, base, library.members)
-    if problems:
+    if problems := member_problems(members, base, library.members):
         raise CheckpointError("nothing was added:\n" + "\n".join(problems))
     return library
 
@@ -253,12 +217,9 @@ def _write_member(library: Library, member: Member) -> str:
     """Write a member's folder; return its hash. Zeros fill its layers up to one rank."""
     base, changes = library.base, member.changes
     rank = max(part.rank for part in changes.values())
-    config, tensors = lora_adapter(
-        {path: part.padded(rank) for path, part in changes.items()},
-        base=base.name,
-        task_type=base.task_type,
-        transposed=base.transposed,
-    )
+    padded = {path: part.padded(rank) for path, part in changes.items()}
+    config, tensors = lora_adapter(padded, transposed=base.transposed)
+    config |= of_base(base.name, base.task_type)
     place = library.place(member.card.name)
     with new_folder(place) as new:
         write_peft(new, config, {name: tensor.float() for name, tensor in tensors.items()})

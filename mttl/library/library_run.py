@@ -46,16 +46,9 @@ def make_run(
 ) -> tuple[Config, Built]:
     """Write a run whose K skills, or experts, are members of a library, each with a task.
 
-    Args:
-        library: The library.
-        names: Of the members.
-        config: The run's; the sections skills and moe take their number, rank and layers from the
-            members.
-        out: Its folder, a new one.
-        mix: How skills combine where a task uses several.
-        descriptions: That are shown before the inputs, by task.
-        general: Names of members whose mean is taken from the others.
-        prepare: Called with the configuration and the model before it is written.
+    The sections skills and moe take their number, rank and layers from the members; ``mix`` says
+    how skills combine where a task uses several. The mean of the ``general`` members is taken from
+    the others. ``prepare`` is called with the configuration and the model before it is written.
 
     Raises:
         ConfigError: If a section does not fit members, or two members have one task.
@@ -92,11 +85,7 @@ def make_run(
 
 
 def tasks_of(members: Sequence[Member]) -> list[str]:
-    """Return the task of each member.
-
-    Raises:
-        ConfigError: If two members have one.
-    """
+    """Return the task of each member; a `ConfigError` if two have one."""
     owners: dict[str, str] = {}
     for member in members:
         task, name = member.card.task, member.card.name
@@ -112,11 +101,7 @@ def tasks_of(members: Sequence[Member]) -> list[str]:
 def with_members(
     config: Config, layers: Mapping[str, tuple[Tensor, Tensor]], *, mix: str
 ) -> Config:
-    """Return a configuration whose skills, or experts, are as many and as large as the members.
-
-    Raises:
-        ConfigError: If a section does not fit members.
-    """
+    """Return a configuration whose skills, or experts, are as many and as large as the members."""
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
         raise ConfigError(

@@ -15,11 +15,7 @@ _FORBIDDEN = "*/:?[\\]"
 
 
 def check_library(folder: str | Path) -> Path:
-    """Return the file of a library that says which members count.
-
-    Raises:
-        CheckpointError: If the folder has none.
-    """
+    """Return the file of a library that says which members count; refuse folders without."""
     path = Path(folder) / LIBRARY
     if not path.exists():
         raise CheckpointError(
@@ -29,61 +25,36 @@ def check_library(folder: str | Path) -> Path:
 
 
 def member_name(name: str) -> str:
-    """Return a name that a folder of a library can have.
-
-    Raises:
-        ValueError: If it can have none.
-    """
+    """Return a name that a folder of a library can have; others are a `ValueError`."""
     if printable(name).startswith(".") or set(_FORBIDDEN) & set(name):
         raise ValueError(f"must not begin with a point nor hold any of {' '.join(_FORBIDDEN)}")
     return name
 
 
 class BaseModel(Record):
-    """The language model below all members of a library.
+    """The language model below all members of a library."""
 
-    Attributes:
-        name: A folder of this machine, or its name on the hub.
-        fingerprint: Of its parameters, as runs note it.
-        task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``, as PEFT says it.
-        transposed: Whether it keeps weights as (I, O), as GPT-2 does.
-        layers: Features in and out of its linear layers, by path.
-    """
-
-    name: str
-    fingerprint: str
-    task_type: str
-    transposed: bool
-    layers: dict[str, tuple[int, int]] = Field(repr=False)
+    name: str  # a folder of this machine, or its name on the hub
+    fingerprint: str  # of its parameters, as runs note it
+    task_type: str  # "SEQ_2_SEQ_LM" or "CAUSAL_LM", as PEFT says it
+    transposed: bool  # it keeps weights as (I, O), as GPT-2 does
+    layers: dict[str, tuple[int, int]] = Field(repr=False)  # features in and out, by path
 
 
 class MemberCard(Record):
-    """What is known of a member.
-
-    Attributes:
-        name: Of the member; its folder has it too.
-        task: That it was trained for.
-        source: Where it was read.
-        base: Name and fingerprint of its base model.
-        targets: The rank of its change, by path of the layer.
-        weights: SHA-256 and number of parameters.
-        data: What it was trained on.
-        licence: Under which it may be used.
-        training: Settings of its training.
-        scores: Rows with ``split``, ``metric``, ``score`` and ``n``.
-    """
+    """What is known of a member."""
 
     format_version: Literal[1] = 1
-    name: str
+    name: str  # and that of its folder
     task: str
-    source: str
-    base: dict[str, Any] = Field(default_factory=dict)
-    targets: dict[str, int] = Field(default_factory=dict)
-    weights: dict[str, Any] = Field(default_factory=dict)
+    source: str  # where it was read
+    base: dict[str, Any] = Field(default_factory=dict)  # name and fingerprint of its base model
+    targets: dict[str, int] = Field(default_factory=dict)  # the rank of its change, by layer
+    weights: dict[str, Any] = Field(default_factory=dict)  # SHA-256 and number of parameters
     data: str | None = None
     licence: str | None = None
-    training: dict[str, Any] = Field(default_factory=dict)
-    scores: list[dict[str, str]] = Field(default_factory=list)
+    training: dict[str, Any] = Field(default_factory=dict)  # settings
+    scores: list[dict[str, str]] = Field(default_factory=list)  # split, metric, score and n
 
     @property
     def rank(self) -> int:

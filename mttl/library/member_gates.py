@@ -32,9 +32,6 @@ def prepare_members(config: Config, imported: Built) -> None:
     """Train gates of members, or show their tasks' examples, where the router asks for it.
 
     Others need no gym, and none is opened.
-
-    Raises:
-        TaskError: If the gym lacks a task of a member.
     """
     model, gates = imported.model, None if config.moe is None else config.moe.router
     if not model.router.seen and "gate_steps" not in getattr(gates, "own_settings", ()):

@@ -23,11 +23,17 @@ from mttl.io.reading import read_text
 from mttl.io.yaml12 import YAMLError, parse
 from mttl.library.library_folder import Member, is_library, open_library
 from mttl.library.member_card import CARD, LIBRARY, BaseModel, MemberCard
-from mttl.merging.fold import task_mixing
+from mttl.merging.fold import skill_mixing, task_mixing
 from mttl.merging.low_rank_factors import relative_error
-from mttl.models.backbone import is_decoder_only
-from mttl.peft_format.peft_folder import CONFIG, PICKLE, TENSORS, PeftFolder, read_peft
-from mttl.peft_format.peft_lora import mixture_adapter, read_lora, skill_mixing
+from mttl.peft_format.peft_folder import (
+    CONFIG,
+    PICKLE,
+    TENSORS,
+    PeftFolder,
+    read_peft,
+    task_type_of,
+)
+from mttl.peft_format.peft_lora import mixture_adapter, read_lora
 from mttl.skills.targets import linear_features
 
 # What is asked of the hub: a folder of PEFT, a run, or a library.
@@ -43,30 +49,21 @@ STORED = ".base_layer.weight"
 
 @dataclass
 class Found:
-    """What becomes a member of what sources hold, and what is wrong with them.
+    """What becomes a member of what sources hold, and what is wrong with them."""
 
-    Attributes:
-        rank: Of runs, the largest rank; by default what an exact copy takes.
-        skills: Of runs, take each skill instead of each task.
-        backbone: Where the base model of runs is now.
-        members: In the order of the sources; each card names its base, or gives its fingerprint.
-        problems: A line for each source, or part of one, that cannot be read.
-        runs: How many of the sources are runs.
-    """
-
-    rank: int | None = None
-    skills: bool = False
-    backbone: str | None = None
+    rank: int | None = None  # of runs, the largest; by default what an exact copy takes
+    skills: bool = False  # of runs, take each skill instead of each task
+    backbone: str | None = None  # where the base model of runs is now
+    # In the order of the sources; each card names its base, or gives its fingerprint.
     members: list[Member] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    runs: int = 0
+    problems: list[str] = field(default_factory=list)  # of sources, or parts, that cannot be read
+    runs: int = 0  # number of sources that are runs
 
     def read(self, sources: Sequence[str]) -> None:
         """Read everything that sources name.
 
-        Args:
-            sources: Folders, patterns with ``*``, ``?`` and ``[``, or ``OWNER/NAME`` on the hub,
-                which may be followed by ``@REVISION``.
+        These are folders, patterns with ``*``, ``?`` and ``[``, or ``OWNER/NAME`` on the hub, which
+        may be followed by ``@REVISION``.
         """
         for source in sources:
             with self._noted():
@@ -103,28 +100,31 @@ class Found:
                 f"'{path}' trained its backbone too: its skills belong to a model of its own. "
                 "Merge a task instead (mttl merge-task)"
             )
-        names = built.tasks
+        kind, names, rows = "task", built.tasks, scores_of(path, built.tasks)
         if self.skills:
+            kind, rows = "skill", []
             names = tuple(f"{path.resolve().name}-{k}" for k in range(model.router.n_skills))
         data, training = _run_facts(path)
         for place, name in enumerate(names):
-            source = f"'{path}', {'skill' if self.skills else 'task'} '{name}'"
-            by_task = not self.skills
-            mixing = task_mixing(model.router, place) if by_task else skill_mixing(model, place)
+            source = f"'{path}', {kind} '{name}'"
+            mixing = (skill_mixing if self.skills else task_mixing)(model.router, place)
             try:
                 changes = mixture_adapter(model, mixing, self.rank)
             except CheckpointError as error:
                 self.problems.append(f"{source}: {error}")
                 continue
             lost = relative_error(list(changes.values()))
-            rows = [] if self.skills else scores_of(path, [name])
             facts = {"prefix": built.form.prefix} | ({"lost_by_cut": lost} if lost else {})
             card = MemberCard(
                 name=name,
                 task=name,
                 source=source,
                 base={"name": built.base, "fingerprint": backbone["fingerprint"]},
-                scores=[{k: row[k] for k in ("split", "metric", "score", "n")} for row in rows],
+                scores=[
+                    {key: row[key] for key in ("split", "metric", "score", "n")}
+                    for row in rows
+                    if row["task"] == name
+                ],
                 data=data,
                 training=training | facts,
             )
@@ -161,17 +161,13 @@ def base_problems(
 
 
 def describe_base(name: str) -> BaseModel:
-    """Load a model and return what a library notes of it.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-    """
+    """Load a model and return what a library notes of it."""
     network = build_backbone(Pretrained(kind="pretrained", name=name))
     features = {path: linear_features(module) for path, module in network.named_modules()}
     return BaseModel(
         name=lasting_name(name),
         fingerprint=fingerprint(backbone_parameters(network), values=True),
-        task_type="CAUSAL_LM" if is_decoder_only(network) else "SEQ_2_SEQ_LM",
+        task_type=task_type_of(network),
         transposed=any(map(is_transposed, network.modules())),
         layers={path: sizes for path, sizes in features.items() if sizes is not None},
     )
@@ -186,8 +182,7 @@ def lasting_name(name: str) -> str:
 def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
     """Return an adapter without the weights that PEFT stores of the base, as those of a head.
 
-    Raises:
-        CheckpointError: If it stores others than the base has: they were trained, or resized.
+    A `CheckpointError` says that the base has others: these were trained, or resized.
     """
     stored = {name: value for name, value in folder.tensors.items() if name.endswith(STORED)}
     if not stored or not base:
@@ -241,15 +236,15 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     if (path / CARD).exists():  # a member that went out, and comes back
         card = MemberCard.read(path / CARD)
     else:
-        told, training = _front_matter(path / "README.md"), {}
-        for key in TRAINING:
-            if (value := folder.config.get(key)) is not None:
-                training[key] = value
-        words: dict[str, Any] = {
-            "data": _told(told.get("datasets")),
-            "licence": _told(told.get("license")),
-        }
-        card = MemberCard(name=name, task=name, source="", training=training, **words)
+        told, config = _front_matter(path / "README.md"), folder.config
+        card = MemberCard(
+            name=name,
+            task=name,
+            source="",
+            training={key: config[key] for key in TRAINING if config.get(key) is not None},
+            data=_told(told.get("datasets")),
+            licence=_told(told.get("license")),
+        )
     own = {"name": below if isinstance(below, str) else ""}
     here = {"name": name, "source": f"'{path}'", "base": own}
     return Member(card.model_copy(update=here), changes)

@@ -36,12 +36,9 @@ N_TOKENS = 16
 def check_written(folder: Path, network: Any, answers: Answers, like: Any = None) -> None:
     """Refuse a folder that does not load or answer as intended.
 
-    Args:
-        folder: The folder that is being written.
-        network: The model in it; of an adapter, its base; or the run, loaded from there.
-        answers: The expected answers; without any, only names and shapes are compared.
-        like: A folder of a model, whose own missing and unexpected tensors pass; or the tensors of
-            the adapter, without PEFT's prefix.
+    The network is the model in it; of an adapter, its base; or the run, loaded from there. Without
+    answers only names and shapes are compared. The missing and unexpected tensors of a model pass
+    if those of ``like``, a folder, are the same; of an adapter, ``like`` are the tensors.
 
     Raises:
         CheckpointError: If tensors are missing, unexpected or of another shape, or answers differ
@@ -174,8 +171,7 @@ def compare_answers(
     most, errors = rounding(network), {}
     for task, answer in due.items():
         errors[task] = float((found[task] - answer).norm() / answer.norm())
-    off = [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]
-    if off:
+    if off := [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]:
         pairs = {name: (read[name].float(), due.float()) for name, due in (meant or {}).items()}
         differing = [
             name for name, pair in pairs.items() if not torch.equal(*map(Tensor.cpu, pair))

@@ -1,7 +1,7 @@
 """Differences that prevent a merge, all listed before anything is written."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
+from mttl.checkpoints.saved_inventory import other_shapes
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import read_json
 from mttl.merging.weights_folder import Weights
@@ -33,7 +34,7 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
         "unexpected": [
             name
             for name in other
-            if name not in base and not (loaded.is_buffer(name) and not other[name].any())
+            if name not in base and not (name in loaded.buffers and not other[name].any())
         ],
         "of another shape": other_shapes(other, base),
         "of another type": [
@@ -75,31 +76,16 @@ def setting_differences(base: Path, other: Path) -> list[str]:
     under `INCIDENTAL` may differ, and a file that one of them lacks is not compared.
     """
     ours, theirs = _read_settings(base), _read_settings(other)
-    differing = []
-    if ours and theirs:
-        differing = [
-            f"{key} {theirs.get(key)!r} instead of {ours.get(key)!r}"
-            for key in sorted(ours.keys() | theirs.keys())
-            if ours.get(key) != theirs.get(key)
-        ]
+    differing = [
+        f"{key} {theirs.get(key)!r} instead of {ours.get(key)!r}"
+        for key in sorted(ours.keys() | theirs.keys() if ours and theirs else ())
+        if ours.get(key) != theirs.get(key)
+    ]
     tokens = [_vocabulary(folder / "tokenizer.json") for folder in (base, other)]
-    other_words = all(tokens) and tokens[0] != tokens[1]
-    return grouped(
-        {
-            "settings that differ": differing,
-            "tokenizer": ["tokenizer.json has another vocabulary"] if other_words else [],
-        }
+    words = (
+        ["tokenizer.json has another vocabulary"] if all(tokens) and tokens[0] != tokens[1] else []
     )
-
-
-def other_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return the tensors that have other shapes than wanted, with both."""
-    shapes = {
-        name: (tuple(found[name].shape), tuple(wanted[name].shape))
-        for name in found
-        if name in wanted
-    }
-    return [f"{name} {one} instead of {two}" for name, (one, two) in shapes.items() if one != two]
+    return grouped({"settings that differ": differing, "tokenizer": words})
 
 
 def _short(value: Tensor) -> str:

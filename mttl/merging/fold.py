@@ -24,24 +24,14 @@ from mttl.skills.skilled_model import SkilledModel
 
 @dataclass(frozen=True)
 class FoldedBackbone:
-    """A backbone in which plain layers stand in the place of skilled ones.
+    """A backbone in which plain layers stand in the place of skilled ones."""
 
-    Attributes:
-        backbone: The network of one task: it takes no task ids, and saves as what it was.
-        replaced: The skilled layers that `unfold` puts back, by path.
-    """
-
-    backbone: nn.Module
-    replaced: dict[str, SkilledLayer]
+    backbone: nn.Module  # of one task: it takes no task ids, and saves as what it was
+    replaced: dict[str, SkilledLayer]  # the skilled layers that `unfold` puts back, by path
 
 
 def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
-    """Return the mixing weights of one task, without noise.
-
-    Raises:
-        ValueError: If the router does not know the task.
-        CheckpointError: If its weights depend on the prompt too.
-    """
+    """Return the mixing weights of one task, without noise; they may not depend on the prompt."""
     if "prompts" in router.seen:
         raise CheckpointError(
             f"a {type(router).__name__} mixes skills by the prompt of every example: no weights of "
@@ -61,21 +51,24 @@ def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
     return torch.full_like(router.matrix()[:, 0].detach(), 1 / router.n_skills)
 
 
+def skill_mixing(router: TaskRouter, skill: int) -> Float[Tensor, "G H K"]:
+    """Return the mixing weights that use one skill alone; `CheckpointError` if there is none."""
+    n_skills = router.n_skills
+    if not 0 <= skill < n_skills:
+        raise CheckpointError(f"there is no skill {skill}: they are numbered 0 … {n_skills - 1}")
+    mixing = torch.zeros_like(average_mixing(router))
+    mixing[..., skill] = 1
+    return mixing
+
+
 @torch.no_grad()
 def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
-    """Replace every skilled layer by a plain one that computes the same for one mixture.
+    """Replace every skilled layer by a plain one that computes the same for one mixture, in place.
 
     The sums are made in single precision at least and rounded once to the base layer's dtype;
     weights in few bits are unpacked for them (`dequantise` does so with the other layers). The
     base weights are not touched: the skilled layers are kept aside, and `unfold` restores the
     model bit for bit. Until then ``model`` itself answers every task as this one.
-
-    Args:
-        model: Backbone, skills and router; its backbone is changed in place.
-        mixing: Weight of every skill in every group; see `task_mixing` and `average_mixing`.
-
-    Returns:
-        The backbone, and what is needed to undo it.
 
     Raises:
         CheckpointError: If tokens choose experts.
@@ -87,8 +80,7 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     expected = (router.n_groups, router.n_heads, router.n_skills)
     if mixing.shape != expected:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
-    skilled = model.skilled_layers()
-    if not skilled:
+    if not (skilled := model.skilled_layers()):
         raise ValueError("it is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
@@ -97,15 +89,13 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
 
 def strip(model: SkilledModel) -> FoldedBackbone:
     """Take the skills off: put every base layer in the place of its skilled one."""
-    return _replace(
-        model.backbone, {layer: _bare(layer) for layer in model.skilled_layers().values()}
-    )
-
-
-def _bare(layer: SkilledLayer) -> nn.Module:
-    # A block may stand around an attention module that has skills itself.
-    base = layer.base
-    return _bare(base) if isinstance(base, SkilledLayer) else base
+    bare: dict[SkilledLayer, nn.Module] = {}
+    for layer in model.skilled_layers().values():
+        base: nn.Module = layer
+        while isinstance(base, SkilledLayer):  # a block may stand around attention with skills
+            base = base.base
+        bare[layer] = base
+    return _replace(model.backbone, bare)
 
 
 def unfold(folded: FoldedBackbone) -> None:
@@ -115,11 +105,7 @@ def unfold(folded: FoldedBackbone) -> None:
 
 
 def require_plain(model: SkilledModel) -> None:
-    """Refuse a model that plain weights cannot stand for.
-
-    Raises:
-        CheckpointError: If tokens choose experts.
-    """
+    """Refuse a model whose tokens choose experts: plain weights cannot stand for it."""
     if layers := model.token_layers():
         raise CheckpointError(
             f"tokens choose the experts of '{next(iter(layers))}', and no plain weights stand for "
@@ -128,11 +114,7 @@ def require_plain(model: SkilledModel) -> None:
 
 
 def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
-    """Return a skilled layer that is a linear one, and refuse skills that act on more.
-
-    Raises:
-        ValueError: If no change of a weight does what they do.
-    """
+    """Return a skilled layer that is a linear one; refuse skills that no change of a weight is."""
     if not isinstance(layer, SkilledLinear):
         raise ValueError(
             f"the skills of '{path}' cannot be folded: they act on a {type(layer.base).__name__}, "
@@ -210,8 +192,7 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
         if not isinstance(layer, SkilledLinear):
             continue  # refused for another reason
         for parameter in layer.base.parameters(recurse=False):
-            others = sorted(owners[parameter] - {f"{path}.base"})
-            if others:
+            if others := sorted(owners[parameter] - {f"{path}.base"}):
                 raise ValueError(
                     f"'{path}' shares its weight with '{others[0]}', which has no skills: the "
                     "mixture cannot be folded into it. Train skills of other layers (targets)"

@@ -26,10 +26,8 @@ def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Te
 def answer_log_likelihood(model: nn.Module, *, traceable: bool) -> LogLikelihood:
     """Return the function that gives log p(answer | input) of every example of a batch.
 
-    Args:
-        model: A language model of transformers; the function calls what it is given, not this.
-        traceable: Give masks as numbers over queries and keys, which models add without looking
-            at their values; `torch.func.vmap` needs that.
+    It calls what it is given, not this model. With ``traceable``, which `torch.func.vmap` needs,
+    masks are numbers over queries and keys: models add these without looking at their values.
     """
 
     def log_likelihood(

@@ -13,17 +13,11 @@ from mttl.skills.weights.lora import LoRAInventory
 
 @dataclass(frozen=True)
 class LowRank:
-    """A weight change ``up @ downᵀ``.
-
-    Attributes:
-        down: Input-side factor A, shape (I, r).
-        up: Output-side factor B, shape (O, r); the skills' scale is in it.
-        dropped: Frobenius norm of what was cut off; 0 where nothing was.
-    """
+    """A weight change ``up @ downᵀ``: A and B of the literature; the skills' scale is in B."""
 
     down: Float[Tensor, "I r"]
     up: Float[Tensor, "O r"]
-    dropped: float = 0.0
+    dropped: float = 0.0  # Frobenius norm of what was cut off
 
     @property
     def rank(self) -> int:

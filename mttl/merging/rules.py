@@ -86,8 +86,7 @@ def _elastic(method: Elastic, parts: Parts, tensor: str, base: Tensor) -> Tensor
 
 
 def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) -> Tensor:
-    fishers = _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)
-    if not fishers:
+    if not (fishers := _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)):
         return base
     # Turned around already: their sum is expert − anti-expert.
     first, second = parts.vectors(tensor, base)
@@ -100,8 +99,7 @@ def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) 
 
 
 def _fisher_average(method: FisherAverage, parts: Parts, tensor: str, base: Tensor) -> Tensor:
-    fishers = _measures(tensor, base, *parts.fishers)
-    if not fishers:
+    if not (fishers := _measures(tensor, base, *parts.fishers)):
         return base
     vectors = parts.vectors(tensor, base)
     return fisher_average(base, vectors, fishers, parts.weights, floor=method.floor)

@@ -47,16 +47,11 @@ def merge_models(
     on_tensor: Callable[[int, int], object] = lambda done, total: None,
     probe: bool = False,
 ) -> None:
-    """Merge models and write the result, whole or not at all.
+    """Merge models and write the result, whole or not at all; the same recipe gives the same bytes.
 
-    The same recipe gives the same bytes.
-
-    Args:
-        recipe: What to merge, and how.
-        out: The folder to make. Beside the model it gets ``merge.yaml``, the recipe, and where it
-            adds tasks of runs, how they are asked.
-        on_tensor: Called with the number of tensors written so far, and that of all.
-        probe: Load the result and compare its answers; this takes memory for two models.
+    Beside the model the folder gets ``merge.yaml``, the recipe, and where it adds tasks of runs,
+    how they are asked. With ``probe`` the result is loaded and its answers compared, in the memory
+    of two models. ``on_tensor`` is called with the number of tensors written, and that of all.
 
     Raises:
         CheckpointError: If something cannot be read or does not fit; the message lists, for every

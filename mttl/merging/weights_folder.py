@@ -33,15 +33,14 @@ DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 class LoadedNames:
     """Maps names in files, such as ``h.0.attn.c_attn.weight``, to names in the loaded model.
 
-    Args:
-        folder: Folder of a model. Where it describes no language model, names stay as they are.
+    Where the folder describes no language model, names stay as they are.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._model = None if folder is None else empty_model(folder)
         self._known = {} if self._model is None else self._model.state_dict()
         self._parts: set[str] = set()
-        self._buffers = {} if self._model is None else dict(self._model.named_buffers())
+        self.buffers = {} if self._model is None else dict(self._model.named_buffers())
 
     def rename(self, stored: Collection[str]) -> dict[str, str]:
         """Return names in the model by those in files, but for what transformers ignores."""
@@ -78,10 +77,6 @@ class LoadedNames:
         known = name in self._known or name in self._parts
         return self._model is not None and not known
 
-    def is_buffer(self, name: str) -> bool:
-        """Return whether a tensor is one that is not trained."""
-        return name in self._buffers
-
 
 def empty_model(folder: Path) -> Any:
     """Return the language model that a folder describes, without memory; None where it is none."""
@@ -107,8 +102,8 @@ class Weights(Mapping[str, Tensor]):
     """Tensors by name. Files are mapped: what is not looked at is not read.
 
     Raises:
-        CheckpointError: If there are no files, one is missing or damaged, a tensor has a type that
-            cannot be merged, or is in two shards.
+        CheckpointError: If files are missing or damaged, or a tensor has a type that cannot be
+            merged, or is in two shards.
     """
 
     path: Path
@@ -194,8 +189,7 @@ class Weights(Mapping[str, Tensor]):
                 f"'{self.path / INDEX}' is damaged (no weight_map). Copy it again"
             )
         names = sorted({str(name) for name in shards.values()})
-        missing = [name for name in names if not (self.path / name).is_file()]
-        if missing:
+        if missing := [name for name in names if not (self.path / name).is_file()]:
             raise CheckpointError(f"'{self.path}' lacks shards: {', '.join(missing)}")
         return [self.path / name for name in names]
 

@@ -75,7 +75,6 @@ class TextMetric(Metric):
         super().sync(*args, **kwargs)
 
     def reset(self) -> None:
-        """Forget all rows."""
         super().reset()
         self._update_count = 1
 
@@ -91,11 +90,9 @@ class MeanComparison(TextMetric):
         self.compare = compare
 
     def row(self, prediction: str, accepted: Sequence[str]) -> float:
-        """Return the row's score."""
         return max(self.compare(prediction.strip(), reference) for reference in accepted)
 
     def score(self, rows: Sequence[float]) -> float:
-        """Return the mean, whatever the order of the rows."""
         return math.fsum(rows) / len(rows)
 
 
@@ -103,7 +100,6 @@ class LabelMetric(TextMetric):
     """Base of the metrics that compare an answer with the first reference, the label."""
 
     def row(self, prediction: str, accepted: Sequence[str]) -> tuple[str, str]:
-        """Return label and answer."""
         return accepted[0], prediction.strip()
 
 
@@ -115,7 +111,6 @@ class ClassificationF1(LabelMetric):
     """
 
     def score(self, rows: Sequence[tuple[str, str]]) -> float:
-        """Return the unweighted mean of the classes' F1."""
         hits = Counter(label for label, answer in rows if label == answer)
         counts = Counter(chain.from_iterable(rows))
         return math.fsum(2 * hits[name] / count for name, count in counts.items()) / len(counts)

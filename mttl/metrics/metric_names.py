@@ -34,10 +34,8 @@ def check_metric(name: str, error: type[Exception], what: str = "metric") -> Non
 class TaskMetric(str):
     """The name of a task's metric, with what else its scores depend on.
 
-    Args:
-        name: Of the metric.
-        published: Score as CrossFit does; else answers that normalisation would empty count too.
-        options: The answers that the task chooses from, the positive label first.
+    A ``published`` one scores as CrossFit does; others count answers that normalisation would
+    empty. The task's ``options`` begin with the positive label.
     """
 
     published: bool

@@ -30,12 +30,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.io.errors import ConfigError, nearest
-from mttl.models.quantised import (
-    check_quantisation,
-    check_stored,
-    quantisation_settings,
-    return_freed_memory,
-)
+from mttl.models.quantised import check_quantisation, quantisation_settings, return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -55,21 +50,13 @@ def load_pretrained(
     masked: bool = False,
     empty: bool = False,
 ) -> PreTrainedModel:
-    """Load an encoder–decoder or decoder-only language model, or a masked one.
+    """Load an encoder–decoder or decoder-only language model, or a masked one, in evaluation mode.
 
-    Args:
-        name: A model of the hub, or a folder.
-        revision: Branch, tag or commit on the hub.
-        gguf_file: Name of a GGUF file inside ``name`` to read the weights from.
-        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the stored one.
-        quantize: Keep the weights of linear layers in fewer bits; they are packed one by one while
-            the files are read, on the CPU, so that they are the same ones on every machine.
-        train: Whether the weights are to be trained, which packed ones cannot be.
-        masked: Load what is not an encoder–decoder as a masked language model.
-        empty: Read no weights: they are on the meta device, in types that may be others.
-
-    Returns:
-        The model, in evaluation mode unless it is empty.
+    The ``dtype`` may be ``"auto"`` for the stored one. With ``quantize`` the weights of linear
+    layers are packed into fewer bits one by one while the files are read, on the CPU, so that they
+    are the same ones on every machine. A ``masked`` language model is loaded for what is not an
+    encoder–decoder. An ``empty`` model, in training mode, has its weights on the meta device, in
+    types that may be others.
 
     Raises:
         ConfigError: If it cannot be found, reached or read, weights are missing, or it is stored
@@ -110,8 +97,7 @@ def load_pretrained(
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
     model, report = loaded
     # transformers fills what is missing with random weights, and only warns.
-    missing = sorted(report["missing_keys"] & dict(model.named_parameters()).keys())
-    if missing:
+    if missing := sorted(report["missing_keys"] & dict(model.named_parameters()).keys()):
         raise ConfigError(
             f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
             f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
@@ -152,7 +138,16 @@ def _packing(
     """Return further arguments for a backbone that is, or will be, quantised."""
     kept = getattr(config, "quantization_config", None) or {}
     method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
-    check_stored(name, None if method is None else str(method), quantize, train=train)
+    if method is not None and quantize is not None:
+        raise ConfigError(
+            f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is stored quantised "
+            f"already ({method}); remove it"
+        )
+    if method is not None and train:
+        raise ConfigError(
+            f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
+            "cannot be trained"
+        )
     # Trainers and commands move models; by itself transformers would take the first GPU.
     device = {"device_map": {"": "cpu"}}
     if quantize is not None:
@@ -171,11 +166,7 @@ def build_random(model_type: str, settings: Mapping[str, Any]) -> PreTrainedMode
 
 
 def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any, PretrainedConfig]:
-    """Return the class and configuration of a language model.
-
-    Args:
-        model_type: A model type of transformers, such as ``"t5"`` or ``"llama"``.
-        settings: Arguments of its configuration class.
+    """Return class and configuration of a model type of transformers, such as ``"t5"``.
 
     Raises:
         ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
@@ -264,14 +255,9 @@ def load_tokenizer(
     gguf_file: str | None = None,
     key: str = "backbone.tokenizer",
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer.
+    """Load a tokenizer; ``"byte"`` is ByT5's, which reads UTF-8 bytes and needs no files.
 
-    Args:
-        name: ``"byte"`` for ByT5's, which reads UTF-8 bytes and needs no files; else as for
-            `load_pretrained`.
-        revision: Likewise.
-        gguf_file: Likewise.
-        key: The setting to blame where there is nothing of that name.
+    The setting ``key`` is blamed where there is nothing of that name.
 
     Raises:
         ConfigError: If it cannot be found, reached or read, or has no vocabulary.

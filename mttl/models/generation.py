@@ -28,11 +28,7 @@ CACHES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Return the name of the cache among the arguments of a model's forward pass, and its outputs.
-
-    Raises:
-        ValueError: If it takes none.
-    """
+    """Return the name of the cache among a model's arguments and outputs, which must have one."""
     taken = inspect.signature(model.forward).parameters
     if name := next((name for name in CACHES if name in taken), None):
         return name
@@ -68,10 +64,7 @@ def search_settings(
 ) -> dict[str, Any]:
     """Return what a model's ``generate`` takes, in evaluation and wherever answers equal it.
 
-    Args:
-        generation: How answers are searched.
-        max_output_length: Most tokens of an answer.
-        own: The model's ``generation_config``; what no search applies is taken out of it.
+    What no search applies is taken out of the model's ``own`` configuration.
     """
     for name in own_settings(own).keys() - _OF_TOKENS:
         setattr(own, name, None)

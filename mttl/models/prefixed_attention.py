@@ -17,10 +17,8 @@ PLAIN = "sdpa"
 def read_prefixes(backbone: PreTrainedModel) -> None:
     """Let the attention of a model see prefixes, where layers hand it one.
 
-    The text is attended to by the model's own function, with its sinks and soft caps.
-
-    Raises:
-        ConfigError: If it attends in another way that has no place for prefixes.
+    The text is attended to by the model's own function, with its sinks and soft caps. A model that
+    attends in a way that has no place for prefixes is a `ConfigError`.
     """
     own: Any = backbone.config._attn_implementation
     if own in (PLAIN, "eager"):

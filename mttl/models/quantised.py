@@ -81,19 +81,3 @@ def return_freed_memory() -> None:
     """Give the system what packing has freed: the heap is full of holes, as large as the model."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
-
-
-def check_stored(
-    name: str, method: str | None, wanted: Quantisation | None, *, train: bool
-) -> None:
-    """Refuse to quantise again, or to train, a backbone that was saved quantised."""
-    if method is not None and wanted is not None:
-        raise ConfigError(
-            f"backbone.quantize ('{wanted}') cannot quantise '{name}', which is stored quantised "
-            f"already ({method}); remove it"
-        )
-    if method is not None and train:
-        raise ConfigError(
-            f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
-            "cannot be trained"
-        )

@@ -19,13 +19,10 @@ from mttl.routing.token.masks import IGNORED
 
 
 def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what a model has to be called with; the labels are not among it.
+    """Return what a model of transformers has to be called with on a batch of `mttl.data.collate`.
 
-    Args:
-        model: A language model of transformers, which would compute a loss of its own if it were
-            given the labels.
-        batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`; where rows
-            are packed, ``position_ids`` too, which say more than the mask.
+    With labels it would compute a loss of its own. Where rows are packed, ``position_ids`` say more
+    than the mask.
     """
     if "position_ids" in batch:
         return {name: batch[name] for name in ("input_ids", "position_ids")}

@@ -32,12 +32,7 @@ class PeftFolder:
 
 
 def read_peft(folder: str | Path) -> PeftFolder:
-    """Read a folder of PEFT.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged, or the tensors are pickled or whole
-            numbers.
-    """
+    """Read a folder of PEFT whose tensors are floating-point numbers, and not pickled."""
     path = Path(folder)
     if not (path / CONFIG).exists():
         raise CheckpointError(f"'{path}' is not a folder of PEFT: it has no {CONFIG}")
@@ -51,19 +46,30 @@ def read_peft(folder: str | Path) -> PeftFolder:
     config = read_json(path / CONFIG, CheckpointError)
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise CheckpointError(f"'{path / CONFIG}' names no peft_type. Copy the folder again")
-    tensors = read_tensors(path / TENSORS)
-    whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
-    if whole:
-        raise CheckpointError(
-            f"'{path}': '{whole[0]}' is stored as {tensors[whole[0]].dtype}; save the adapter in "
-            "floating point"
-        )
-    strange = [name for name in tensors if not name.startswith(PREFIX)]
-    if strange or not tensors:
-        found = f"a tensor '{strange[0]}'" if strange else "no tensors"
-        raise CheckpointError(f"'{path}' holds {found}; PEFT's names begin with '{PREFIX}'")
-    named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    named: dict[str, Tensor] = {}
+    for name, tensor in read_tensors(path / TENSORS).items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"'{path}': '{name}' is stored as {tensor.dtype}; save it in floating point"
+            )
+        if not name.startswith(PREFIX):
+            raise CheckpointError(
+                f"'{path}' holds a tensor '{name}'; PEFT's names begin with '{PREFIX}'"
+            )
+        named[name.removeprefix(PREFIX)] = tensor
+    if not named:
+        raise CheckpointError(f"'{path}' holds no tensors")
     return PeftFolder(path, config, named)
+
+
+def task_type_of(network: Any) -> str:
+    """Return what PEFT calls the task of a language model."""
+    return "SEQ_2_SEQ_LM" if network.config.is_encoder_decoder else "CAUSAL_LM"
+
+
+def of_base(name: str | None, task_type: str) -> dict[str, Any]:
+    """Return the settings of every adapter: what its base model is called, and its task."""
+    return {"base_model_name_or_path": name, "task_type": task_type, "inference_mode": True}
 
 
 def write_peft(
@@ -86,11 +92,7 @@ def write_peft(
 
 
 def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
-    """Sort an adapter's tensors by layer, and refuse one that holds anything else.
-
-    Raises:
-        CheckpointError: If tensors are unknown, or a layer lacks one; they are listed.
-    """
+    """Sort an adapter's tensors by layer; refuse one with others, or without some (all listed)."""
     layers: dict[str, dict[str, Tensor]] = {}
     unknown = []
     for name, tensor in folder.tensors.items():
@@ -105,9 +107,8 @@ def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[
         for parameter in parameters
         if parameter not in tensors
     ]
-    if wrong := grouped(
-        {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
-    ):
+    causes = {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
+    if wrong := grouped(causes):
         raise CheckpointError(
             f"'{folder.path}': {'; '.join(wrong)}. Only adapters of linear layers that hold "
             f"{', '.join(parameters)} can be read"

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,10 +30,7 @@ MOST_ALPHA = 1e6
 def mixture_adapter(
     model: SkilledModel, mixing: Float[Tensor, "G H K"], rank: int | None = None
 ) -> dict[str, LowRank]:
-    """Return one mixture as a pair of factors per layer, all of one rank.
-
-    Returns:
-        The factors by path of the layer. Layers that need fewer columns are padded with zeros.
+    """Return one mixture as a pair of factors per layer, filled up with zeros to one rank.
 
     Raises:
         CheckpointError: If a kind of skill does not add to a weight, a kind without factors
@@ -52,12 +48,7 @@ def mixture_adapter(
 def mixture_factors(
     layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"], rank: int | None
 ) -> dict[str, LowRank]:
-    """Return the factors of some layers; arguments and result as for `mixture_adapter`.
-
-    Raises:
-        ValueError: If a kind without factors is given no rank, or the rank is not positive.
-        NotImplementedError: If a kind of skill is not a change added to a weight.
-    """
+    """Return the factors of some layers as `mixture_adapter` does, with the errors of `mixture`."""
     parts = {
         path: mixture(layer.inventory, mixing[layer.group], rank) for path, layer in layers.items()
     }
@@ -77,12 +68,10 @@ def instead(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> str:
 def lora_adapter(
     adapter: Mapping[str, LowRank],
     *,
-    base: str | None,
-    task_type: str,
     transposed: bool,
     scaling: tuple[float, bool, float] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return configuration and tensors of PEFT for factors of every layer, all of one rank.
+    """Return configuration, without the base, and tensors of PEFT for factors, all of one rank.
 
     PEFT multiplies the change by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
     Without a scaling the scale stays in the output-side factor, and ``lora_alpha = r``.
@@ -92,9 +81,6 @@ def lora_adapter(
     alpha = scale * (rank**0.5 if rslora else rank)
     config = {
         "peft_type": "LORA",
-        "task_type": task_type,
-        "base_model_name_or_path": base,
-        "inference_mode": True,
         "r": rank,
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "lora_dropout": dropout,
@@ -123,27 +109,8 @@ def common_scaling(model: SkilledModel) -> tuple[float, bool, float] | None:
     return common if not found and common and common[0] > 0 else None
 
 
-@torch.no_grad()
-def skill_mixing(model: SkilledModel, skill: int) -> Float[Tensor, "G H K"]:
-    """Return the mixing weights that use one skill alone.
-
-    Raises:
-        CheckpointError: If there is no such skill.
-    """
-    n_skills = model.router.n_skills
-    if not 0 <= skill < n_skills:
-        raise CheckpointError(f"there is no skill {skill}: they are numbered 0 … {n_skills - 1}")
-    mixing = torch.zeros_like(model.router.matrix()[:, 0])
-    mixing[..., skill] = 1
-    return mixing
-
-
 def check_paths(model: SkilledModel) -> None:
-    """Refuse models whose skills an adapter at the layers' paths cannot stand for.
-
-    Raises:
-        CheckpointError: If tokens choose experts, or a layer stands at several paths.
-    """
+    """Refuse models whose tokens choose experts, or with a layer at several paths."""
     require_plain(model)
     first = model.skilled_layers()
     layers = set(first.values())
@@ -188,11 +155,9 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
 
 
 def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
-    """Return what skills take over from adapters with identical settings, or None.
+    """Return ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank.
 
-    Returns:
-        ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank; None where adapters,
-        or layers of one, differ in alpha, rank, rsLoRA or dropout.
+    It is None where adapters, or layers of one, differ in alpha, rank, rsLoRA or dropout.
     """
     configs = [folder.config for folder in folders]
     if any(one.get(name) for one in configs for name in ("alpha_pattern", "rank_pattern")):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mttl.io.errors import CheckpointError
 from mttl.merging.fold import require_plain
-from mttl.peft_format.peft_folder import CONFIG, PeftFolder, by_layer
+from mttl.peft_format.peft_folder import CONFIG, PeftFolder, by_layer, of_base, task_type_of
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
@@ -43,7 +43,7 @@ class PolyLayer:
 
 
 def poly_checkpoint(
-    model: SkilledModel, *, base: str | None, task_type: str
+    model: SkilledModel, *, base: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return configuration and tensors of PEFT's Poly for a whole inventory.
 
@@ -79,12 +79,9 @@ def poly_checkpoint(
         tensors[f"{path}.{DOWN}"] = _to_blocks(down, router.n_heads)
         tensors[f"{path}.{UP}"] = _to_blocks(up, router.n_heads).transpose(2, 3)
         tensors[f"{path}.{LOGITS}"] = logits[layer.group].flatten(1)
-    config = {
+    config = of_base(base, task_type_of(model.backbone)) | {
         "peft_type": "POLY",
         "poly_type": "poly",
-        "task_type": task_type,
-        "base_model_name_or_path": base,
-        "inference_mode": True,
         "r": rank,
         "n_tasks": router.n_tasks,
         "n_skills": router.n_skills,
@@ -98,8 +95,7 @@ def poly_checkpoint(
 def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     """Return logits z for which σ(z), normalised to sum 1, is the router's matrix.
 
-    Raises:
-        CheckpointError: If its rows are not positive weights that sum to 1.
+    A `CheckpointError` says that its rows are not positive weights that sum to 1.
     """
     if isinstance(router, PolytroponRouter) and router.normalise == "sum":
         logits = router.task_logits().detach()
@@ -123,11 +119,7 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
 
 
 def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
-    """Return the layers of a Poly checkpoint by path.
-
-    Raises:
-        CheckpointError: If it is not of Poly, or its tensors do not fit its configuration.
-    """
+    """Return the layers of a Poly checkpoint by path; its tensors must fit its configuration."""
     config = folder.config
     if config["peft_type"] != "POLY":
         raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not POLY")

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import is_transposed
 from mttl.io.errors import CheckpointError
 from mttl.merging.low_rank_factors import LowRank
-from mttl.models.backbone import is_decoder_only
-from mttl.peft_format.peft_folder import write_peft
+from mttl.peft_format.peft_folder import of_base, task_type_of, write_peft
 from mttl.peft_format.peft_lora import (
     check_paths,
     common_scaling,
@@ -53,19 +52,12 @@ _ADAPTERHUB_MODELS = ("t5", "mt5", "llama", "mistral")
 
 
 class SkillAdapter(NamedTuple):
-    """An adapter of another library.
-
-    Attributes:
-        library: Whose format it is.
-        config: Its ``adapter_config.json``.
-        tensors: By path of the layer and parameter.
-        factors: Of a LoRA adapter, what a rank has cut off included.
-    """
+    """An adapter of another library."""
 
     library: Literal["peft", "adapters"]
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    factors: Mapping[str, LowRank]
+    config: dict[str, Any]  # its adapter_config.json
+    tensors: dict[str, Tensor]  # by path of the layer and parameter
+    factors: Mapping[str, LowRank]  # of a LoRA adapter, what a rank has cut off included
 
     @property
     def search(self) -> dict[str, Any]:
@@ -98,14 +90,9 @@ def skill_adapter(
     base: str | None,
     name: str = "task",
 ) -> SkillAdapter:
-    """Return one mixture in the format that computes the same.
+    """Return one mixture in the format that computes the same; ``name`` is for AdapterHub.
 
-    Args:
-        model: Backbone, skills and router.
-        mixing: Weight of every skill in every group.
-        rank: Write low-rank factors of at most this rank, whatever the format of the kind.
-        base: What the base model is called; none leaves it open.
-        name: What AdapterHub calls the adapter.
+    With a rank, low-rank factors of at most this rank are written, whatever the kind has.
 
     Raises:
         CheckpointError: If no format computes the same; the message says what answers instead.
@@ -135,8 +122,7 @@ def skill_adapter(
         about |= {"model_name": base, "model_class": type(network).__name__}
         tensors = {key.format(name=name): tensor for key, tensor in tensors.items()}
         return SkillAdapter("adapters", about | config, tensors, {})
-    config |= {"base_model_name_or_path": base, "inference_mode": True}
-    config["task_type"] = "CAUSAL_LM" if is_decoder_only(network) else "SEQ_2_SEQ_LM"
+    config |= of_base(base, task_type_of(network))
     return SkillAdapter("peft", config, tensors, factors)
 
 
@@ -166,10 +152,7 @@ def _lora(
     factors: dict[str, LowRank],
 ) -> Written:
     factors |= mixture_factors(layers, mixing, rank)
-    scaling = common_scaling(model)
-    return lora_adapter(
-        factors, base=None, task_type="", transposed=_transposed(model), scaling=scaling
-    )
+    return lora_adapter(factors, transposed=_transposed(model), scaling=common_scaling(model))
 
 
 def _vectors(

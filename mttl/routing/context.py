@@ -96,11 +96,8 @@ class Routing:
     ) -> Tokens:
         """Return the tokens that a layer of a stack reads, rows in turn.
 
-        Args:
-            x: Its input.
-            stack: Whose tokens these are.
-            group: The routed group whose mixing weights, of the one head, are the tokens' prior.
-            ids: Whether vocabulary entries are wanted; there are none where nothing noted them.
+        The mixing weights of a routed group, of the one head, are the tokens' prior. Vocabulary
+        entries come with them if they are wanted, and were noted.
         """
         n_rows, n_positions = self.rows_and_positions(x)
         self._check_rows(n_rows)

@@ -72,8 +72,9 @@ class Count:
     @property
     def left(self) -> str:
         """The end of a line that says how long the rest takes; empty at the start and the end."""
-        remaining, seconds = self.total - self.done, time.monotonic() - self._started
-        return time_left(self.done - self._begun_at, remaining, seconds) if remaining else ""
+        remaining, done = self.total - self.done, self.done - self._begun_at
+        seconds = time.monotonic() - self._started
+        return f", about {remaining * seconds / done:.0f} s left" if remaining and done else ""
 
 
 @contextmanager
@@ -83,8 +84,3 @@ def counting(
     """Show a `Count` inside a ``with`` block; without ``live``, its lines alone."""
     with counting_bar(console, live=live) as bar:
         yield Count(console, bar, name, total, done)
-
-
-def time_left(done: float, remaining: float, seconds: float) -> str:
-    """Return the end of a line that says how long the remaining steps take, after those done."""
-    return f", about {remaining * seconds / done:.0f} s left" if done else ""

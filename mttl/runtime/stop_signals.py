@@ -30,15 +30,11 @@ def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS)
 
 
 class StopRequest:
-    """A handler that notes the first signal, with a notice, and hands over a second one.
-
-    Attributes:
-        received: The first signal, if any.
-    """
+    """A handler that notes the first signal, with a notice, and hands over a second one."""
 
     def __init__(self, notice: str, at_once: Handler) -> None:
         self.notice, self.at_once = notice, at_once
-        self.received: signal.Signals | None = None
+        self.received: signal.Signals | None = None  # the first one
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""

@@ -19,12 +19,9 @@ MOST_SHOWN = 10
 
 
 class SparseComposition:
-    """A network together with the sparse skills that are on it.
+    """A network, given without skills and changed in place, with the sparse skills that are on it.
 
     While skills are on it, nothing else may change the weights at their supports.
-
-    Args:
-        model: The network, without skills; its parameters are changed in place.
 
     References:
         Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual
@@ -55,21 +52,13 @@ class SparseComposition:
             self._write(tensor)
 
     def remove(self, name: str) -> None:
-        """Take a skill off; where no other is left, the weights are as before, bit for bit.
-
-        Raises:
-            ValueError: If there is none of that name.
-        """
+        """Take a skill off; where no other is left, the weights are as before, bit for bit."""
         self._require(name)
         for tensor in self._skills.pop(name)[1].changes:
             self._write(tensor)
 
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
-        """Put a skill in the place of another, which stays where `apply` raises an error.
-
-        Raises:
-            ValueError: If there is no ``old``.
-        """
+        """Put a skill in the place of another, which stays where `apply` raises an error."""
         self._require(old)
         self._check(name, skill, weight, instead=old)
         self.remove(old)
@@ -102,12 +91,8 @@ class SparseComposition:
         if name in self._skills and name != instead:
             raise ConfigError(f"a skill '{name}' is on the network already; name each once")
         if not math.isfinite(weight):
-            raise ConfigError(
-                f"the weight of the skill '{name}' ({weight}) must be a finite number"
-            )
-        others = [
-            other for other, (_, own) in self._skills.items() if own.masks and other != instead
-        ]
+            raise ConfigError(f"the weight of skill '{name}' ({weight}) must be a finite number")
+        others = [key for key, (_, own) in self._skills.items() if own.masks and key != instead]
         if skill.masks and others:
             raise CheckpointError(
                 f"the skill '{name}' sets weights to 0, and so does '{others[0]}': two such skills "

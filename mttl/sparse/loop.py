@@ -2,8 +2,8 @@
 
 import math
 import os
+import signal
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ def run_steps(
         StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
         DivergedError: If the loss is not finite where the state would be kept.
     """
-    request = StopRequest("stopping after this step; once more to stop at once", _end_at_once)
+    notice = "stopping after this step; once more to stop at once"
+    request = StopRequest(notice, signal.default_int_handler)
     with handling(request), counting(console, work.doing, work.n_steps, work.n_done) as count:
         while work.n_done < work.n_steps:
             work.advance()
@@ -70,11 +71,6 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
     earlier, state = content["settings"], content["state"]
     differing = [key for key in settings if earlier.get(key) != settings[key]]
     if differing:
-        lines = [f"{key}: {earlier.get(key)!r}, now {settings[key]!r}" for key in differing]
-        listed = "\n".join(lines)
-        raise ConfigError(f"'{path}' belongs to a run with other settings:\n{listed}")
+        lines = [f"\n{key}: {earlier.get(key)!r}, now {settings[key]!r}" for key in differing]
+        raise ConfigError(f"'{path}' belongs to a run with other settings:{''.join(lines)}")
     return state
-
-
-def _end_at_once(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -51,10 +51,7 @@ from mttl.training.optim import learning_rate_factor
 class Objective(Protocol):
     """What is learned: rows, and the loss of some of them."""
 
-    @property
-    def n_rows(self) -> int:
-        """How many rows there are."""
-        ...
+    n_rows: int
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Tensor:
         """Return the mean loss of some rows; the seed decides on all that is drawn."""
@@ -64,18 +61,11 @@ class Objective(Protocol):
 class LotteryTicket:
     """The two phases, step by step; can be stopped after each of them.
 
-    Args:
-        model: The network, as the skill shall find it. Its parameters change in place.
-        maskable: Names of the parameters that may be in the support; others are frozen.
-        objective: What is learned.
-        settings: How.
-
-    Attributes:
-        phase: ``"full"``, ``"sparse"`` or ``"done"``.
-        step: Steps of the phase that were taken; of the first, in the present round.
-        round: Rounds of the first phase that are over.
-        last_loss: Of the last step, a tensor without gradient; None before the first.
+    The network is given as the skill shall find it, and changes in place; parameters that are not
+    among the ``maskable`` are frozen.
     """
+
+    phase: str  # "full", "sparse" or "done"
 
     def __init__(
         self,
@@ -87,8 +77,9 @@ class LotteryTicket:
         self.model = model
         self.objective = objective
         self.settings = settings
-        self.step = self.round = 0
-        self.last_loss: Tensor | None = None
+        self.step = 0  # of the phase; of the first, in the present round
+        self.round = 0  # rounds of the first phase that are over
+        self.last_loss: Tensor | None = None  # without gradient
         model.requires_grad_(False)
         named = dict(model.named_parameters())
         parameters = {name: named[name] for name in maskable}
@@ -103,16 +94,14 @@ class LotteryTicket:
             self._tuning = FullTuning(parameters, settings)
             self._begin_optimizer(settings.lr)
         else:
-            shapes = {name: value.shape for name, value in parameters.items()}
-            self._begin_sparse(
-                random_support(
-                    shapes,
-                    settings.density,
-                    structure=settings.structure,
-                    block=settings.block,
-                    generator=torch.Generator().manual_seed(settings.seed),
-                )
+            support = random_support(
+                {name: value.shape for name, value in parameters.items()},
+                settings.density,
+                structure=settings.structure,
+                block=settings.block,
+                generator=torch.Generator().manual_seed(settings.seed),
             )
+            self._begin_sparse(support)
 
     @property
     def n_steps(self) -> int:
@@ -160,16 +149,9 @@ class LotteryTicket:
                 self._begin_optimizer(self.settings.lr)
 
     def skill(
-        self,
-        about: Mapping[str, Any] | None = None,
-        *,
-        originals: Originals | None = None,
+        self, about: Mapping[str, Any] | None = None, *, originals: Originals | None = None
     ) -> SparseSkill:
-        """Return the skill as trained so far.
-
-        Raises:
-            RuntimeError: In the first phase.
-        """
+        """Return the skill as trained so far, in the second phase; see `SparseSkill.between`."""
         if not isinstance(self._tuning, SparseTuning):
             raise RuntimeError("there is no skill before the second phase")
         if not self._starts:
@@ -204,7 +186,13 @@ class LotteryTicket:
             assert isinstance(self._tuning, FullTuning)
             self._tuning.load_state_dict(state)
         else:
-            self._resume_sparse(state)
+            if isinstance(self._tuning, FullTuning):
+                self._begin_sparse(state["support"])
+            assert isinstance(self._tuning, SparseTuning)
+            with torch.no_grad():
+                for name, value in self._tuning.entries.items():
+                    value.copy_(state["values"][name])
+            self._tuning.write()
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         self.phase, self.step, self.round = state["phase"], state["step"], state["round"]
@@ -212,36 +200,22 @@ class LotteryTicket:
         if "device_random" in state:
             torch.cuda.set_rng_state(state["device_random"])
 
-    def _resume_sparse(self, state: Mapping[str, Any]) -> None:
-        if isinstance(self._tuning, FullTuning):
-            self._begin_sparse(state["support"])
-        assert isinstance(self._tuning, SparseTuning)
-        with torch.no_grad():
-            for name, value in self._tuning.entries.items():
-                value.copy_(state["values"][name])
-        self._tuning.write()
-
+    @torch.no_grad()
     def _begin_sparse(self, support: Mapping[str, Tensor]) -> None:
         self.phase, self.step = "sparse", 0
-        if self.settings.form == "masked":
-            self._prune(support)
+        for name, value in self._parameters.items() if self.settings.form == "masked" else ():
+            places = support.get(name, torch.empty(0, dtype=torch.int64)).to(value.device)
+            kept = value.reshape(-1)[places]
+            put_entries(value.zero_(), places, kept)
         self._tuning = SparseTuning(self.model, support)
         rate = self.settings.sparse_lr
         self._begin_optimizer(self.settings.lr if rate is None else rate)
 
-    @torch.no_grad()
-    def _prune(self, support: Mapping[str, Tensor]) -> None:
-        for name, value in self._parameters.items():
-            places = support.get(name, torch.empty(0, dtype=torch.int64)).to(value.device)
-            kept = value.reshape(-1)[places]
-            put_entries(value.zero_(), places, kept)
-
     def _begin_optimizer(self, lr: float) -> None:
         n_steps = self.settings.steps[self.phase]
         self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
-        factor = learning_rate_factor(
-            "linear", int(exact_fraction(self.settings.warmup, n_steps)), n_steps
-        )
+        warmup = int(exact_fraction(self.settings.warmup, n_steps))
+        factor = learning_rate_factor("linear", warmup, n_steps)
         self._schedule = LambdaLR(self._optimizer, factor)
 
     def _train(self, tuning: FullTuning | SparseTuning) -> None:

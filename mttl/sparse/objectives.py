@@ -24,6 +24,7 @@ from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.token.masks import IGNORED
 from mttl.training.loss import answer_losses, global_mean, token_losses
 
+MASKED, RESTORED = 0.15, 0.3  # fractions of the tokens
 # Of the tokens that a masked language model predicts: these show a mask, those another token.
 SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
 
@@ -38,13 +39,8 @@ def language_loss(
 ) -> Float[Tensor, ""]:
     """Return the mean loss of the labelled tokens.
 
-    Args:
-        model: A language model of transformers.
-        inputs: Ids of each example.
-        labels: Ids to predict: of the answer for an encoder–decoder, else as many as inputs, -100
-            where nothing is predicted.
-        pad_id: Fills up.
-        masked: Labels are those of their own positions, not of the next ones.
+    Labels are ids of the answer for an encoder–decoder, else as many as inputs, -100 where nothing
+    is predicted; ``masked`` ones are those of their own positions, not of the next ones.
     """
     device = next(model.parameters()).device
     batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
@@ -62,11 +58,7 @@ class TaskObjective:
         self._prompts = encoder.prompts([row[0] for row in rows])
         self._answers = encoder.answers([row[1] for row in rows])
         self._pad_id = pad_id_of(encoder.tokenizer)
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows there are."""
-        return len(self._prompts)
+        self.n_rows = len(rows)
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss of a token of the answers; nothing is drawn."""
@@ -80,11 +72,7 @@ class TaskObjective:
 
 
 class _Text:
-    """Lines of raw text as ids.
-
-    Raises:
-        ConfigError: If the text is empty, or the length leaves no room for it.
-    """
+    """Lines of raw text as ids; a `ConfigError` if there is none, or no room for it."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
@@ -100,12 +88,8 @@ class _Text:
         self.lines: list[list[int]] = [ids[:room] for ids in encoded if ids]
         if not self.lines:
             raise ConfigError("the text has no line to learn from")
+        self.n_rows = len(self.lines)
         self.pad_id = pad_id_of(tokenizer)
-
-    @property
-    def n_rows(self) -> int:
-        """How many lines there are."""
-        return len(self.lines)
 
     def whole(self, row: int) -> list[int]:
         return [*self.before, *self.lines[row], *self.after]
@@ -139,18 +123,12 @@ class MaskedText(_Text):
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        texts: Sequence[str],
-        max_length: int,
-        *,
-        share: float = 0.15,
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
     ) -> None:
         super().__init__(tokenizer, texts, max_length)
         self._mask = mask_id(tokenizer, None)
         special = set(tokenizer.all_special_ids)
         self._others = [token for token in range(len(tokenizer)) if token not in special]
-        self._share = share
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss of a chosen token; the seed decides which."""
@@ -158,7 +136,7 @@ class MaskedText(_Text):
         inputs, labels = [], []
         for row in rows:
             line = self.lines[row]
-            chosen = set(generator.sample(range(len(line)), max(1, round(self._share * len(line)))))
+            chosen = set(generator.sample(range(len(line)), max(1, round(MASKED * len(line)))))
             shown = [self._show(t, generator) if i in chosen else t for i, t in enumerate(line)]
             wanted = [t if i in chosen else IGNORED for i, t in enumerate(line)]
             inputs.append([*self.before, *shown, *self.after])
@@ -175,8 +153,8 @@ class MaskedText(_Text):
 class RestoredText(_Text):
     """Raw text restored from one in which spans of tokens were replaced by a mask each.
 
-    Spans have 1 to 3 tokens, as long as letters are tokens; they cover the given share of a line.
-    ``mask`` is their text, where it is not the tokenizer's mask token or first sentinel.
+    Spans have 1 to 3 tokens, as long as letters are tokens; they cover 30 % of a line. ``mask`` is
+    their text, where it is not the tokenizer's mask token or first sentinel.
 
     References:
         Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).
@@ -189,25 +167,21 @@ class RestoredText(_Text):
         max_length: int,
         *,
         mask: str | None = None,
-        share: float = 0.3,
     ) -> None:
         super().__init__(tokenizer, texts, max_length)
         self._mask = mask_id(tokenizer, mask)
-        self._share = share
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss of a token of the whole text; the seed decides on the spans."""
         generator = random.Random(seed)
-        inputs = [
-            [*self.before, *self.corrupt(self.lines[row], generator), *self.after] for row in rows
-        ]
-        labels = [self.whole(row) for row in rows]
-        return language_loss(model, inputs, labels, self.pad_id)
+        lines = [self.corrupt(self.lines[row], generator) for row in rows]
+        inputs = [[*self.before, *line, *self.after] for line in lines]
+        return language_loss(model, inputs, [self.whole(row) for row in rows], self.pad_id)
 
     def corrupt(self, line: Sequence[int], generator: random.Random) -> list[int]:
         """Return a line with spans replaced; a span may include masks."""
         ids = list(line)
-        left = round(self._share * len(ids))
+        left = round(RESTORED * len(ids))
         while left > 0:
             length = min(left, generator.randint(1, 3), len(ids))
             start = generator.randrange(len(ids) - length + 1)
@@ -219,8 +193,7 @@ class RestoredText(_Text):
 def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None) -> int:
     """Return the id of a text of one token; by default of the mask token, or T5's first sentinel.
 
-    Raises:
-        ConfigError: If there is none, or the text is not one token.
+    A `ConfigError` says that there is none, or that the text is not one token.
     """
     if text is not None:
         ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -15,6 +15,7 @@ hold them: one or two bytes each, as a rule.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,19 +54,12 @@ class _Facts(Record):
 
 @dataclass(frozen=True, eq=False)
 class SparseChange:
-    """The change of one tensor.
+    """The change of one tensor."""
 
-    Attributes:
-        shape: Of the tensor.
-        indices: Sorted places in the flattened tensor, int64.
-        values: What is added there.
-        base: Digest of the weights that were there; see `digest`.
-    """
-
-    shape: tuple[int, ...]
-    indices: Int[Tensor, "n"]
-    values: Float[Tensor, "n"]
-    base: str
+    shape: tuple[int, ...]  # of the tensor
+    indices: Int[Tensor, "n"]  # sorted places in the flattened tensor, int64
+    values: Float[Tensor, "n"]  # added there
+    base: str  # `digest` of the weights that were there
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +78,10 @@ class SparseSkill:
         about: Mapping[str, Any] | None = None,
         originals: Originals | None = None,
     ) -> "SparseSkill":
-        """Return the difference of two sets of tensors at a support.
+        """Return the difference of two sets of tensors at places in the flattened tensors.
 
-        Args:
-            start: The tensors before training.
-            end: And after it.
-            support: Places in the flattened tensors.
-            about: How it was made; JSON.
-            originals: `SparseComposition.originals` of skills that are on the network at the
-                start; the skill then is one of the network below them.
+        With the `SparseComposition.originals` of skills that are on the network at the start, the
+        skill is one of the network below them.
         """
         changes = {}
         for name, indices in support.items():
@@ -139,7 +128,8 @@ class SparseSkill:
         """Read a file.
 
         Raises:
-            CheckpointError: If it is missing, damaged or of another format.
+            CheckpointError: If it is missing, damaged or of another format, or its places are
+                repeated, outside the tensor, or not as many as its values.
         """
         tensors = read_tensors(path)
         with safe_open(path, framework="pt") as file:
@@ -153,8 +143,19 @@ class SparseSkill:
             )
         changes = {}
         for name, fact in facts.tensors.items():
-            indices = tensors[f"gaps/{name}"].to(torch.int64).cumsum(0) - 1
-            changes[name] = SparseChange(fact.shape, indices, tensors[f"values/{name}"], fact.base)
+            gaps, values = (tensors.get(f"{part}/{name}") for part in ("gaps", "values"))
+            if (
+                gaps is None
+                or values is None
+                or (gaps.ndim, gaps.shape) != (1, values.shape)
+                or (gaps := gaps.to(torch.int64)).le(0).any()
+                or gaps.sum() > math.prod(fact.shape)
+            ):
+                raise CheckpointError(
+                    f"'{path}': changes of '{name}' must have ascending places in {fact.shape}, "
+                    "and one value each"
+                )
+            changes[name] = SparseChange(fact.shape, gaps.cumsum(0) - 1, values, fact.base)
         return cls(changes, facts.about)
 
 

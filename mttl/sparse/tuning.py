@@ -34,12 +34,10 @@ from mttl.sparse.skill_file import Originals, SparseChange, SparseSkill, digest,
 
 
 class FullTuning:
-    """Trains whole tensors to score their entries, and restores them.
+    """Trains whole tensors, given at their start, to score their entries, and restores them.
 
-    Args:
-        parameters: The tensors that may be in the support, at their start.
-        settings: For the criterion ``"fisher"`` gradients are read alone, one example at a time
-            (`add_example`); nothing is trained then.
+    For the criterion ``"fisher"`` gradients are read alone, one example at a time (`add_example`);
+    nothing is trained then.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: LotterySettings) -> None:
@@ -50,11 +48,8 @@ class FullTuning:
         self._starts = self._rewound = self._copies()
         self._support: dict[str, Tensor] | None = None  # all entries
         self._kept: dict[str, Tensor] = {}
-        self._begin_scores()
-
-    def _begin_scores(self) -> None:
-        summed = self._settings.criterion in ("movement", "fisher")
-        self._sums = {n: torch.zeros_like(x) for n, x in self._parameters.items() if summed}
+        summed = settings.criterion in ("movement", "fisher")
+        self._sums = {n: torch.zeros_like(x) for n, x in parameters.items() if summed}
         self._n_examples = 0
 
     def _copies(self) -> dict[str, Tensor]:
@@ -142,7 +137,9 @@ class FullTuning:
         for name, value in self._parameters.items():
             outside = 0 if settings.form == "masked" else self._starts[name]
             value.copy_(torch.where(self._inside(name), self._rewound[name], outside))
-        self._begin_scores()
+        for total in self._sums.values():
+            total.zero_()
+        self._n_examples = 0
         return support
 
     def _best(self, density: float) -> dict[str, Tensor]:
@@ -184,16 +181,10 @@ class FullTuning:
 
 
 class SparseTuning:
-    """Makes the entries of a support the only parameters of a model.
+    """Makes the entries of a support, sorted places by name, the only parameters of a model.
 
-    After `optimizer.step`, `write` puts the entries into the model.
-
-    Args:
-        model: The network; parameters without support are frozen.
-        support: Sorted places in the flattened parameters, by name.
-
-    Attributes:
-        entries: Values at the support, by name of the tensor: the parameters to optimize.
+    Parameters without support are frozen. After a step of the optimizer of the ``entries``, the
+    values at the support by name, `write` puts them into the model.
     """
 
     def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
@@ -230,10 +221,7 @@ class SparseTuning:
             entry.grad = pull if entry.grad is None else entry.grad + pull
 
     def skill(
-        self,
-        about: Mapping[str, Any] | None = None,
-        *,
-        originals: Originals | None = None,
+        self, about: Mapping[str, Any] | None = None, *, originals: Originals | None = None
     ) -> SparseSkill:
         """Return what was learned; arguments as for `SparseSkill.between`."""
         changes = {}

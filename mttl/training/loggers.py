@@ -51,11 +51,8 @@ class _RunLogger(Logger):
 class MetricsFile(_RunLogger):
     """Writes metrics as CSV: one row per step at which something was logged.
 
-    The file is written whole each time, and unlike Lightning's continues that of a resumed run.
-
-    Args:
-        path: The file.
-        keep_until: Keep the rows of an earlier start up to this step; 0 starts a new file.
+    The file is written whole each time, and unlike Lightning's continues that of a resumed run: it
+    keeps the rows of an earlier start up to the step ``keep_until``; 0 starts a new file.
     """
 
     def __init__(self, path: Path, keep_until: int = 0) -> None:

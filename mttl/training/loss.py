@@ -70,12 +70,8 @@ def global_mean(
 
     Data-parallel training averages the gradients of its processes. Dividing by the mean number of
     tokens per process makes that average the gradient of the mean over all tokens, as of one
-    process with the whole batch.
-
-    Args:
-        losses: Loss of every position, or of every row.
-        labels: Token ids, or -100.
-        step_tokens: Mean number of tokens (or rows) of this process's batches of one step.
+    process with the whole batch. Where a step has several batches, ``step_tokens`` is the mean
+    number of tokens (or of rows, for losses of rows) of this process's batches.
     """
     own = (labels != IGNORED).sum() if step_tokens is None else step_tokens.clone()
     count = own.to(losses.dtype)

@@ -49,8 +49,11 @@ class ResumableModule(pl.LightningModule):
         mixed = str(self.trainer.precision).endswith("mixed")
         optimizer = build_optimizer(self.optim, self.model, fused=not mixed)
         n_steps = int(self.trainer.estimated_stepping_batches)
-        schedule = {"scheduler": build_schedule(self.optim, optimizer, n_steps), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        scheduler = build_schedule(self.optim, optimizer, n_steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def load_weights(self, checkpoint: Path) -> int:
         """Take the trained weights of a checkpoint, and nothing else of it; return its step."""

@@ -21,10 +21,7 @@ ROUTERS = ("router", "token_router")
 def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Optimizer:
     """Return an optimizer over the trainable parameters of a model, grouped by role.
 
-    Args:
-        optim: The optimizer and its learning rates; ``lr`` stands for those that are None.
-        model: A model whose parts carry roles.
-        fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
+    With ``fused`` it updates all in one kernel; mixed precision cannot clip gradients then.
 
     References:
         Two speeds: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2. A rate of their

@@ -103,10 +103,7 @@ def baseline_results(
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
 
-    Of equally frequent answers the first is taken.
-
-    Returns:
-        Results of the two baselines, a row per task and their means.
+    Of equally frequent answers the first is taken. Each baseline has a row per task and the mean.
     """
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():

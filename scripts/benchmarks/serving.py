@@ -134,7 +134,7 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
     from peft import PeftModel
 
     from mttl.merging.fold import task_mixing
-    from mttl.peft_format.peft_folder import write_peft
+    from mttl.peft_format.peft_folder import of_base, write_peft
     from mttl.peft_format.peft_lora import lora_adapter, mixture_adapter
 
     base: Any = make_backbone(settings.size)
@@ -142,11 +142,9 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
     model: Any = None
     for number, task in enumerate(TASKS):
         adapter = mixture_adapter(predictor.model, task_mixing(predictor.model.router, number))
-        config, tensors = lora_adapter(
-            adapter, base="base", task_type="SEQ_2_SEQ_LM", transposed=False
-        )
+        config, tensors = lora_adapter(adapter, transposed=False)
         with tempfile.TemporaryDirectory() as folder:
-            write_peft(Path(folder), config, tensors)
+            write_peft(Path(folder), config | of_base("base", "SEQ_2_SEQ_LM"), tensors)
             if model is None:
                 model = PeftModel.from_pretrained(base, folder, adapter_name=task)
             else:

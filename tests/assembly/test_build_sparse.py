@@ -15,9 +15,10 @@ from mttl.skills.weights.supports import random_support
 from mttl.sparse.skill_file import SparseSkill
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    return write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("config")
+    return write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
 
 
 def write_support(path: Path, config: Path) -> SparseSkill:

@@ -1,5 +1,6 @@
 """Training from the skills of an earlier run, and a second stage that fuses them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,16 @@ from mttl.config.load import load_config
 from mttl.io.errors import CheckpointError
 from mttl.merging.fold import average_mixing, fold, unfold
 
+SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.evaluate=[]")
+
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A first stage with private skills, whose number is that of its tasks."""
     folder = tmp_path_factory.mktemp("first")
-    config = write_config(
-        folder / "tiny.yaml",
-        write_gym(folder / "gym"),
-        skills={"n_skills": "per_task"},
-        router={"kind": "private"},
-    )
-    overrides = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.evaluate=[]")
-    return train(config, "first", *overrides).path
+    own = {"skills": {"n_skills": "per_task"}, "router": {"kind": "private"}}
+    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"), **own)
+    return train(config, "first", *SHORT).path
 
 
 def second(first: Path, *overrides: str):
@@ -48,43 +46,29 @@ def test_skills_and_backbone_are_those_of_the_source(first: Path) -> None:
     assert all(".inventory.attention." in name for name in trained)
 
 
-def test_what_differs_is_listed(first: Path) -> None:
-    config = second(first, "skills.rank=3", "skills.n_skills=5", "backbone.config.d_ff=48")
-    with pytest.raises(CheckpointError) as error:
-        build_model(config, ["copy"])
-    text = str(error.value)
-    assert "skills.rank (2 there, 3 here)" in text
-    assert "skills.n_skills (3 there, 5 here)" in text
-    assert "backbone.config.d_ff (32 there, 48 here)" in text
-    assert "aggregation/fusion.yaml" in text
-
-
-def test_inputs_look_as_skills_know_them(first: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"data\.prefix \(name there, none here\)"):
-        build_model(second(first, "skills.n_skills=3", "data.prefix=none"), ["copy"])
-
-
-def test_no_run_and_a_fusion_are_refused(first: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no trained inventory"):
-        build_model(second(first, f"aggregation.source={tmp_path}"), ["copy"])
-    meta = first / "skills" / "meta.json"
-    text = meta.read_text()
-    try:
-        meta.write_text(text.replace('"kind": "mixture"', '"kind": "fusion", "source": "x"'))
-        note_again(first / "skills")
-        with pytest.raises(CheckpointError, match="is a fusion itself; name the run of its skills"):
-            build_model(second(first, "skills.n_skills=3"), ["copy"])
-    finally:
-        meta.write_text(text)
-
-
-def test_a_fusion_is_not_loaded_from_plain_skills(first: Path) -> None:
+def test_what_does_not_fit_is_refused(first: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(first, tmp_path / "fusion"))
+    meta = other / "skills" / "meta.json"
+    meta.write_text(meta.read_text().replace('"mixture"', '"fusion", "source": "x"'))
+    note_again(meta.parent)
+    for overrides, messages in (
+        (
+            ["skills.rank=3", "skills.n_skills=5", "backbone.config.d_ff=48"],
+            [
+                *("skills.rank (2 there, 3 here)", "skills.n_skills (3 there, 5 here)"),
+                *("backbone.config.d_ff (32 there, 48 here)", "aggregation/fusion.yaml"),
+            ],
+        ),
+        (["skills.n_skills=3", "data.prefix=none"], ["data.prefix (name there, none here)"]),
+        ([f"aggregation.source={tmp_path}"], ["holds no trained inventory"]),
+        ([f"aggregation.source={other}"], ["is a fusion itself; name the run of its skills"]),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            build_model(second(first, *overrides), ["copy"])
+        assert [part for part in messages if part not in str(error.value)] == []
     built = build_model(second(first, "skills.n_skills=3"), ["copy"])
     with pytest.raises(CheckpointError, match=r"skills, missing: .*attention"):
         load_into(built.model, read_inventory(first))
-
-
-SHORT = ("trainer.val_check_interval=2", "data.evaluate=[]")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +76,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a router that learned, whose backbone was trained jointly."""
     folder = tmp_path_factory.mktemp("learned")
     config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
-    return train(config, "first", "trainer.max_steps=2", *SHORT).path
+    return train(config, "first", *SHORT).path
 
 
 def averaged(learned: Path, *overrides: str):
@@ -114,7 +98,7 @@ def test_the_average_of_a_run_is_trained_further(learned: Path) -> None:
     found = built.model.eval()(ids, **rows).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     settings = ["router.kind=average", f"run.start={learned}", "optim.lr=1e-3", *SHORT]
-    train(learned / "config.yaml", "again", "trainer.max_steps=2", *settings)
+    train(learned / "config.yaml", "again", *settings)
     moved = read_inventory(learned.parent / "again")
     assert moved.skills.keys() == saved.skills.keys()
     assert not any(torch.equal(moved.skills[name], saved.skills[name]) for name in saved.skills)

@@ -109,14 +109,9 @@ def test_routers_that_read_have_room_for_what_they_see(kind: str) -> None:
 
 
 def test_the_settings_of_a_router_arrive() -> None:
-    settings = {"relaxed": "false", "init_scale": 0.5, "normalise": "average_correction"}
-    prior = {"sparsity": 0.1, "ibp": "{alpha: 3.0, weight: 0.4}"}
-    router = build(
-        "",
-        *(f"router.{name}={value}" for name, value in settings.items()),
-        *(f"router.prior.{name}={value}" for name, value in prior.items()),
-        "router.granularity=model",
-    ).model.router
+    settings = "relaxed=false init_scale=0.5 normalise=average_correction prior.sparsity=0.1"
+    given = [f"router.{one}" for one in (*settings.split(), "granularity=model")]
+    router = build("", *given, "router.prior.ibp={alpha: 3.0, weight: 0.4}").model.router
     assert isinstance(router, PolytroponRouter)
     found = router.relaxed, router.init_scale, router.normalise
     assert found == (False, 0.5, "average_correction")

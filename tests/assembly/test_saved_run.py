@@ -49,6 +49,12 @@ def test_a_folder_needs_nothing_else(
     adapted.save(tmp_path / "adapted")
     expected = run.predict("reverse", QUESTIONS), adapted(QUESTIONS)
     run.save_pretrained(tmp_path / "first")
+    assert run_card(tmp_path / "first", QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
+    card = (tmp_path / "first" / "README.md").read_text()
+    assert "| mean | test |" in card
+    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    with pytest.raises(FileExistsError):
+        run.save_pretrained(tmp_path / "first")
     mttl.load(tmp_path / "adapted").save_pretrained(tmp_path / "first adapted")
     # Elsewhere, when all that they came from is gone.
     for name in ("", " adapted"):
@@ -130,18 +136,6 @@ def test_what_is_given_away_names_no_folder_of_a_backbone(
     # Exports name where it is.
     assert MERGE.main(["given", "--task", "copy", "--out", "merged"]) == 0
     assert "Base model: `given/backbone`" in Path("merged/README.md").read_text()
-
-
-def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = mttl.load(train_asked(tmp_path, "t5"))
-    monkeypatch.chdir(tmp_path)
-    run.save_pretrained("given")
-    assert run_card(Path("given"), QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
-    card = Path("given/README.md").read_text()
-    assert "| mean | test |" in card
-    assert "Its tasks: `copy`, `reverse`, `number`." in card
-    with pytest.raises(FileExistsError):
-        run.save_pretrained("given")
 
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,18 +28,6 @@ def interrupted(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_the_layout_is_the_documented_one() -> None:
-    folder = RunFolder(Path("runs") / "first")
-    names = ("config", "metrics", "checkpoints", "last", "best", "results", "baselines")
-    paths = {name: getattr(folder, name) for name in (*names, "predictions", "skills", "plots")}
-    assert {name: path.relative_to(folder.path).as_posix() for name, path in paths.items()} == {
-        **{"config": "config.yaml", "metrics": "metrics.csv", "checkpoints": "checkpoints"},
-        **{"last": "checkpoints/last.ckpt", "best": "checkpoints/best.ckpt"},
-        **{"results": "results.csv", "baselines": "baselines.csv"},
-        **{"predictions": "predictions", "skills": "skills", "plots": "plots"},
-    }
-
-
 def test_a_folder_that_was_removed_is_noticed_at_the_end(interrupted: RunFolder) -> None:
     check_still_there(interrupted)
     interrupted.config.unlink()
@@ -62,14 +50,12 @@ def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> N
         step_to_start_from(folder, CONFIG, resume=False)
 
 
-def test_other_processes_may_find_what_the_first_has_written(
+def test_an_interrupted_run_continues_at_its_step(
     interrupted: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    assert step_to_start_from(interrupted, CONFIG, resume=False) == 0
-
-
-def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> None:
+    with monkeypatch.context() as patch:  # another process may find what the first has written
+        patch.setattr(rank_zero_only, "rank", 1)
+        assert step_to_start_from(interrupted, CONFIG, resume=False) == 0
     longer = CONFIG.replace("max_steps: 10", "max_steps: 20")
     for config in (CONFIG, longer):
         assert step_to_start_from(interrupted, config, resume=True) == 7
@@ -90,12 +76,7 @@ def test_lost_weights_of_the_best_validation_are_reported(
     torch.save({}, interrupted.best)
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
     assert not caplog.text
-
-
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
-    interrupted: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    interrupted.last.unlink()
+    interrupted.last.unlink()  # killed before the first checkpoint
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 0
     assert "no state had been saved yet" in caplog.text
     with pytest.raises(ConfigError, match="other settings"):

@@ -56,25 +56,17 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("answer", [NotImplementedError(), OSError(errno.ENOLCK, "no locks")])
 def test_where_a_file_system_has_no_locks_work_goes_on(
-    answer: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def acquire(lock: FileLock, blocking: bool) -> None:
-        raise answer
-
-    monkeypatch.setattr(FileLock, "acquire", acquire)
-    with locked(tmp_path / ".lock"), locked(tmp_path / ".lock"):
-        pass
-
-
-def test_a_lock_that_cannot_be_made_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def acquire(lock: FileLock, blocking: bool) -> None:
-        raise PermissionError(errno.EACCES, "of another user")
+        raise answers.pop()
 
+    answers = [PermissionError(errno.EACCES, "of another user")]
+    answers += [NotImplementedError(), OSError(errno.ENOLCK, "no locks")]
     monkeypatch.setattr(FileLock, "acquire", acquire)
+    with locked(tmp_path / ".lock"), locked(tmp_path / ".lock"):
+        pass
     with pytest.raises(PermissionError, match="another user"), locked(tmp_path / ".lock"):
         pass
 

@@ -13,7 +13,6 @@ from mttl.io.reading import (
     read_json,
     read_table,
     read_text,
-    require_file,
 )
 
 
@@ -28,22 +27,14 @@ def test_a_file_is_read_whole_without_its_mark(tmp_path: Path) -> None:
     assert read_json(write(tmp_path, '{"a": [1, 0.5, null]}'), TaskError) == {"a": [1, 0.5, None]}
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "does not exist: check the name"),
-        (lambda path: path.mkdir(), "is a folder; it must be a file"),
-    ],
-)
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, make, message: str) -> None:
-    make(tmp_path / "it")
-    with pytest.raises(TaskError, match=message):
-        require_file(tmp_path / "it", TaskError)
-
-
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must be UTF-8 text; byte 3 \(0xff\) is not: save the"):
-        read_text(write(tmp_path, b"ab\xff"), ConfigError)
+def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path / "it", "does not exist: check the name"),
+        (tmp_path, "is a folder; it must be a file"),
+        (write(tmp_path, b"ab\xff"), r"must be UTF-8 text; byte 3 \(0xff\) is not: save the"),
+    ):
+        with pytest.raises(TaskError, match=message):
+            read_text(path, TaskError)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """One task's mixture in plain weights answers as the skilled model does."""
 
 import copy
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.backbones import BACKBONES, batch, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import INVENTORIES, ROUTERS, filled, skilled, spread
+from helpers.skills import INVENTORIES, ROUTERS, filled, skilled
 from mttl.adaptation.modes import apply_mode
 from mttl.merging.fold import average_mixing, fold, task_mixing, unfold
 from mttl.routing import AverageRouter, RoutingSlot
@@ -19,8 +21,13 @@ from mttl.skills.weights.supermask import SupermaskInventory
 ROUNDING = 1e-5
 
 
-@pytest.mark.parametrize("family", BACKBONES)
-@pytest.mark.parametrize("inventory", INVENTORIES)
+MASKS = partial(SupermaskInventory, threshold=0.0)  # they read the weight of an nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("family", "inventory"),
+    [*product(BACKBONES, INVENTORIES), *product(("t5", "bart", "llama"), [MASKS])],
+)
 def test_the_plain_backbone_answers_as_the_task(family, inventory):
     model = skilled(BACKBONES[family](), inventory=inventory, n_heads=2)
     inputs = batch(4)
@@ -50,26 +57,6 @@ def test_every_router_is_folded_as_it_answers(router):
         unfold(folded)
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "llama"])
-def test_masks_are_folded(family):
-    backbone, slot = BACKBONES[family](), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: SupermaskInventory(i, o, 2, n_heads=2),
-        targets=["attention"],
-        slot=slot,
-    )
-    router = ROUTERS["polytropon"](len(attachment.groups), 3, 2, 2)
-    model = SkilledModel(backbone, spread(router), slot).eval()
-    for seed, layer in enumerate(model.skilled_layers().values()):
-        fill(layer.inventory, seed)
-    expected = model(torch.full((3,), 1), **batch(3)).logits
-    bare = BACKBONES[family]()(**batch(3)).logits
-    assert relative_error(bare, expected) > 1e-2
-    folded = fold(model, task_mixing(model.router, 1))
-    assert relative_error(folded.backbone(**batch(3)).logits, expected) < ROUNDING
-
-
 def test_unmerging_restores_every_bit():
     model = skilled(tiny_t5())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -90,9 +77,8 @@ def test_the_average_is_that_of_adaptation():
     assert relative_error(folded.backbone(**batch(3)).logits, expected) < ROUNDING
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "llama"])
-def test_it_is_saved_as_a_plain_model(family, tmp_path):
-    model = skilled(BACKBONES[family]())
+def test_it_is_saved_as_a_plain_model(tmp_path):
+    model = skilled(tiny_t5())
     expected = model(torch.full((3,), 2), **batch(3)).logits
     folded = fold(model, task_mixing(model.router, 2))
     folded.backbone.save_pretrained(tmp_path)
@@ -142,12 +128,8 @@ class Tied(nn.Module):
 
 def on(backbone, target):
     slot = RoutingSlot()
-    attach_skills(
-        backbone,
-        lambda i, o: filled(LoRAInventory(i, o, 2, rank=2)),
-        targets=[target],
-        slot=slot,
-    )
+    make = lambda i, o: filled(LoRAInventory(i, o, 2, rank=2))  # noqa: E731
+    attach_skills(backbone, make, targets=[target], slot=slot)
     return SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
 
 
@@ -180,14 +162,3 @@ def test_mistakes_are_named():
     whole.backbone.first.base.weight = nn.Parameter(numbers, requires_grad=False)
     with pytest.raises(ValueError, match=r"'first' keeps its weight as torch.int8; load the"):
         fold(whole, average_mixing(whole.router))
-
-
-def test_skills_without_plain_weights_are_named(monkeypatch):
-    def refuse(*_):
-        raise NotImplementedError("they depend on the input")
-
-    model = skilled(tiny_t5())
-    monkeypatch.setattr(LoRAInventory, "delta", refuse)
-    with pytest.raises(ValueError, match="cannot be folded: they depend on the input"):
-        fold(model, average_mixing(model.router))
-    assert model.skilled_layers()

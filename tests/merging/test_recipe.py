@@ -17,9 +17,9 @@ out: models/merged
 """
 
 
-def write(folder: Path, text: str) -> Path:
+def write(folder: Path, text: str, encoding: str = "utf-8") -> Path:
     path = folder / "recipe.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding)
     return path
 
 
@@ -73,6 +73,5 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str | N
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_recipe(tmp_path / "none.yaml")
-    (tmp_path / "latin.yaml").write_bytes(b"base: \xe9")
     with pytest.raises(ConfigError, match="must be UTF-8 text; byte 7"):
-        read_recipe(tmp_path / "latin.yaml")
+        read_recipe(write(tmp_path, "base: é", "latin-1"))

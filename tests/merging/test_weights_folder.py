@@ -23,11 +23,6 @@ def test_every_parameter_is_there(tmp_path: Path, size: str) -> None:
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
-def test_a_file_will_do(tmp_path: Path) -> None:
-    save_file({"w": torch.ones(2)}, tmp_path / "f.safetensors")
-    assert Weights(tmp_path / "f.safetensors")["w"].tolist() == [1, 1]
-
-
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     def refuses(message: str, place: Path = tmp_path) -> None:
         with pytest.raises(CheckpointError, match=message):

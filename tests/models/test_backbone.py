@@ -177,6 +177,8 @@ BARE = "is a folder that holds no model; name one that does"
 def test_a_damaged_folder_is_named(
     damage: Callable[[Path], object], message: str, folder: Path
 ) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.gguf"):
+        load_pretrained(str(folder), gguf_file="nowhere.gguf")
     damage(folder)
     with pytest.raises(ConfigError, match=message) as caught:
         load_pretrained(str(folder))
@@ -192,11 +194,6 @@ def test_a_folder_that_holds_nothing(tmp_path: Path) -> None:
         load_pretrained(str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match=BARE):
         load_tokenizer(str(tmp_path / "empty"))
-
-
-def test_a_gguf_file_that_is_not_there(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.gguf"):
-        load_pretrained(str(folder), gguf_file="nowhere.gguf")
 
 
 # The hub.

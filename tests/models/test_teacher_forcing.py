@@ -13,17 +13,17 @@ from mttl.models.teacher_forcing import forced_inputs, forced_logits, targets_of
 from mttl.training.loss import answer_losses, token_losses
 
 PROMPT, ANSWER = [5, 6, 7], [8, 9, 3]
+ROWS: list[dict[str, Any]] = [
+    {"input_ids": PROMPT, "labels": ANSWER, "task_id": 0},
+    {"input_ids": [4], "labels": [5], "task_id": 0},  # is padded
+]
 
 
 @pytest.mark.parametrize("family", BACKBONES)
 def test_each_token_is_predicted_from_the_true_ones_before_it(family: str) -> None:
     model: Any = BACKBONES[family]().eval()
     decoder_only = is_decoder_only(model)
-    rows = [
-        {"input_ids": PROMPT, "labels": ANSWER, "task_id": 0},
-        {"input_ids": [4], "labels": [5], "task_id": 0},  # the other row is padded
-    ]
-    batch = TrainCollator(0, decoder_only)(rows)
+    batch = TrainCollator(0, decoder_only)(ROWS)
     logits, targets, places = forced_logits(model, batch)
     assert "labels" not in forced_inputs(model, batch)
     assert targets.flatten()[places].tolist() == [*ANSWER, 5]
@@ -43,11 +43,7 @@ def test_each_token_is_predicted_from_the_true_ones_before_it(family: str) -> No
 def test_the_head_sees_answers_only(family: str) -> None:
     """Losses and gradients are those of all logits, whether rows are selected before or after."""
     model: Any = BACKBONES[family]().double().eval()
-    rows = [
-        {"input_ids": PROMPT, "labels": ANSWER, "task_id": 0},
-        {"input_ids": [4], "labels": [5], "task_id": 0},
-    ]
-    batch = TrainCollator(0, is_decoder_only(model))(rows)
+    batch = TrainCollator(0, is_decoder_only(model))(ROWS)
     seen = []
     head = model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _, given, made: seen.append(made.shape[:2]))
@@ -65,7 +61,7 @@ def test_the_head_sees_answers_only(family: str) -> None:
 
 def test_a_compiled_model_and_a_head_of_another_kind_compute_all_logits() -> None:
     model: Any = BACKBONES["llama"]().eval()
-    batch = TrainCollator(0, True)([{"input_ids": PROMPT, "labels": ANSWER, "task_id": 0}])
+    batch = TrainCollator(0, True)(ROWS[:1])
     expected = forced_logits(model, batch)[0]
     head = model.get_output_embeddings()
     model.set_output_embeddings(nn.Sequential(head))

@@ -9,15 +9,14 @@ from helpers.compare import relative_error
 from helpers.skills import filled, skilled
 from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
-from mttl.merging.fold import average_mixing, task_mixing
-from mttl.peft_format.peft_folder import read_peft, write_peft
+from mttl.merging.fold import average_mixing, skill_mixing, task_mixing
+from mttl.peft_format.peft_folder import of_base, read_peft, write_peft
 from mttl.peft_format.peft_lora import (
     common_scaling,
     common_settings,
     lora_adapter,
     mixture_adapter,
     read_lora,
-    skill_mixing,
 )
 from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -39,13 +38,9 @@ TARGETS = {
 def export(model, mixing, folder, family, rank=None):
     adapter = mixture_adapter(model, mixing, rank)
     config, tensors = lora_adapter(
-        adapter,
-        base=None,
-        task_type=TASK_TYPES[family],
-        transposed=family == "gpt2",
-        scaling=common_scaling(model),
+        adapter, transposed=family == "gpt2", scaling=common_scaling(model)
     )
-    write_peft(folder, config, tensors)
+    write_peft(folder, config | of_base(None, TASK_TYPES[family]), tensors)
     return adapter
 
 
@@ -81,19 +76,18 @@ def test_peft_answers_as_the_task(family, mix, n_heads, tmp_path):
 
 def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
     model = skilled(tiny_t5(), inventory="lora-deltas")
-    slot_model = model.router
-    for name, mixing, ids in (
-        ("mean", average_mixing(slot_model), AverageRouter(slot_model.n_groups, 1, 1, 3)),
-        ("one", skill_mixing(model, 1), PrivateRouter(slot_model.n_groups, 3)),
+    router = model.router
+    for name, mixing, same, task in (
+        ("mean", average_mixing(router), AverageRouter(router.n_groups, 1, 1, 3), 0),
+        ("one", skill_mixing(router, 1), PrivateRouter(router.n_groups, 3), 1),
     ):
         adapter = export(model, mixing, tmp_path / name, "t5")
         assert {part.rank for part in adapter.values()} == {6 if name == "mean" else 2}
-        model.router = ids
-        expected = model(torch.full((3,), int(name == "one")), **batch(3)).logits
-        model.router = slot_model
+        model.router = same
+        expected = model(torch.full((3,), task), **batch(3)).logits
         assert relative_error(loaded("t5", tmp_path / name)(**batch(3)).logits, expected) < ROUNDING
     with pytest.raises(CheckpointError, match="there is no skill 3: they are numbered 0 … 2"):
-        skill_mixing(model, 3)
+        skill_mixing(router, 3)
 
 
 def test_scales_and_a_layer_at_two_paths_are_refused():
@@ -128,29 +122,27 @@ SETTINGS = {
 }
 
 
-def adapters_of_peft(family, tmp_path):
-    folders = []
-    for seed, (name, settings) in enumerate(SETTINGS.items()):
-        config = peft.LoraConfig(
-            **settings,
-            target_modules=TARGETS[family][: seed + 1],
-            fan_in_fan_out=family == "gpt2",
-            task_type=TASK_TYPES[family],
-        )
-        model = peft.get_peft_model(BACKBONES[family](), config)
-        for layer in model.modules():
-            if hasattr(layer, "lora_A"):
-                fill(layer.lora_A, seed)
-                fill(layer.lora_B, seed + 7)
-        model.save_pretrained(tmp_path / name)
-        folders.append((tmp_path / name, model.eval()(**batch(3)).logits))
-    return folders
+def adapter_of_peft(folder, family, seed, targets, **settings):
+    """Save an adapter, and return its logits."""
+    settings |= {"fan_in_fan_out": family == "gpt2", "task_type": TASK_TYPES[family]}
+    config = peft.LoraConfig(**settings, target_modules=targets)
+    model = peft.get_peft_model(BACKBONES[family](), config)
+    for layer in model.modules():
+        if hasattr(layer, "lora_A"):
+            fill(layer.lora_A, seed)
+            fill(layer.lora_B, seed + 7)
+    model.save_pretrained(folder)
+    return model.eval()(**batch(3)).logits
 
 
 @pytest.mark.parametrize("family", BACKBONES)
 def test_adapters_become_skills(family, tmp_path):
-    folders = adapters_of_peft(family, tmp_path)
-    layers = stack_members([read_lora(read_peft(folder)) for folder, _ in folders])
+    expected, adapters = [], []
+    for number, (name, settings) in enumerate(SETTINGS.items()):
+        targets = TARGETS[family][: number + 1]
+        expected.append(adapter_of_peft(tmp_path / name, family, number, targets, **settings))
+        adapters.append(read_lora(read_peft(tmp_path / name)))
+    layers = stack_members(adapters)
     backbone, slot = BACKBONES[family](), RoutingSlot()
     rank = next(iter(layers.values()))[0].shape[2]
     assert rank == 4
@@ -165,9 +157,9 @@ def test_adapters_become_skills(family, tmp_path):
         for path, layer in model.skilled_layers().items():
             layer.inventory.down.copy_(layers[path][0])
             layer.inventory.up.copy_(layers[path][1])
-    for skill, (_, expected) in enumerate(folders):
+    for skill, logits in enumerate(expected):
         found = model(torch.full((3,), skill), **batch(3)).logits
-        assert relative_error(found, expected) < ROUNDING
+        assert relative_error(found, logits) < ROUNDING
 
 
 # What PEFT's users set.
@@ -175,18 +167,10 @@ def test_adapters_become_skills(family, tmp_path):
 OPTIONS = {"alpha": 6.0, "rslora": True, "dropout": 0.25}
 
 
-def adapter_with(tmp_path, name, **changed):
-    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "lora_dropout": 0.25}
-    config = peft.LoraConfig(
-        **settings | changed, target_modules=TARGETS["t5"], task_type=TASK_TYPES["t5"]
-    )
-    model = peft.get_peft_model(tiny_t5(), config)
-    for layer in model.modules():
-        if hasattr(layer, "lora_A"):
-            fill(layer.lora_A, 1)
-            fill(layer.lora_B, 8)
-    model.save_pretrained(tmp_path / name)
-    return model
+def read_with(folder, **changed):
+    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "lora_dropout": 0.25} | changed
+    adapter_of_peft(folder, "t5", 1, TARGETS["t5"], **settings)
+    return read_peft(folder)
 
 
 def with_options(n_skills=1, **settings):
@@ -202,9 +186,7 @@ def with_options(n_skills=1, **settings):
 
 
 def test_options_come_in_where_adapters_are_set_alike(tmp_path):
-    for name in ("a", "b"):
-        adapter_with(tmp_path, name)
-    folders = [read_peft(tmp_path / name) for name in "ab"]
+    folders = [read_with(tmp_path / name) for name in "ab"]
     assert common_settings(folders) == OPTIONS
     plain, scaled = (read_lora(folders[0], scaled=scaled) for scaled in (False, True))
     for path, part in plain.items():
@@ -213,8 +195,7 @@ def test_options_come_in_where_adapters_are_set_alike(tmp_path):
         ({"r": 3}, {"lora_alpha": 5}, {"use_rslora": False}, {"lora_dropout": 0.1},
          {"alpha_pattern": {"q": 3}}, {"rank_pattern": {"q": 1}})
     ):  # fmt: skip
-        adapter_with(tmp_path, str(number), **changed)
-        assert common_settings([*folders, read_peft(tmp_path / str(number))]) is None
+        assert common_settings([*folders, read_with(tmp_path / str(number), **changed)]) is None
 
 
 @pytest.mark.parametrize("n_skills", [1, 3])
@@ -238,18 +219,19 @@ def test_options_go_out(tmp_path, n_skills):
         torch.testing.assert_close(*losses, rtol=ROUNDING, atol=0)
 
 
-def test_skills_that_start_from_the_weight_go_out_with_what_is_subtracted(tmp_path):
-    model = with_options(2, init="orthogonal", mix="outputs")
-    export(model, average_mixing(model.router), tmp_path / "out", "t5")
-    theirs = loaded("t5", tmp_path / "out")
-    assert theirs.peft_config["default"].r == 8
+@pytest.mark.parametrize(
+    ("make", "rank", "found"),
+    [
+        # With what is subtracted from the weight that they start from.
+        (lambda: with_options(2, init="orthogonal", mix="outputs"), None, 8),
+        # All there is: 16 features.
+        (lambda: skilled(tiny_t5(), inventory="dense-deltas", targets=["q"]), 16, 16),
+    ],
+)
+def test_skills_that_are_no_pairs_of_factors_go_out(make, rank, found, tmp_path):
+    model = make()
+    export(model, task_mixing(model.router, 0), tmp_path, "t5", rank=rank)
+    theirs = loaded("t5", tmp_path)
+    assert theirs.peft_config["default"].r == found
     expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
     assert relative_error(theirs(**batch(3)).logits, expected) < ROUNDING
-
-
-def test_dense_skills_go_out_at_a_rank(tmp_path):
-    model = skilled(tiny_t5(), inventory="dense-deltas", targets=["q"])
-    mixing = task_mixing(model.router, 0)
-    export(model, mixing, tmp_path / "dense", "t5", rank=16)  # all there is: 16 features
-    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
-    assert relative_error(loaded("t5", tmp_path / "dense")(**batch(3)).logits, expected) < ROUNDING

@@ -21,8 +21,7 @@ TARGETS = {"t5": ["q", "wo"], "bart": ["q_proj", "fc2"], "llama": ["q_proj", "do
 
 
 def export(model, folder, family="t5"):
-    config, tensors = poly_checkpoint(model, base=None, task_type=TASK_TYPES[family])
-    write_peft(folder, config, tensors)
+    write_peft(folder, *poly_checkpoint(model, base=None))
     return peft.PeftModel.from_pretrained(BACKBONES[family](), folder).eval()
 
 
@@ -103,7 +102,7 @@ def test_what_poly_cannot_hold_is_refused():
         (skilled(tiny_t5(), router="hyperformer"), "HyperFormerRouter are not positive with sum 1"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            poly_checkpoint(model, base=None, task_type="SEQ_2_SEQ_LM")
+            poly_checkpoint(model, base=None)
 
 
 def test_a_checkpoint_that_does_not_fit_itself_is_refused(tmp_path):

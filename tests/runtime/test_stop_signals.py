@@ -1,8 +1,8 @@
 """Signals inside a block, in the main thread and in others."""
 
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,13 +46,9 @@ def test_only_the_signals_that_are_named_are_handled() -> None:
 
 
 def test_another_thread_handles_no_signal() -> None:
-    seen = []
-
-    def listen() -> None:
+    def listen() -> object:
         with handling(leave):
-            seen.append(signal.getsignal(signal.SIGTERM))
+            return signal.getsignal(signal.SIGTERM)
 
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGTERM)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(listen).result() == signal.getsignal(signal.SIGTERM)

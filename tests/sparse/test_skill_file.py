@@ -61,15 +61,26 @@ def write(path, tensors, facts, version=1):
     save_file(tensors, path, {METADATA: json.dumps(metadata)})
 
 
-FACTS = {"w": {"shape": [4], "base": "x"}}
+PLACES = r"changes of 'w' must have ascending places in \(4,\), and one value each"
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path):
-    path = tmp_path / "one.safetensors"
-    gaps, values = torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1.0, float("inf")])
-    write(path, {"gaps/w": gaps, "values/w": values}, FACTS)
-    with pytest.raises(CheckpointError, match="'values/w' holds numbers that are not finite"):
-        SparseSkill.load(path)
+@pytest.mark.parametrize(
+    ("gaps", "values", "message"),
+    [
+        ([1, 2], [1.0, float("inf")], "'values/w' holds numbers that are not finite"),
+        ([1, 0], [1.0, 2.0], PLACES),  # twice the same
+        ([-3, 5], [1.0, 2.0], PLACES),
+        ([1, 4], [1.0, 2.0], PLACES),  # the fifth of four
+        ([1, 2], [1.0], PLACES),
+        ([[1, 2]], [[1.0, 2.0]], PLACES),
+    ],
+)
+def test_changes_that_fit_no_tensor_are_refused(gaps, values, message, tmp_path):
+    """By other programs: what this one writes has none of these mistakes."""
+    tensors = {"gaps/w": torch.tensor(gaps), "values/w": torch.tensor(values)}
+    write(tmp_path / "one.safetensors", tensors, {"w": {"shape": [4], "base": "x"}})
+    with pytest.raises(CheckpointError, match=message):
+        SparseSkill.load(tmp_path / "one.safetensors")
 
 
 def test_other_files_are_refused(tmp_path):

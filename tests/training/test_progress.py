@@ -14,48 +14,36 @@ SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 class Run:
-    """What the bar reads of a run, and what it wrote."""
+    """The trainer of a run of 100 steps, which counts how often its loss is read, and the bar."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, terminal: bool = False, step: int = 0
-    ) -> None:
-        self.seconds = 1000.0
+    estimated_stepping_batches = 100
+    num_val_batches, num_test_batches = (3,), (4,)
+    sanity_checking = False
+    global_step = losses_read = 0
+    seconds = 1000.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, terminal: bool = False) -> None:
         clock = SimpleNamespace(monotonic=lambda: self.seconds)
         monkeypatch.setattr("mttl.runtime.progress_bar.time", clock)
         self.file = StringIO()
-        self.console = Console(file=self.file, force_terminal=terminal, width=100)
-        self.bar = TrainingProgress(self.console)
-        self.losses_read = 0
-        self.trainer: Any = Trainer(self, step)
-
-    def call(self, hook: str, *arguments: Any) -> None:
-        getattr(self.bar, hook)(self.trainer, self, *arguments)
-
-    def train_to(self, step: int, seconds: float) -> None:
-        """End a batch at a step, at a time after the beginning."""
-        self.trainer.global_step, self.seconds = step, 1000.0 + seconds
-        self.call("on_train_batch_end", None, None, 0)
-
-    def lines(self) -> list[str]:
-        return self.file.getvalue().splitlines()
-
-
-class Trainer:
-    """A run of 100 steps; counts how often its loss is read."""
-
-    def __init__(self, run: Run, step: int) -> None:
-        self.run = run
-        self.estimated_stepping_batches = 100
-        self.num_val_batches = [3]
-        self.num_test_batches = [4]
-        self.sanity_checking = False
-        self.global_step = step
+        self.bar = TrainingProgress(Console(file=self.file, force_terminal=terminal, width=100))
         self.callback_metrics: dict[str, Any] = {}
 
     @property
     def progress_bar_metrics(self) -> dict[str, Any]:
-        self.run.losses_read += 1
+        self.losses_read += 1
         return {"train/loss": torch.tensor(1.2346)}
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        getattr(self.bar, hook)(self, self, *arguments)
+
+    def train_to(self, step: int, seconds: float) -> None:
+        """End a batch at a step, at a time after the beginning."""
+        self.global_step, self.seconds = step, 1000.0 + seconds
+        self.call("on_train_batch_end", None, None, 0)
+
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
 
 
 # A file, as of a batch job: lines.
@@ -81,13 +69,13 @@ def test_a_line_from_time_to_time_with_an_estimate(monkeypatch: pytest.MonkeyPat
 def test_a_validation_says_what_came_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch)
     run.call("on_train_start")
-    run.trainer.global_step = 40
+    run.global_step = 40
     run.call("on_validation_start")
     run.call("on_validation_batch_end")
     run.call("on_validation_end")  # nothing was scored
-    run.trainer.callback_metrics["val/score"] = torch.tensor(0.45678)
+    run.callback_metrics["val/score"] = torch.tensor(0.45678)
     run.call("on_validation_end")
-    run.trainer.sanity_checking = True
+    run.sanity_checking = True
     run.call("on_validation_end")
     assert run.lines() == ["step 40: mean score 0.457 on development rows"]
 
@@ -108,7 +96,7 @@ def test_other_processes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (False, True):
         run = Run(monkeypatch, terminal=terminal)
         run.bar.disable()
-        run.trainer.callback_metrics["val/score"] = 1.0
+        run.callback_metrics["val/score"] = 1.0
         run.call("on_train_start")
         run.train_to(50, 60.0)
         for hook in ("start", "batch_end", "end"):

@@ -1,10 +1,8 @@
 """The Lightning module on tiny models, against loops over single rows and single tokens."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
@@ -65,14 +63,6 @@ def rows() -> list[dict[str, Any]]:
 def module(model: SkilledModel, metrics: dict[str, str] = METRICS, **settings: Any) -> Any:
     built = TextToTextModule(model, tokenizer(), metrics, max_output_length=MOST_TOKENS, **settings)
     return built.eval()
-
-
-def validate(trained: TextToTextModule, some: Sequence[Any], runner: pl.Trainer) -> Any:
-    """Return what the validation of an encoder-decoder logs, in batches of two rows."""
-    collate = EvalCollator(0, decoder_only=False)
-    loader = DataLoader(list(some), batch_size=2, collate_fn=collate)  # type: ignore[arg-type]
-    logged = runner.validate(trained, loader, verbose=False)
-    return logged[0] if logged else {}
 
 
 @torch.no_grad()
@@ -194,20 +184,11 @@ def test_two_draws_have_to_agree(family: str) -> None:
 # Validation.
 
 
-@pytest.fixture
-def right_answers() -> tuple[SkilledModel, list[dict[str, Any]]]:
-    """A model, and rows of which it answers the first, the second and the last rightly."""
+def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks() -> None:
     model, some = skilled(tiny_t5()), rows()
-    for row in (0, 1, 4):
+    for row in (0, 1, 4):  # which are answered rightly
         some[row]["references"] = ["nothing", answer(model, some[row])]
     assert len({row["references"][-1] for row in some}) == 4
-    return model, some
-
-
-def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks(
-    right_answers: tuple[SkilledModel, list[dict[str, Any]]],
-) -> None:
-    model, some = right_answers
     losses = [float(answer_losses(model, row).mean()) for row in some]
     first, last = (losses[0] + losses[2]) / 2, (losses[1] + losses[3] + losses[4]) / 3
     expected = {
@@ -219,8 +200,10 @@ def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks(
         "val/last/score": 2 / 3,
         "val/score": (1 / 2 + 2 / 3) / 2,
     }
+    loader: Any = DataLoader(some, batch_size=2, collate_fn=EvalCollator(0, False))  # type: ignore[arg-type]
+    (logged,) = quiet_trainer().validate(module(model), loader, verbose=False)
     # The task without a row is not mentioned. float32 sums in another order.
-    assert validate(module(model), some, quiet_trainer()) == pytest.approx(expected, rel=1e-5)
+    assert logged == pytest.approx(expected, rel=1e-5)
 
 
 # Answers.

@@ -119,7 +119,10 @@ def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> N
         block=max((_bytes(block.parameters()) for block in blocks), default=0),
         apart=_bytes(p for p in model.parameters() if id(p) not in in_blocks),
         trained=_bytes(trained),
-        block_trained=max((_bytes(_trained(block)) for block in blocks), default=0),
+        block_trained=max(
+            (_bytes(p for p in block.parameters() if p.requires_grad) for block in blocks),
+            default=0,
+        ),
         optimizer=sum(optimizer_bytes(config.optim, parameter) for parameter in trained),
         linear={group: _in_few_bits(model.backbone, group) for group in GROUPS.values()},
         largest=max((m.weight.nbytes for m in model.modules() if type(m) is nn.Linear), default=0),
@@ -153,10 +156,6 @@ def _in_few_bits(backbone: nn.Module, group: int) -> tuple[int, int]:
         and path.removesuffix(".base").rpartition(".")[2] not in single
     ]
     return _bytes(found), sum(weight.numel() for weight in found)
-
-
-def _trained(module: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

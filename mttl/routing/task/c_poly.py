@@ -95,11 +95,9 @@ class CPolyRouter(PolytroponRouter):
     ) -> "CPolyRouter":
         """Return a router of the same skills and settings for new tasks.
 
-        Args:
-            n_tasks: How many.
-            init: How rows over the common skills start. Those over private skills are drawn again.
-            private: Whether the new tasks have skills of their own, in the places of those of known
-                tasks, where they have to be re-initialised; else they use the common skills only.
+        They use the common skills, over which rows start as ``init`` says. With ``private`` they
+        have skills of their own too, in the places of those of known tasks, which have to be
+        re-initialised; rows over these are drawn again.
 
         Raises:
             ValueError: If there are not as many places, or ``init`` is unknown.

@@ -51,8 +51,8 @@ class LoadSums:
         scalars = torch.stack([self.tokens, self.squared_z])
         vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
         total: Any = _SumOverProcesses.apply(torch.cat([scalars, *vectors]))
-        pairs, first, *others = total[2:].chunk(5)
-        return LoadSums(total[0], pairs.detach(), first.detach(), *others, total[1])
+        pairs, first, chances, gates, load = total[2:].chunk(5)
+        return LoadSums(total[0], pairs.detach(), first.detach(), chances, gates, load, total[1])
 
 
 def load_sums(choice: Assignment) -> LoadSums:

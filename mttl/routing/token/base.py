@@ -84,9 +84,7 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
 def square_scores(scores: Float[Tensor, "N E"]) -> Float[Tensor, "M M"]:
     """Give each column its places and fill up with rows that may take the last place only.
 
-    Returns:
-        Place m is one of column m % E. Rows beyond N are worth nothing in the last place of a
-        column, and cannot take another.
+    Place m is one of column m % E. Rows beyond N are worth nothing in the last place of a column.
     """
     n_rows, n_columns = scores.shape
     n_places = -(-n_rows // n_columns)
@@ -118,10 +116,8 @@ def auction(scores: Float[Tensor, "M M"], spread: float) -> Int[Tensor, "M"]:
     """Assign rows to columns one to one by bidding, all free rows at a time.
 
     Each free row bids for its best column: its price rises by how much better it is than the
-    second best, plus a step. The step shrinks from one auction to the next, prices stay.
-
-    Returns:
-        The column of each row; its total is within M times the last step of the best.
+    second best, plus a step. The step shrinks from one auction to the next, prices stay. The total
+    of the columns that are returned is within M times the last step of the best.
 
     References:
         Bertsekas, *Auction Algorithms for Network Flow Problems*, Computational Optimization and

@@ -100,10 +100,8 @@ def check_fit(stack: str, known: Tensor, n_rows: int, n_positions: int) -> None:
 def token_masks(inputs: Mapping[str, Any], *, encoder_decoder: bool) -> TokenMasks:
     """Return which positions are tokens, from what a language model is called with.
 
-    Args:
-        inputs: ``attention_mask``; for the decoder of an encoder-decoder ``decoder_attention_mask``
-            or ``labels``, whose padding is -100. What is absent has no padding.
-        encoder_decoder: Whether the model has two stacks.
+    That is ``attention_mask``, and for the decoder of an encoder-decoder ``decoder_attention_mask``
+    or ``labels``, whose padding is -100. What is absent has no padding.
     """
     attention = inputs.get("attention_mask")
     given = None if attention is None else attention.bool()

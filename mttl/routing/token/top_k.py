@@ -145,11 +145,7 @@ def top_choice(
 ) -> Assignment:
     """Turn the chosen experts of each token into pairs, all first choices before the second ones.
 
-    Args:
-        logits: Of all experts; minus infinity where an expert is forbidden.
-        chosen: Experts of each token, the preferred one first.
-        normalise: Let the gates of a token sum to 1.
-        forbids: Leave forbidden experts out.
+    With ``forbids``, experts whose logit is minus infinity are left out.
     """
     probabilities = torch.softmax(logits, dim=-1)
     if normalise:
