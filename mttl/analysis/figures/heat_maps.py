@@ -64,7 +64,7 @@ def heat_maps(
     plain = panels[:-1] if changes else panels
     low, high = float(plain.min()), float(plain.max())
     scale = {"cmap": COLOUR_MAP, "vmin": low, "vmax": high if high > low else low + 1}
-    chosen = [categories[task] for task in order]
+    chosen = [categories[int(task)] for task in order]
     for number, (matrix, heading) in enumerate(zip(panels, headings, strict=True)):
         axes = place(figure, number * (panel + GAP), 0, panel, top)
         if changes and number == n_panels - 1:
@@ -79,7 +79,7 @@ def heat_maps(
             axes.set_xticks(range(0, n_skills, every))
             axes.tick_params(labeltop=True)
         if number == 0:
-            label_rows(axes, [tasks[task] for task in order], chosen, marks=MARKS / panel)
+            label_rows(axes, [tasks[int(task)] for task in order], chosen, marks=MARKS / panel)
             _add_scale(figure, image, right, top, "mixing weight")
     if changes:
         _add_scale(figure, image, right, top - SCALE, changes)
@@ -103,7 +103,7 @@ def similarity_matrix(
     axes = place(figure, 0, 0, size, size)
     shown = np.ma.array(similarity[np.ix_(order, order)], mask=np.eye(len(tasks), dtype=bool))
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
-    names, chosen = [tasks[task] for task in order], [categories[task] for task in order]
+    names, chosen = ([values[int(task)] for task in order] for values in (tasks, categories))
     axes.set_xticks(range(len(tasks)), names, rotation=90)
     label_rows(axes, names, chosen, marks=MARKS / size)
     for label, coloured in zip(axes.get_xticklabels(), axes.get_yticklabels(), strict=True):
