@@ -77,7 +77,7 @@ class Adapt(Section):
         "all skills and takes no init '{init}'; leave it out",
         "mode = average|from_scratch and init = nearest_task|factors|coefficients|"
         "best_coefficients": "mode '{mode}' takes no row over, so init '{init}' sets none; use "
-        "another mode, or init 'mean'",
+        "mode 'all', 'router_only' or 'skills_only', or init 'mean'",
         "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' compares trained "
         "tasks on examples of the new one, and examples is 0; use 'mean' or 'coefficients'",
         **dict.fromkeys(
@@ -110,8 +110,8 @@ class Adapt(Section):
     `max_steps` of them. Needs mode `router_only` and init `coefficients`."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
-    router_lr: PositiveFloat = 0.1
-    """Learning rate of the router."""
+    router_lr: PositiveFloat | None = 0.1
+    """Learning rate of the router; none: that of the skills."""
     up_lr_ratio: PositiveFloat = 1.0
     """Rate of the second factors of low-rank skills over that of the first (LoRA+)."""
     weight_decay: NonNegative = 0.01
