@@ -4,8 +4,9 @@ python tests/compare_checkouts.py ../before . --out runs/compared
 python tests/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
-seeds on the CPU, and a run that is interrupted and resumed. The exit status is 1 if anything
-differs. What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
+seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
+the code of AFTER with the folders that BEFORE has left. The exit status is 1 if anything differs.
+What BEFORE leaves is kept in OUT and used again; AFTER runs every time.
 """
 
 import argparse
@@ -125,6 +126,7 @@ class Job(NamedTuple):
     side: str
     checkout: Path
     root: Path
+    source: Path  # the root of the cases that others need, which are copied from there
     name: str
 
     def __str__(self) -> str:
@@ -149,26 +151,30 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     first, second = (Path(name).resolve() for name in (options.before, options.after))
     out, states = Path(options.out).resolve(), [state_of(first), state_of(second)]
-    shutil.rmtree(out / "after", ignore_errors=True)
+    kept, ours, crossed = out / f"before-{states[0]}", out / "after", out / "crossed"
+    for root in (ours, crossed):
+        shutil.rmtree(root, ignore_errors=True)
     wanted = set(options.only or CASES)
     for name in reversed(CASES):
         wanted.update(CASES[name].needs if name in wanted else ())
     names = [name for name in CASES if name in wanted]
-    before = [Job("before", first, out / f"before-{states[0]}", name) for name in names]
-    after = [Job("after", second, out / "after", name) for name in names]
+    before = [Job("before", first, kept, kept, name) for name in names]
+    after = [Job("after", second, ours, ours, name) for name in names]
+    side = "after, from the folders of before"
+    after += [Job(side, second, crossed, kept, name) for name in names if CASES[name].needs]
     console = make_console(stderr=True)
     failures = run_jobs([job for job in before if not job.has_ended()] + after, console)
-    return report(before, after, failures, make_console())
+    return report(kept, after, failures, make_console())
 
 
-def report(before: list[Job], after: list[Job], failures: dict[Job, str], console: Console) -> int:
+def report(before: Path, after: list[Job], failures: dict[Job, str], console: Console) -> int:
     """Compare what the jobs have left and print a table; return the exit status."""
     table = Table("what", "files", "equal", "different", title="What AFTER leaves")
     details = [f"{job}: failed: {why}" for job, why in failures.items()]
-    for ours, job in zip(before, after, strict=True):
+    for job in after:
         if job in failures or job.case.stop_at:
             continue
-        found = compare_folders(ours.place, job.place, job.case.makes)
+        found = compare_folders(before / job.name, job.place, job.case.makes)
         lines = [f"{job}: {file} {line}" for file, part in found.items() for line in part]
         n_different = sum(map(bool, found.values()))
         counts = (len(found), len(found) - n_different, n_different)
@@ -208,14 +214,14 @@ def state_of(checkout: Path) -> str:
 
 def run_jobs(jobs: list[Job], console: Console) -> dict[Job, str]:
     """Run cases, each after what it needs, some at once; return what went wrong with which."""
-    futures: dict[tuple[str, str], Future[None]] = {}
+    futures: dict[Path, Future[None]] = {}
     failures: dict[Job, str] = {}
     pool = ThreadPoolExecutor(WORKERS)
     try:
         for job in jobs:  # what it needs began before, so that it is not waited for in vain
-            needs = [(job.side, need) for need in job.case.needs]
+            needs = [job.source / need for need in job.case.needs]
             given = [futures[need] for need in needs if need in futures]
-            futures[job.side, job.name] = pool.submit(run, job, given)
+            futures[job.place] = pool.submit(run, job, given)
         by_future = dict(zip(futures.values(), jobs, strict=True))
         for future in as_completed(by_future):
             job, error = by_future[future], future.exception()
@@ -236,7 +242,7 @@ def run(job: Job, needs: list["Future[None]"]) -> None:
     place.mkdir(parents=True)
     for need in case.needs:
         for made in CASES[need].makes:
-            shutil.copytree(job.root / need / made, place / made)
+            shutil.copytree(job.source / need / made, place / made)
     for name, text in case.files:
         (place / name).write_text(text)
     env = {

@@ -28,6 +28,7 @@ from mttl.training.predictions import Result, write_predictions, write_results
 
 # Settings of Polytropon's router that a row of its own keeps.
 POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_scale")
+POLYTROPON += ("logit_dropout",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,13 @@ mttl ablate runs/crossfit --loss --rows 32
 mttl ablate runs/crossfit --per-group --loss --out runs/crossfit/ablation-groups
 
 A skill is switched off by setting its mixing weight to 0, for all tasks at once: each is scored by
-its own development rows. The other weights stay what they are, so that what the skill adds is gone
-and nothing else has changed; with --share they take over its weight, so that rows keep their sum,
-which asks how well the others do in its place.
+its own development rows. The other weights stay what they are; with --share they take over its
+weight, so that rows keep their sum, which asks how well the others do in its place.
 
-Groups of layers number their skills independently. By default they are matched by their use first
-(see `skill_matching.align_groups`) and switched off in all groups together. If the reported
-agreement of the groups is low, --per-group switches a skill off in one group at a time. An
-interrupted command continues. OUT gets results.jsonl, ablation.npz and the figure ablation, which
-shows the matrix next to the routing.
+Groups of layers number their skills independently. By default they are matched by their use (see
+`skill_matching.align_groups`) and switched off in all groups together; --per-group switches them
+off in one group at a time. An interrupted command continues. OUT gets results.jsonl, ablation.npz
+and the figure ablation, which shows the matrix next to the routing.
 """
 
 import argparse
@@ -33,7 +31,7 @@ MOST_SHOWN = 4
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run", help="the folder of a run on text that has ended")
+    parser.add_source("run")
     parser.add_backbone()
     add = parser.work.add_argument
     add("--loss", action="store_true", help="compute only the loss: answers take longer")
@@ -58,14 +56,7 @@ def main(options: argparse.Namespace) -> None:
     run = Path(options.run)
     out = Path(options.out) if options.out else run / FOLDER
     view = read_view(run)  # a run that has no routing to show ends here, before it is loaded
-    ablate(
-        *(run, out),
-        loss_only=options.loss,
-        per_group=options.per_group,
-        share=options.share,
-        n_rows=options.rows,
-        backbone=options.backbone,
-    )
+    ablate(run, out, options)
     found = read_ablation(out / FILE)
     assert found is not None
     make_console().print(ablation_table(found))

@@ -1,11 +1,7 @@
-"""How every task scores without a skill.
-
-A skill is switched off by setting its mixing weight to 0; the other weights stay as they are, or
-share its weight, so that rows keep their sum. Groups of layers number their skills independently,
-so skills are matched across groups before one is switched off in all.
-"""
+"""How every task scores without a skill; `mttl.commands.ablate` says what that means."""
 
 import math
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,35 +45,20 @@ class DisabledSkill(NamedTuple):
 class SwitchedOff(Record):
     """Mean losses, and scores if asked for, of the tasks that use a skill that is off."""
 
-    layers: str
-    skill: int
+    job: DisabledSkill
     losses: dict[str, float]
     scores: dict[str, float | None]
 
-    @property
-    def job(self) -> DisabledSkill:
-        """The switch."""
-        return DisabledSkill(self.layers, self.skill)
 
-
-def ablate(
-    run: Path,
-    out: Path,
-    *,
-    loss_only: bool = False,
-    per_group: bool = False,
-    share: bool = False,
-    n_rows: int | None = None,
-    backbone: str | None = None,
-) -> None:
+def ablate(run: Path, out: Path, options: Namespace) -> None:
     """Switch off skill after skill, and write the results; finished ones are not repeated."""
-    rows = {} if n_rows is None else {"max_eval_rows": n_rows}
+    rows = {} if options.rows is None else {"max_eval_rows": options.rows}
     config, built, gym, module, data = open_run(
-        run, "give the folder of such a run", backbone, seed=13, **rows
+        run, "give the folder of such a run", options.backbone, seed=13, **rows
     )
     require_features(config, {"ablates": "ablate"})
     assert built.folder is not None
-    asked = {"loss_only": loss_only, "per_group": per_group, "share": share}
+    asked = {"loss_only": options.loss, "per_group": options.per_group, "share": options.share}
     asked |= {"rows": data.data.max_eval_rows, "inventory": inventory_digest(built.folder)}
     results = ResumableJobs(out / "results.jsonl", SwitchedOff)
     with results.writing():
@@ -86,12 +67,12 @@ def ablate(
         problem = f"the results in '{out}' were made with other settings"
         keep_settings(out / "settings.yaml", dump(asked), problem)
         samples = [(task, config.data.samples) for task in built.tasks]
-        options = wanted_options(gym, samples, config.generation.mode)
-        module.set_options(options, built.form, per_token=config.generation.per_token)
+        answers = wanted_options(gym, samples, config.generation.mode)
+        module.set_options(answers, built.form, per_token=config.generation.per_token)
         weights = as_rows(built.model.router.matrix())
         pairs = align_groups(weights)
-        study = _Study(module, built, data, not loss_only, share, weights, pairs)
-        layers = study.groups if per_group else [ALL_LAYERS]
+        study = _Study(module, built, data, not options.loss, options.share, weights, pairs)
+        layers = study.groups if options.per_group else [ALL_LAYERS]
         off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
         switches, status = [DisabledSkill(ALL_LAYERS, NONE), *off], make_console(stderr=True)
         results.run(
@@ -158,7 +139,7 @@ class _Study:
                     answers[row.task_id].append(row)
         scores = {names[task]: self._score(task, rows) for task, rows in answers.items() if rows}
         mean = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
-        return SwitchedOff(**switch._asdict(), losses=mean, scores=scores)
+        return SwitchedOff(job=switch, losses=mean, scores=scores)
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
         texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run")
+    parser.add_source("run")
     parser.add_adapted(required=True)
     parser.add_out()
     parser.add_no_probe()

@@ -21,7 +21,7 @@ ENDINGS = (".gif", ".mp4")
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run", help="folder of the run, or its skills/")
+    parser.add_source("run")
     add = parser.work.add_argument
     help = "one that the run was trained on; may be repeated"
     add("--level", action="append", required=True, help=help)

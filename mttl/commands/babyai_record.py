@@ -23,7 +23,7 @@ def _declare(parser: CommandParser) -> None:
     add("--episodes", **POSITIVE, required=True, help="episodes of each level")
     add("--workers", **NATURAL, default=0, help="processes (%(default)s: none)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the record (%(default)s)")
-    parser.add_out("file to write, .npz", "FILE")
+    parser.add_out("file to write, .npz", metavar="FILE")
 
 
 @command(_declare)

@@ -58,10 +58,10 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> int:
     """Build, verify or show tasks, and print a table of them."""
-    out: Path = options.out
     from mttl.tasks.building.build_gym import check_task
     from mttl.tasks.sampling import SAMPLES
 
+    out, raw = options.out, options.raw
     samples: list[int] = list(dict.fromkeys(options.samples or SAMPLES))
     tasks = choose(options.tasks, options.partition, options.config)
     if options.status:
@@ -71,7 +71,6 @@ def main(options: argparse.Namespace) -> int:
         outcomes = [check_task(task, out, samples=samples) for task in tasks]
         print_outcomes(outcomes)
         return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
-    raw: Path | None = options.raw
     if raw is not None and not raw.is_dir():
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
@@ -83,30 +82,27 @@ def main(options: argparse.Namespace) -> int:
 
 
 def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
-    """Return the tasks that any of the options name; without options, all of CrossFit's."""
+    """Return the tasks that any of the options name; without options, all of CrossFit's.
+
+    A partition is a file, or the name of one under ``configs/partitions``.
+    """
+    from mttl.config.load import find_file
+    from mttl.tasks.partition import Partition
     from mttl.tasks.task_file import crossfit, load_tasks
 
     own = {} if config is None else load_tasks(config)
     known = {**crossfit(), **own}
     wanted = list(names or ())
     if partition is not None:
-        wanted += read_partition(partition)
+        file = partition if partition.endswith(".json") else f"partitions/{partition}.json"
+        sides = Partition.read(find_file(file, setting="--partition"))
+        wanted += [*sides.train, *sides.dev, *sides.test]
     if not wanted:
         return list((own or known).values())
     for name in wanted:
         if name not in known:
             raise TaskError(f"there is no task '{name}'.{nearest(name, known)}")
     return [known[name] for name in dict.fromkeys([*wanted, *own])]
-
-
-def read_partition(name: str) -> list[str]:
-    """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
-    from mttl.config.load import find_file
-    from mttl.tasks.partition import Partition
-
-    file = name if name.endswith(".json") else f"partitions/{name}.json"
-    sides = Partition.read(find_file(file, setting="--partition"))
-    return [*sides.train, *sides.dev, *sides.test]
 
 
 def look_for_hub() -> None:

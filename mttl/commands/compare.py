@@ -9,12 +9,10 @@ mttl compare --runs polytropon=runs/p13,runs/p14 mine=runs/m13,runs/m14 --out ru
 
 A method is `mttl train -c crossfit.yaml+<fragment>` and then `mttl adapt`, each in its own process;
 with --folds F, F times for each seed. Finished runs are read, interrupted ones continue. --method
-adds a method from a configuration file, which is merged onto the common one, also in adaptation,
-and may name a plug-in. --runs uses finished runs, one per seed; --methods and --method then name
-what is trained in addition. Differences are paired by task, seed and few-shot sample. Runs without
-a name, which differ only in their seeds, are summarised: mean and deviation of every task.
-
-The tables are written to OUT/table.md, table.csv and scores.csv whenever a method has ended.
+adds a method from a configuration file, which is also used in adaptation. --runs uses finished
+runs, one per seed; --methods and --method then name what is trained in addition. Differences are
+paired by task, seed and few-shot sample. Runs without a name, which differ only in their seeds,
+are summarised. OUT gets table.md, table.csv and scores.csv whenever a method has ended.
 """
 
 import argparse

@@ -21,7 +21,8 @@ from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 
 def _declare(parser: CommandParser) -> None:
@@ -56,9 +57,7 @@ def main(options: argparse.Namespace) -> None:
     for path, weight in skills:
         composition.apply(str(path), SparseSkill.load(path), weight=weight)
     if gym is not None:
-        value, metric, n_rows = score(options, gym, model, tokenizer)
-        share = f"{metric} {100 * value:.1f} % of {n_rows}"
-        make_console().print(f"{options.score}, {options.split} rows: {share}")
+        score(options, gym, model, tokenizer)
     if options.out is not None:
         with new_folder(options.out) as folder:
             write_model(folder, model, tokenizer, probe=not options.no_probe)
@@ -77,12 +76,9 @@ def read_weight(given: str) -> tuple[Path, float]:
 
 
 def score(
-    options: argparse.Namespace,
-    gym: Gym,
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-) -> tuple[float, str, int]:
-    """Return the score of a task, its metric, and the number of rows."""
+    options: argparse.Namespace, gym: Gym, model: "PreTrainedModel", tokenizer: "Tokenizer"
+) -> None:
+    """Answer a task and print the score."""
     import torch
 
     from mttl.data.encode import TextEncoder
@@ -113,4 +109,6 @@ def score(
             do_sample=False,
         )
     metric = gym.metric(options.score)
-    return score_answers(metric, answers, [row.outputs for row in rows]), metric, len(rows)
+    value = 100 * score_answers(metric, answers, [row.outputs for row in rows])
+    shown = f"{options.score}, {options.split} rows: {metric} {value:.1f} % of {len(rows)}"
+    make_console().print(shown)

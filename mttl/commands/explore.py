@@ -4,17 +4,14 @@ mttl explore runs/crossfit
 mttl explore runs/seed13 runs/seed14 --html both.html
 mttl explore runs/crossfit --serve
 
-The page begins with the scores of all tasks next to baselines, curves of training, the map and the
-tree of tasks, and the skills. A task that is clicked shows its skills layer by layer, the tasks
-nearest to it, right and wrong answers. Results of mttl ablate are shown next to the routing, and
-tasks that were adapted and kept (mttl adapt --save) move through the map. Skills of a further
-run are matched to those of the first. The page needs no network; by default it goes to
-RUN/plots/explore.html.
+The page shows the scores of all tasks next to baselines, curves of training, the map and the tree
+of tasks, and the skills; a task that is clicked shows its skills layer by layer, and answers.
+Results of mttl ablate stand next to the routing, adapted tasks (mttl adapt --save) move through
+the map, and skills of a further run are matched to those of the first.
 
-With --serve the page can ask the run, too: a question is answered with the skills of a task, of a
-mixture of tasks, or with custom weights, and its tokens are coloured by the experts that took
-them, where tokens choose experts. The page is then at http://127.0.0.1:8000/ until Ctrl-C, and no
-file is written. It needs `pip install fastapi uvicorn`.
+With --serve the page is at http://127.0.0.1:8000/ until Ctrl-C, no file is written, and it can ask
+the run: with the skills of a task, of a mixture of tasks, or with custom weights. It needs
+`pip install fastapi uvicorn`.
 """
 
 import argparse
@@ -48,39 +45,31 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Write the page, or serve it."""
     if options.serve and (len(options.runs) > 1 or options.html):
-        raise ConfigError(
-            "--serve answers from one run and writes no file: name one, without --html"
-        )
+        raise ConfigError("--serve answers from one run, and writes no --html")
     if options.adapted and not options.serve:
         raise ConfigError("--adapted is for a page that is served: add --serve, or leave it out")
     check_different("RUN", options.runs)
     check_routing(*options.runs)
     if options.serve:
         check_libraries("fastapi", "uvicorn")
-        serve(options)
-        return
-    path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     from mttl.analysis.explore.explore_page import explore_page
     from mttl.io.files import write_text
 
-    write_text(path, explore_page([read(Path(run)) for run in options.runs]))
+    shown = [read(Path(run)) for run in options.runs]
+    if options.serve:
+        from mttl.serving.live_page import serve_page
+
+        serve_page(
+            *(options.runs[0], options.adapted, options.backbone),
+            host=options.host,
+            port=options.port,
+            pairs=shown[0].pairs,
+            make_page=lambda facts: explore_page(shown, facts),
+        )
+        return
+    path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
+    write_text(path, explore_page(shown))
     make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
-
-
-def serve(options: argparse.Namespace) -> None:
-    """Serve the page of a run."""
-    from mttl.analysis.explore.explore_page import explore_page
-    from mttl.serving.live_page import serve_page
-
-    (run,) = options.runs
-    shown = read(Path(run))
-    serve_page(
-        *(run, options.adapted, options.backbone),
-        host=options.host,
-        port=options.port,
-        pairs=shown.pairs,
-        make_page=lambda facts: explore_page([shown], facts),
-    )
 
 
 def read(run: Path) -> "RoutingView":

@@ -6,11 +6,11 @@ mttl export runs/crossfit --all --out adapters
 mttl export runs/crossfit --inventory --out adapters/poly
 
 A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
-computes the same: PEFT's LoRA, IA3, LoKr, BEFT, LN tuning, prompt or prefix tuning, or AdapterHub's
-bottleneck adapter. The whole inventory with its router becomes a Poly adapter. A backbone that the
-run has trained is written into OUT/base_model, and the adapter names it; with --all the adapters
-OUT/TASK of all tasks share it. Each folder also holds a tokenizer whose chat template formats
-prompts as in training, the run's search, and a card with lines to copy.
+computes the same, as PEFT's LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The
+whole inventory with its router becomes a Poly adapter. A backbone that the run has trained is
+written into OUT/base_model; with --all the adapters OUT/TASK of all tasks share it. Each folder
+also holds a tokenizer whose chat template formats prompts as in training, the run's search, and a
+card with lines to copy.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Export(NamedTuple):
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run")
+    parser.add_source("run")
     parser.add_backbone()
     which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
@@ -79,7 +79,12 @@ def main(options: argparse.Namespace) -> None:
     built = load_run(options.run, backbone=options.backbone)
     if options.inventory or options.task or options.all:
         built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
-    check_names(built.tasks if options.all else ())
+    for task in built.tasks if options.all else ():
+        if task in (BASE, "..") or Path(task).name != task:
+            raise ConfigError(
+                f"the task '{task}' cannot have a folder of its name besides '{BASE}'; export the "
+                "tasks one by one (--task)"
+            )
     trained = built.meta["backbone"]["trained"]
     base = str((options.out / BASE).resolve()) if trained else lasting_name(built.base)
     # What the run scored, it scored with the mixtures of its tasks.
@@ -175,16 +180,6 @@ def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "t
     if options.average:
         return average_mixing(router), f"The average of all skills of {run}."
     return skill_mixing(built.model.router, options.skill), f"Skill {options.skill} of {run} alone."
-
-
-def check_names(tasks: Sequence[str]) -> None:
-    """Check that every task can have a folder of its name, besides that of the base."""
-    for task in tasks:
-        if task in (BASE, "..") or Path(task).name != task:
-            raise ConfigError(
-                f"the task '{task}' cannot have a folder of its name besides '{BASE}'; export the "
-                "tasks one by one (--task)"
-            )
 
 
 def accuracy(adapter: "Mapping[str, LowRank]") -> str:

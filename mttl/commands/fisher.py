@@ -42,7 +42,7 @@ def _declare(parser: CommandParser) -> None:
     add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
     add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
     add("--seed", type=natural, default=13, help="seed of rows and labels (%(default)s)")
-    parser.add_out("a new file, .safetensors", "FILE")
+    parser.add_out("a new file, .safetensors", metavar="FILE")
 
 
 @command(_declare)

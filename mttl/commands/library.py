@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from mttl.library.library_folder import Library, Member
     from mttl.library.member_card import BaseModel
 
-# Routers that give each task its own member alone.
-ONE_EACH = ("private", "polytropon")
-
 
 def add(options: argparse.Namespace) -> None:
     """Add members."""
@@ -80,29 +77,24 @@ def check_members(
     from mttl.assembly.model import load_run
     from mttl.checkpoints.inventory_files import find_inventory
     from mttl.library.library_folder import add_members
-    from mttl.merging.check_written import (
-        changed_answer,
-        check_written,
-        compare_answers,
-        task_answers,
-    )
+    from mttl.merging import check_written as checks
 
     if options.no_probe or (network := base_network(base, options)) is None:
         return
-    due = {one.card.source: changed_answer(network, one.changes) for one in members}
+    due = {one.card.source: checks.changed_answer(network, one.changes) for one in members}
     runs = [source for source in map(Path, options.sources) if find_inventory(source)]
     for source in () if options.rank or options.skills else runs:
         built = load_run(source, backbone=options.backbone)
-        for task, answer in task_answers(built.model, built.tasks).items():
+        for task, answer in checks.task_answers(built.model, built.tasks).items():
             due[f"'{source}', task '{task}'"] = answer
     with TemporaryDirectory() as folder:
         trial = add_members(Path(folder), base, members)
         for member in members:
             source, name = member.card.source, member.card.name
-            found = {source: changed_answer(network, trial.member(name).changes)}
-            compare_answers(found, {source: due[source]}, network)
-            if (Path(source.strip("'")) / "adapter_config.json").is_file():
-                check_written(Path(source.strip("'")), network, found)
+            found = {source: checks.changed_answer(network, trial.member(name).changes)}
+            checks.compare_answers(found, {source: due[source]}, network)
+            if ((place := Path(source.strip("'"))) / "adapter_config.json").is_file():
+                checks.check_written(place, network, found)
 
 
 def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedModel | None":
@@ -167,15 +159,11 @@ def run(library: "Library", options: argparse.Namespace) -> None:
         prefixes = {library.card(name).training.get("prefix") for name in names}
         overrides.append(f"data.prefix={_prefix_of(prefixes)}")
     config = load_config(options.config, overrides)
-    skills = [one for one in options.override if one.startswith("skills.")]
-    if skills:
-        raise ConfigError(
-            f"{skills[0]}: the skills are the library's members; leave it out (--mix says how they "
-            "combine, --members which they are)"
-        )
-    if config.backbone.kind == "pretrained" and not any(
-        one.startswith("backbone.name=") for one in options.override
-    ):
+    for given in options.override:
+        if given.startswith("skills."):
+            raise ConfigError(f"{given}: the skills are the library's members (--mix, --members)")
+    named = any(given.startswith("backbone.name=") for given in options.override)
+    if config.backbone.kind == "pretrained" and not named:
         below = config.backbone.model_copy(update={"name": library.base.name})
         config = config.model_copy(update={"backbone": below})
     descriptions = None
@@ -193,7 +181,8 @@ def run(library: "Library", options: argparse.Namespace) -> None:
             prepare=prepare_members,
         )
         answers = {} if options.no_probe else task_answers(made.model, made.tasks)
-        if answers and config.moe is None and not general and config.router.kind in ONE_EACH:
+        one_each = config.router.kind in ("private", "polytropon")  # gives a task its own member
+        if answers and config.moe is None and not general and one_each:
             bare = strip(made.model).backbone
             members = map(library.member, names)
             answers = {one.card.task: changed_answer(bare, one.changes) for one in members}
@@ -208,9 +197,10 @@ def _prefix_of(prefixes: set[str | None]) -> str:
     """Return the task prefix that members were trained with; none if no card names one."""
     known = prefixes - {None} or {"none"}
     if len(known) > 1:
+        found = ", ".join(sorted(map(str, known)))
         raise ConfigError(
-            f"members were trained with other data.prefix ({', '.join(sorted(map(str, known)))}): "
-            "choose among them (--members), or say which to use (-k data.prefix=…)"
+            f"members were trained with other data.prefix ({found}): choose among them "
+            "(--members), or say which to use (-k data.prefix=…)"
         )
     return str(known.pop())
 
@@ -223,39 +213,31 @@ def export(library: "Library", options: argparse.Namespace) -> None:
     network = base_network(library.base, options)
     with new_folder(options.out) as temporary:
         for name in names:
-            member = library.member(name)
+            member, answers = library.member(name), {}
             copytree(library.place(name), temporary / name)
             if network is not None:
-                changes = {} if options.no_probe else {name: member.changes}
-                answers = {key: changed_answer(network, own) for key, own in changes.items()}
+                if not options.no_probe:
+                    answers = {name: changed_answer(network, member.changes)}
                 check_written(temporary / name, network, answers)
     say(f"{len(names)} adapters are in {options.out}")
 
 
 def cluster(library: "Library", options: argparse.Namespace) -> None:
     """Write which members belong together, as the matrix that router: expert reads (MBC)."""
-    from mttl.library.clusters import (
-        best_clusters,
-        embedded,
-        inner_products,
-        k_means,
-        shuffled,
-        silhouette,
-        task_shares,
-    )
+    from mttl.library import clusters
 
     console = make_console()
     members = [library.member(name) for name in library.chosen(options.members)]
     changes = [member.changes for member in members]
-    points = embedded(inner_products(changes, by=options.by), options.components)
-    scores = {}
+    products = clusters.inner_products(changes, by=options.by)
+    points, seed, scores = clusters.embedded(products, options.components), options.seed, {}
     if options.clusters:
-        labels = k_means(points, options.clusters, seed=options.seed)
+        labels = clusters.k_means(points, options.clusters, seed=seed)
     else:
-        labels, scores = best_clusters(points, options.most or len(points), seed=options.seed)
+        labels, scores = clusters.best_clusters(points, options.most or len(points), seed=seed)
     if options.random:
-        labels = shuffled(labels, seed=options.seed)
-    shares = task_shares([member.card.task for member in members], labels)
+        labels = clusters.shuffled(labels, seed=seed)
+    shares = clusters.task_shares([member.card.task for member in members], labels)
     columns = [f"cluster{number}" for number in range(int(labels.max()) + 1)]
     rows = [{"task": task, **dict(zip(columns, row, strict=True))} for task, row in shares.items()]
     write_table(options.out, ["task", *columns], rows)
@@ -265,7 +247,7 @@ def cluster(library: "Library", options: argparse.Namespace) -> None:
         own = [one.card.name for one, label in zip(members, labels, strict=True) if label == number]
         say(f"{column}: {', '.join(own)}")
     if 1 < len(columns) < len(members):
-        console.print(f"silhouette of these clusters: {silhouette(points, labels):.3f}")
+        console.print(f"silhouette of these clusters: {clusters.silhouette(points, labels):.3f}")
     say(
         "To train a skill per cluster: mttl train -c crossfit.yaml+router/expert.yaml "
         f"-k router.matrix={options.out} skills.n_skills={len(columns)}"
@@ -278,12 +260,8 @@ def _declare(parser: CommandParser) -> None:
 
     def word(name: str, work: Callable[..., None]) -> CommandParser:
         shown = [line for line in examples if re.search(rf"library {name} ", line)]
-        made = words.add_parser(
-            name,
-            help=work.__doc__,
-            description="\n".join([work.__doc__ or "", "", *shown]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        said, raw = "\n".join([work.__doc__ or "", "", *shown]), parser.formatter_class
+        made = words.add_parser(name, help=work.__doc__, description=said, formatter_class=raw)
         made.set_defaults(work=work)
         made.read.add_argument("library", metavar="LIBRARY", help="its folder")
         return made
@@ -330,7 +308,7 @@ def _declare(parser: CommandParser) -> None:
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
     option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
-    parser.add_out("the CSV file to write, a new one", "FILE")
+    parser.add_out("the CSV file to write, a new one", metavar="FILE")
 
 
 @command(_declare)

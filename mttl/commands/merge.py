@@ -31,9 +31,7 @@ def main(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe)
     out = options.out or recipe.out
     if out is None:
-        raise ConfigError(
-            f"{options.recipe}: has no out; give one there, or --out DIR on the command line"
-        )
+        raise ConfigError(f"{options.recipe}: has no out; give one there, or --out DIR")
     from mttl.merging.run import merge_models
 
     with counting_bar(make_console(stderr=True)) as progress:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run")
+    parser.add_source("run")
     parser.add_backbone()
     which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="a task of the run")

@@ -3,18 +3,18 @@
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mttl.adaptation.shard import Shard
 from mttl.commands.command_names import COMMANDS, MORE
-from mttl.io.errors import ConfigError, TaskError
 from mttl.plugins.classes import trust
 from mttl.runtime.command import make_console
 from mttl.runtime.version import VERSION
 
 NAMES = {module: name for name, module in (COMMANDS | MORE).items()}
-WRITTEN = "what is written"
 
 
 class _Trust(argparse.Action):
@@ -41,13 +41,10 @@ class _Names(argparse.Action):
         setattr(namespace, self.dest, ",".join(value.strip(", ") for value in values))
 
 
-class _NewPath(argparse.Action):
-    """Reads the name of a file or folder that does not exist yet."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
-        if Path(values).exists():
-            raise ConfigError(f"--out '{values}' exists already; name a new one, or remove it")
-        setattr(namespace, self.dest, Path(values))
+def _new_path(text: str) -> Path:
+    if Path(text).exists():
+        raise argparse.ArgumentTypeError(f"'{text}' exists already; name a new one, or remove it")
+    return Path(text)
 
 
 def whole(least: int, most: int = 0) -> Callable[[str], int]:
@@ -56,22 +53,20 @@ def whole(least: int, most: int = 0) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most and int(text) > most):
             end = f" and at most {most}" if most else ""
-            raise argparse.ArgumentTypeError(
-                f"'{text[:40]}' must be a whole number of at least {least}{end}"
-            )
+            told = f"'{text[:40]}' must be a whole number of at least {least}{end}"
+            raise argparse.ArgumentTypeError(told)
         return int(text)
 
     return read
 
 
 def _shard(text: str) -> Shard:
-    number, _, n_shards = text.partition("/")
-    if not (number.isdecimal() and n_shards.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' must have the form I/N, such as 1/4")
     try:
-        return Shard(int(number), int(n_shards))
-    except TaskError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        number, n_shards = map(int, text.split("/"))
+        return Shard(number, n_shards)
+    except ValueError as error:
+        told = f"'{text}' must have the form I/N, such as 1/4, with I up to N"
+        raise argparse.ArgumentTypeError(told) from error
 
 
 positive, natural, seed = whole(1), whole(0), whole(0, 2**32 - 1)
@@ -102,21 +97,11 @@ class CommandParser(argparse.ArgumentParser):
     @property
     def written(self) -> "argparse._ArgumentGroup":
         """The options that say what is written."""
-        return self.group(WRITTEN)
+        return self.group("what is written")
 
-    def format_help(self) -> str:
-        """Return the help, in which what is written stands last."""
-        self._action_groups.sort(key=lambda group: group.title == WRITTEN)
-        return super().format_help()
-
-    def add_source(
-        self,
-        *,
-        dest: str = "source",
-        required: bool = True,
-        help: str = "the folder of a finished run",
-    ) -> None:
+    def add_source(self, dest: str = "source", *, required: bool = True) -> None:
         """Name a run: as the first argument, or with ``--from``."""
+        help = "the folder of a finished run"
         add = self.read.add_mutually_exclusive_group(required=required).add_argument
         add(dest, nargs="?", default=argparse.SUPPRESS, metavar="RUN", help=help)
         add("--from", dest=dest, metavar="RUN", help="the same")
@@ -152,16 +137,10 @@ class CommandParser(argparse.ArgumentParser):
         help = "most tokens of an answer (%(default)s)"
         add("--max-output-length", type=int, default=64, help=help)
 
-    def add_out(
-        self,
-        help: str = "where to write; a new folder",
-        metavar: str = "DIR",
-        *,
-        required: bool = True,
-    ) -> None:
+    def add_out(self, help: str = "where to write; a new folder", **settings: Any) -> None:
         """Say what is written: a file or folder that must not exist."""
-        settings: dict[str, Any] = {"action": _NewPath, "required": required, "metavar": metavar}
-        self.written.add_argument("--out", help=help, **settings)
+        given = {"metavar": "DIR", "required": True, "type": _new_path} | settings
+        self.written.add_argument("--out", help=help, **given)
 
     def add_no_probe(self) -> None:
         """Skip loading and probing what was written."""
@@ -175,9 +154,9 @@ class CommandParser(argparse.ArgumentParser):
         help += "" if required else " (RUN/config.yaml, onto which parts of one are merged)"
         add(*("-c", "--config"), required=required, metavar="FILE[+FILE...]", help=help)
         self.add_overrides("settings that override the files; may be repeated, the later wins")
-        help = "show what can be set, in one section or in all, and exit"
         shown: dict[str, Any] = {"action": _ShowSettings, "default": argparse.SUPPRESS}
-        add("--settings", nargs="?", metavar="SECTION", help=help, **shown)
+        shown["help"] = "show what can be set, in one section or in all, and exit"
+        add("--settings", nargs="?", metavar="SECTION", **shown)
 
     def add_overrides(self, help: str) -> None:
         """Override settings by ``-k section.key=value …``, a flat list."""
@@ -204,50 +183,41 @@ Declare = Callable[[CommandParser], object]
 Work = Callable[[argparse.Namespace], int | None]
 
 
+@dataclass(frozen=True)
 class Command:
     """A command of ``mttl``: called with its arguments, it does its work and returns its status.
 
     One function declares its options, the other does the work; it returns a status, or None for 0.
     """
 
-    def __init__(self, declare: Declare, work: Work) -> None:
-        self._declare, self._work = declare, work
-
-    def parser(self) -> CommandParser:
-        """Return the parser of its command line."""
-        file = self._work.__globals__  # type: ignore[attr-defined]
-        parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
-        self._declare(parser)
-        return parser
+    declare: Declare
+    work: Work
 
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
         """Read a command line, by default that of this process; the words are `arguments`."""
         given = sys.argv[1:] if arguments is None else arguments
-        return self.parser().parse_args(given, argparse.Namespace(arguments=given))
+        file = self.work.__globals__  # type: ignore[attr-defined]
+        parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
+        self.declare(parser)
+        return parser.parse_args(given, argparse.Namespace(arguments=given))
 
     def __call__(self, arguments: list[str] | None = None) -> int:
         """Read the command line, and work."""
-        return self._work(self.parse(arguments)) or 0
+        return self.work(self.parse(arguments)) or 0
 
 
 def command(declare: Declare) -> Callable[[Work], Command]:
     """Make a function the `Command` of its file, with the options that another adds; decorator."""
-    return lambda work: Command(declare, work)
+    return partial(Command, declare)
 
 
 def make_parser(name: str, description: str | None) -> CommandParser:
     """Return the parser of a command, as ``"adapt"``, or of ``mttl`` itself."""
-    parser = CommandParser(
-        prog=f"mttl {name}".rstrip(),
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    prog = f"mttl {name}".rstrip()
+    parser = CommandParser(prog=prog, description=description, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
-    parser.add_argument(
-        "--trust",
-        action=_Trust,
-        default=argparse.SUPPRESS,
-        metavar="MODULE[,MODULE...]",
-        help="import custom code that a run names: modules, packages or files",
-    )
+    help = "import custom code that a run names: modules, packages or files"
+    trusted: dict[str, Any] = {"action": _Trust, "default": argparse.SUPPRESS, "help": help}
+    parser.add_argument("--trust", metavar="MODULE[,MODULE...]", **trusted)
     return parser

@@ -6,27 +6,17 @@ mttl plot runs/crossfit --adapted runs/crossfit/models/past
 mttl plot runs/crossfit --gradients
 mttl plot runs/arrow --count dev
 
-The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
-block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
-subsets of skills in use, the statistics over layers and over training. --adapted shows tasks that
-were adapted from the run next to its own, and which of these have similar routing weights.
---gradients computes the gradient of every task with respect to the skills, on some of its training
-rows, and shows their cosines: gradients.csv, a figure and a table.
+The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills, trees of tasks, their
+similarity and a map of them, the subsets of skills in use, statistics over layers and training.
+--adapted shows tasks that were adapted from the run next to its own. --gradients shows the cosines
+between the gradients of tasks with respect to the skills: gradients.csv, a figure and a table.
 
-Where tokens choose experts, it also shows the loads of experts over layers and training, what
-determines most a token's expert (its task, itself, or the token before), and the tokens that each
-expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
-the tokens of a task are shared among them.
-
-A run that was made of a library has no counts yet: --count makes them, on rows of its members'
-tasks, and the figures show which members served which inputs.
-
-Where TASKS.csv of the gym has a column `factors` (language=de operation=date_long), the table shows
-how well skills, matched to the values of every factor, recover them, compared with chance.
-
-Groups of layers number their skills independently: the third skill of one has nothing to do with
-the third of another. Means over layers therefore show little where there are many groups; trees and
-similarities, which compare tasks within each group, do not depend on the numbers.
+Where tokens choose experts, it also shows their loads, what determines the choice, and the tokens
+of each expert. A run that was made of a library has no counts yet: --count makes them, on rows of
+its members' tasks. Where TASKS.csv of the gym has a column `factors` (language=de operation=date),
+the table shows how well skills, matched to their values, recover them, compared with chance.
+Groups of layers number their skills independently, so means over layers show little where there
+are many groups; trees and similarities compare tasks within each group.
 """
 
 import argparse
@@ -42,7 +32,7 @@ from mttl.runtime.command import make_console, say
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.add_source(dest="run")
+    parser.add_source("run")
     help = "a run of another seed, whose skills are matched"
     parser.read.add_argument("--compare", metavar="RUN2", help=help)
     parser.add_adapted()
@@ -59,10 +49,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Print and draw."""
     if options.adapted and (options.compare or options.gradients):
-        raise ConfigError(
-            "--adapted shows tasks that no other run has, and that the run has no rows of: leave "
-            "--compare and --gradients out"
-        )
+        raise ConfigError("--adapted shows tasks without rows: leave --compare and --gradients out")
     check_different("--adapted", options.adapted)
     if not options.count:  # else they are made
         check_routing(options.run)
@@ -104,9 +91,10 @@ def main(options: argparse.Namespace) -> None:
 
         cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
         console.print(gradient_table(cosines, tasks, view.categories))
-        cells = [dict(zip(tasks, map(float, row), strict=True)) for row in cosines]
-        rows = [{"task": task, **own} for task, own in zip(tasks, cells, strict=True)]
-        write_table(folder / "gradients.csv", ["task", *tasks], rows)
+        columns = ["task", *tasks]
+        both = zip(tasks, cosines.tolist(), strict=True)
+        rows = [dict(zip(columns, [task, *row], strict=True)) for task, row in both]
+        write_table(folder / "gradients.csv", columns, rows)
         drawn = similarity_matrix(
             *(cosines, tasks),
             order=view.order,

@@ -38,7 +38,7 @@ def _declare(parser: CommandParser) -> None:
     add("--batch-size", **POSITIVE, default=64, help="questions at a time (%(default)s)")
     help = "metric of the scores (that of the run's results, else EM)"
     add("--metric", metavar="NAME", help=help)
-    parser.add_out("the same with answers (standard output)", "FILE", required=False)
+    parser.add_out("the same with answers (standard output)", metavar="FILE", required=False)
 
 
 @command(_declare)
@@ -58,7 +58,8 @@ def main(options: argparse.Namespace) -> None:
     check_run_task(options.task, *filter(None, [options.source]), *options.adapted)
     from mttl.commands.prediction_table import prediction_table
 
-    prediction_table(options, {name: value for name, value in search.items() if value is not None})
+    options.search = {name: value for name, value in search.items() if value is not None}
+    prediction_table(options)
 
 
 def above_zero(text: str) -> float:

@@ -43,6 +43,8 @@ from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
 from mttl.tasks.task import published_sums
 
+Models = Mapping[str, Built]
+Choices = Sequence[Sequence[str]]
 CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed
 
@@ -54,11 +56,11 @@ class Answered(Record):
     rows: list[dict[str, Any]]
 
 
-def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
+def prediction_table(options: Namespace) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
-    ``search`` replaces settings of the run's `generate`. A file of answers is written at the end;
-    until then, what is answered stands in a hidden folder next to it.
+    The option ``search`` replaces settings of the run's `generate`. A file of answers is written at
+    the end; until then, what is answered stands in a hidden folder next to it.
     """
     metric: str | None = options.metric
     if metric is not None:
@@ -82,7 +84,7 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     chooses = any(choices)
     if options.per_token and not chooses:
         raise ConfigError("--per-token compares choices: give --choices, or a column 'choices'")
-    _check_choices(choices, search, place, [models.get(name) for name in names])
+    _check_choices(choices, options.search, place, [models.get(name) for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
@@ -92,7 +94,7 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     def answer(start: int) -> Answered:
         part = slice(start, start + size)
         torch.manual_seed(options.seed + start)  # the same draws where a file is continued
-        found = _answer(rows[part], names[part], choices[part], models, options, search)
+        found = _answer(rows[part], names[part], choices[part], models, options)
         if options.out is None:
             both = [row | own for row, own in zip(rows[part], found, strict=True)]
             sys.stdout.write((header if start == 0 else "") + format_rows(both, columns, kind))
@@ -108,15 +110,12 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
             questions = json.dumps([rows, names, choices]).encode()
             settings = {
                 **{"questions": hashlib.sha256(questions).hexdigest(), "inventories": digests},
-                **{"search": dict(search), "seed": options.seed},
+                **{"search": options.search, "seed": options.seed},
                 **{"rows": size, "per_token": options.per_token},
             }
-            keep_settings(
-                hidden / "settings.yaml",
-                yaml12.dump(settings),
-                f"'{hidden}' holds answers of other questions or settings",
-                "Remove it, or name another file with --out",
-            )
+            problem = f"'{hidden}' holds answers of other questions or settings"
+            advice = "Remove it, or name another file with --out"
+            keep_settings(hidden / "settings.yaml", yaml12.dump(settings), problem, advice)
         starts, status = range(0, len(rows), size), make_console(stderr=True)
         results.run(starts, lambda start, _: answer(start), status, doing="answering")
         parts = sorted(results.finished.items())
@@ -126,19 +125,14 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
             write_text(options.out, header + format_rows(done, columns, kind))
     if hidden:
         shutil.rmtree(hidden, ignore_errors=True)
-    _report(rows, names, [row[ANSWER] for row in done], metrics, choices)
+    _report(rows, names, found, metrics, choices)
     if n_empty:
         empty = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
         say(empty, stderr=True)
 
 
 def _answer(
-    rows: Rows,
-    names: Sequence[str],
-    choices: Sequence[Sequence[str]],
-    models: Mapping[str, Built],
-    options: Namespace,
-    search: Mapping[str, Any],
+    rows: Rows, names: Sequence[str], choices: Choices, models: Models, options: Namespace
 ) -> Rows:
     """Return the new columns of rows; every model answers its own at once."""
     found: Rows = [{} for _ in rows]
@@ -150,21 +144,22 @@ def _answer(
         groups.setdefault((id(models[name]), bool(choices[place])), []).append(place)
     for (_, chooses), places in groups.items():
         model = models[names[places[0]]]
-        asked = [names[p] for p in places], [text_of(rows[p], "input") for p in places]
+        given = [names[p] for p in places], [text_of(rows[p], "input") for p in places]
         size = {"batch_size": options.batch_size}
         if chooses:
-            given = [choices[p] for p in places]
-            chosen = model.choose(*asked, given, per_token=options.per_token, **size)
+            offered = [choices[p] for p in places]
+            chosen = model.choose(*given, offered, per_token=options.per_token, **size)
             for place, choice in zip(places, chosen, strict=True):
                 shown = {name: round(value, 6) for name, value in choice.probabilities.items()}
                 found[place] = {ANSWER: choice.answer, PROBABILITIES: shown}
         else:
-            for place, answer in zip(places, model.predict(*asked, **size, **search), strict=True):
+            answers = model.predict(*given, **size, **options.search)
+            for place, answer in zip(places, answers, strict=True):
                 found[place] = {ANSWER: answer}
     return found
 
 
-def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: str) -> list[str]:
+def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[str]:
     """Return the task of every row; an empty name where there is no question."""
     only = next(iter(models)) if len(models) == 1 else None
     names = [
@@ -185,10 +180,7 @@ def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: 
 
 
 def _check_choices(
-    choices: Sequence[Sequence[str]],
-    search: Mapping[str, Any],
-    place: str,
-    models: Sequence[Built | None],
+    choices: Choices, search: Mapping[str, Any], place: str, models: Sequence[Built | None]
 ) -> None:
     if search and all(given or not model for given, model in zip(choices, models, strict=True)):
         raise ConfigError(
@@ -215,11 +207,7 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
 
 
 def _report(
-    rows: Rows,
-    names: Sequence[str],
-    answers: Sequence[str],
-    metrics: Mapping[str, str],
-    choices: Sequence[Sequence[str]],
+    rows: Rows, names: Sequence[str], found: Rows, metrics: Mapping[str, str], choices: Choices
 ) -> None:
     """Print the score of every task whose right answers are known, and what was taken for what."""
     references = [references_of(row) for row in rows]
@@ -233,11 +221,11 @@ def _report(
         metric = TaskMetric(
             metrics.get(task, "EM"), published=task in published_sums(), options=choices[places[0]]
         )
-        right, found = [references[p] for p in places], [answers[p] for p in places]
-        table.add(task, metric, 100 * score_answers(metric, found, right), len(places))
-        labels = list(dict.fromkeys([each[0] for each in right] + found))
-        if any(choices) and len(labels) <= MOST_LABELS:
-            matrices.append(confusion_table(task, [each[0] for each in right], found))
+        right, answers = [references[p] for p in places], [found[p][ANSWER] for p in places]
+        table.add(task, metric, 100 * score_answers(metric, answers, right), len(places))
+        firsts = [each[0] for each in right]
+        if any(choices) and len({*firsts, *answers}) <= MOST_LABELS:
+            matrices.append(confusion_table(task, firsts, answers))
     for each in [table] * bool(table.row_count) + matrices:
         console.print(each)
 

@@ -4,10 +4,9 @@ mttl search -c crossfit.yaml+search/polytropon.yaml --from runs/crossfit
 mttl adapt -c crossfit.yaml+runs/crossfit/search-all/best.yaml --from runs/crossfit
 mttl search -c crossfit.yaml+search/training.yaml --out runs/search
 
-Every trial adapts to all samples of the partition's dev tasks and is scored on their development
-rows. Without --from every trial is a training with other settings of the section optim, scored on
-the development rows of its tasks. Started again, it goes on; trials.csv and best.yaml hold what is
-known so far.
+Every trial adapts to all samples of the partition's dev tasks; without --from it is a training
+with other settings of the section optim. Both are scored on development rows. Started again, it
+goes on; trials.csv and best.yaml hold what is known so far.
 """
 
 import argparse

@@ -69,8 +69,20 @@ def main(options: argparse.Namespace) -> None:
     state = out.with_name(f"{out.name}.state")
     if out.exists() and not (options.resume and state.is_file()):
         raise ConfigError(f"'{out}' exists; choose another --out or delete it")
-    settings = lottery_settings(options)
-    gym = check_files(options)
+    try:
+        settings = LotterySettings(**{one.name: getattr(options, one.name) for one in SETTINGS})
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error
+    for path in options.text or ():
+        require_file(path, ConfigError)
+    for path in options.on:
+        require_file(path, CheckpointError)
+    if options.task is not None and options.lm is not None:
+        raise ConfigError("--lm is only for --text: leave it out")
+    gym = None
+    if options.task is not None:
+        gym = gym_with(options.gym, [options.task], "train", [options.sample])
     import torch
 
     from mttl.models.backbone import load_pretrained, load_tokenizer
@@ -105,28 +117,6 @@ def main(options: argparse.Namespace) -> None:
         f"{skill.n_entries:,} entries in {len(skill.changes)} tensors, {share:.2f} % of the model; "
         f"{size:,.0f} KiB in {out}"
     )
-
-
-def check_files(options: argparse.Namespace) -> Gym | None:
-    """Return the gym of the task, if one is named; check that texts and skills below exist."""
-    for path in options.text or ():
-        require_file(path, ConfigError)
-    for path in options.on:
-        require_file(path, CheckpointError)
-    if options.task is None:
-        return None
-    if options.lm is not None:
-        raise ConfigError("--lm is only for --text: leave it out")
-    return gym_with(options.gym, [options.task], "train", [options.sample])
-
-
-def lottery_settings(options: argparse.Namespace) -> LotterySettings:
-    """Return the settings of the two phases."""
-    try:
-        return LotterySettings(**{one.name: getattr(options, one.name) for one in SETTINGS})
-    except ValueError as error:
-        name, _, rest = str(error).partition(" ")
-        raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error
 
 
 def make_objective(

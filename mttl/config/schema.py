@@ -110,8 +110,8 @@ class Adapt(Section):
     `max_steps` of them. Needs mode `router_only` and init `coefficients`."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
-    router_lr: PositiveFloat = 0.1
-    """Learning rate of the router."""
+    router_lr: PositiveFloat | None = 0.1
+    """Learning rate of the router; none: that of the skills."""
     up_lr_ratio: PositiveFloat = 1.0
     """Rate of the second factors of low-rank skills over that of the first (LoRA+)."""
     weight_decay: NonNegative = 0.01

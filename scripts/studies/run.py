@@ -56,7 +56,7 @@ class StudyMethod(Section):
         return replace(
             base,
             settings=(*base.settings, *self.training),
-            adapt_settings=tuple(self.adaptation),
+            adapt_settings=(*base.adapt_settings, *self.adaptation),
             adapts_by_fragment=self.file is not None,
         )
 

@@ -78,7 +78,7 @@ class SearchedRates(MethodComparison):
         points = [
             {
                 "adapt.lr": float(f"{factor * adapt.lr:.3g}"),
-                "adapt.router_lr": float(f"{factor * adapt.router_lr:.3g}"),
+                "adapt.router_lr": float(f"{factor * (adapt.router_lr or adapt.lr):.3g}"),
             }
             for factor in FACTORS
         ]

@@ -3,21 +3,15 @@
 import json
 import shutil
 from contextlib import redirect_stdout
-from dataclasses import replace
 from io import StringIO
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from safetensors.torch import load_file, save_file
 
-from helpers.command import note_again
-from helpers.new_tasks import NEW, train_source
+from helpers.new_tasks import train_source
 from mttl.adaptation import shard as workers
-from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.plan import FewShotResult
 from mttl.commands import adapt
 from mttl.config.load import load_config
 
@@ -46,26 +40,6 @@ def whole(folder: Path) -> Path:
 
 def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-
-
-def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
-    folder, tmp_path, refused, monkeypatch
-) -> None:
-    real, jobs = Adaptation.run_job, count()
-
-    def run_job(self: Adaptation, job: object, **options: object) -> FewShotResult:
-        rates = {"adapt.lr": 1e30} if next(jobs) == 0 else {}
-        return real(replace(self, given=with_settings(self.given, rates)), job, **options)
-
-    monkeypatch.setattr(Adaptation, "run_job", run_job)
-    first, *others = NEW
-    given = [*arguments(folder, tmp_path, "adapt.max_steps=1"), "--samples", "13", "--save"]
-    message = refused(adapt.main, *given)
-    assert (
-        f"1 diverged, and have no result: {first}, sample 13, seed 13: the loss is not" in message
-    )
-    assert [row["task"] for row in rows(tmp_path)] == others
-    assert {path.name for path in (tmp_path / "models").iterdir()} == {f"{x}-13-13" for x in others}
 
 
 def test_a_second_start_repeats_no_finished_job(folder, whole, tmp_path, monkeypatch) -> None:
@@ -142,23 +116,6 @@ def test_how_rows_look_and_what_the_run_was_built_from_are_those_of_the_run(
     assert rows(tmp_path / "file") == rows(tmp_path / "out")
 
 
-def test_results_of_another_run_are_not_shown(folder, tmp_path, refused) -> None:
-    given = [*arguments(folder, tmp_path / "out", "adapt.mode=zero_shot"), "--tasks", "first"]
-    assert adapt.main(given) == 0
-    before = (tmp_path / "out" / "results.jsonl").read_bytes()
-    skills = tmp_path / "other" / "skills"
-    shutil.copytree(folder / "runs" / "source" / "skills", skills)
-    # A copy is the same inventory; a trained one is not.
-    assert adapt.main([*given, "--from", str(tmp_path / "other")]) == 0
-    tensors = load_file(skills / "skills.safetensors")
-    save_file({name: value + 1 for name, value in tensors.items()}, skills / "skills.safetensors")
-    note_again(skills)
-    error = refused(adapt.main, *given, "--from", str(tmp_path / "other"))
-    assert "are of another inventory" in error
-    assert "--out" in error
-    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
-
-
 def test_results_stand_beside_the_skills(folder: Path, tmp_path: Path) -> None:
     """Saving replaces the folder skills/ and all that is in it."""
     shutil.copytree(folder / "runs" / "source" / "skills", tmp_path / "skills")
@@ -205,9 +162,6 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
     training = gym / "first" / "first_16_13_train.tsv"
     training.write_text("a\ta\n")
     assert "has 1 rows, fewer than the 16 in its name" in refused(adapt.main, *given)
-    shutil.copy(folder / "gym" / "first" / training.name, training)
-    (gym / "first" / "first_16_100_test.tsv").unlink()
-    assert "'first' has no test file for sample 100" in refused(adapt.main, *given)
     training.unlink()
     assert "'first' has no train file for sample 13" in refused(adapt.main, *given)
     assert not (tmp_path / "out").exists()
@@ -237,21 +191,3 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
     assert [path.name for path in files] == ["results-1-of-2.jsonl", "results-2-of-2.jsonl"]
     lines = [line for path in files for line in path.read_text().splitlines()]
     assert sorted(lines) == sorted((whole / "results.jsonl").read_text().splitlines())
-
-
-def test_workers_share_their_part_only(folder, tmp_path, monkeypatch) -> None:
-    """Processes that do nothing: what they leave, their parent runs."""
-    commands = []
-
-    def start(command: list[str], **more: object) -> SimpleNamespace:
-        commands.append(command)
-        return SimpleNamespace(wait=lambda: 0, terminate=lambda: None)
-
-    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
-    given = arguments(folder, tmp_path, "adapt.mode=zero_shot")
-    assert adapt.main([*given, "--shard", "2/2", "--workers", "2"]) == 0
-    ends = [command[-4:] for command in commands]
-    assert ends == [["--workers", "1", "--shard", part] for part in ("2/4", "4/4")]
-    (file,) = tmp_path.glob("results*.jsonl")
-    assert file.name == "results-2-of-2.jsonl"
-    assert {json.loads(line)["sample"] for line in file.read_text().splitlines()} == {100}

@@ -151,52 +151,45 @@ def test_rows_that_changed_are_refused(config, tmp_path, commands, refused) -> N
 @pytest.mark.parametrize("name", METHODS.METHODS)
 def test_every_method_is_a_configuration(name: str) -> None:
     method = METHODS.METHODS[name]
-    config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
+    config = load_config(f"crossfit.yaml+{method.fragment}", [*method.settings])
     assert method.variants[0].name == "all"
     for variant in method.variants:
-        adapting = load_config("crossfit.yaml", [*variant.settings, *method.adaptation(0.5)])
-        if method.one_speed:
-            assert adapting.adapt.router_lr == 0.5
-    assert (config.optim.router_lr is None) == method.one_speed
+        adapting = load_config("crossfit.yaml", [*variant.settings, *method.adapt_settings])
+        assert (adapting.adapt.router_lr is None) == (config.optim.router_lr is None)
+    assert (config.optim.router_lr is None) == (name in ("one_speed", "hyperformer"))
 
 
 def test_a_method_and_its_ways_overrule_what_all_runs_share(config, tmp_path, commands) -> None:
-    files = f"{config}+adapt/mean_row.yaml"
-    given = ("--methods", "polytropon", "private", "--modes", "full", "--seeds", "13")
-    given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
-    assert compare(files, tmp_path / "out", *given) == 0
-    trained = [words[4] for words in commands if words[2] == "train"]
-    assert trained == [f"{files}+router/{name}.yaml" for name in ("polytropon", "private")]
-
-    def kept(method: str, variant: str) -> Adapt:
-        folder = tmp_path / "out" / method / "seed13" / f"adapt-{variant}"
-        return load_config(str(folder / "config.yaml")).adapt
-
-    assert kept("private", "all").init == "private_skill"
-    assert (kept("polytropon", "all").lr, kept("polytropon", "all").router_lr) == (0.02, 0.3)
-    assert kept("polytropon", "full").lr == 1e-3
-
-
-def test_baselines_treat_new_tasks_as_published(config, tmp_path, commands) -> None:
+    """Baselines treat new tasks as published: with one skill, the own or that of the matrix."""
     matrix, fragment = tmp_path / "matrix.csv", tmp_path / "expert.yaml"
     matrix.write_text("task,a,b\ncopy,0,1\nreverse,1,0\nnumber,0,1\n")
     fragment.write_text(f"skills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n")
     expert = METHODS.Method(str(fragment), variants=METHODS.METHODS["expert"].variants)
-    names = ("polytropon", "private", "expert")
-    given = ("--methods", *names, "--modes", "nearest_task", "--seeds", "13")
+    files, names = f"{config}+adapt/mean_row.yaml", ("polytropon", "private", "expert")
+    given = ("--methods", *names, "--modes", "full", "nearest_task", "--seeds", "13")
+    given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS.METHODS, "expert", expert)
-        assert compare(config, tmp_path / "out", *given) == 0
+        assert compare(files, tmp_path / "out", *given) == 0
+    trained = [words[4] for words in commands if words[2] == "train"]
+    fragments = ("router/polytropon.yaml", "router/private.yaml", str(fragment))
+    assert trained == [f"{files}+{name}" for name in fragments]
     lines = {row["method"]: row for row in read_csv(tmp_path / "out" / "table.csv")}
-    assert list(lines) == [*names, *(f"{name}: nearest_task" for name in names)]
+    nearest = [f"{name}: nearest_task" for name in names]
+    assert list(lines) == [*names, "polytropon: full", *nearest]
 
-    def n_trained(run: str, variant: str) -> int:
-        path = tmp_path / "out" / run / "seed13" / f"adapt-{variant}" / "results.jsonl"
-        return json.loads(path.read_text())["n_trained"]
+    def kept(method: str, variant: str) -> tuple[Adapt, int]:
+        folder = tmp_path / "out" / method / "seed13" / f"adapt-{variant}"
+        n_trained = json.loads((folder / "results.jsonl").read_text())["n_trained"]
+        return load_config(str(folder / "config.yaml")).adapt, n_trained
 
-    one_skill = int(lines["expert"]["trained"]) // 2
-    assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
-    assert n_trained("expert", "nearest_task") == 0
+    own, _ = kept("polytropon", "all")
+    assert (own.lr, own.router_lr) == (0.02, 0.3)
+    assert kept("polytropon", "full")[0].lr == 1e-3
+    private, n_private = kept("private", "all")
+    assert private.init == "private_skill"
+    assert n_private == kept("expert", "all")[1] == int(lines["expert"]["trained"]) // 2
+    assert kept("expert", "nearest_task")[1] == 0
 
 
 def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
@@ -373,7 +366,7 @@ def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FOLDER.run_all(["first", "second", "third"], run, n_workers=1, ended=stop)
+        FOLDER.run_all(["first", "second", "third"], run, 1, stop)
     assert STAGES.Cost.read(tmp_path / "first" / "cost.json").ended
     assert not (tmp_path / "third").exists()
 

@@ -37,13 +37,6 @@ def jsonl(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def write_questions(path: Path, texts: list[str]) -> None:
-    """Write inputs alone, in the format of the file's name."""
-    kind = path.suffix.removeprefix(".")
-    rows = [{"input": text} for text in texts]
-    path.write_text(format_header(["input"], kind) + format_rows(rows, ["input"], kind))
-
-
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -105,7 +98,8 @@ def test_an_interrupted_command_continues(run, tmp_path, monkeypatch, refused, k
     """Eight batches are answered together; what is missing is answered with equal draws."""
     words = WORDS * 4
     questions, out, whole = (tmp_path / f"{name}.{kind}" for name in ("q", "a", "whole"))
-    write_questions(questions, [f"{word}\nx" for word in words] if kind == "csv" else words)
+    rows = [{"input": f"{word}\nx" if kind == "csv" else word} for word in words]
+    questions.write_text(format_header(["input"], kind) + format_rows(rows, ["input"], kind))
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--batch-size", "1"]
     given += ["--temperature", "2", "--seed"]
     assert predict.main([*given, "3", "--out", str(whole)]) == 0

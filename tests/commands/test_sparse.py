@@ -157,7 +157,6 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
     [
         ("t5", ["--density", "2"], r"--density (2.0) must be at most 1"),
         ("t5", ["--sparse-lr", "nan"], "--sparse-lr (nan) must be above 0"),
-        ("t5", ["--warmup", "1.5"], "--warmup (1.5) must be below 1"),
         ("t5", ["--mask", "ab"], "--mask ('ab') is 2 tokens; it must be one"),
         ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no room"),

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mttl.adaptation.plan import Results, check_rows, new_tasks, plan_jobs, read_samples
 from mttl.adaptation.resumable_jobs import keep_settings
@@ -40,7 +40,7 @@ OWN_SETTINGS = {
     "adapt.max_steps": " (--adapt-steps)",
 }
 FOLD_SEED = 13  # folds are the same in every comparison of a gym
-Item = TypeVar("Item")
+Write = Callable[[], str]  # writes and returns the tables of what has ended
 
 
 @dataclass(frozen=True)
@@ -94,23 +94,19 @@ class MethodComparison:
             f"trainer.val_check_interval={self.steps}",
             f"data.evaluate={'[]' if self.unseen_only else '[test]'}",
             path_setting("data.cache_dir", self.out / ".cache"),
-            *self.shared(item),
-            *self.methods[item.name].training(),
+            *(*self.shared(item), *self.methods[item.name].settings),
         ]
 
     def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
         """Return the settings of one adaptation."""
-        shared = [
-            x for x in self.shared(item) if not of_training(x.partition("=")[0].strip(), Adapt)
-        ]
-        common = [
+        shared = self.shared(item)
+        return [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
             *([f"adapt.examples={self.examples}"] if self.examples is not None else []),
-            *(*shared, *variant.settings),
+            *(x for x in shared if not of_training(x.partition("=")[0].strip(), Adapt)),
+            *(*variant.settings, *self.methods[item.name].adapt_settings),
         ]
-        lr = load_config(self.adapt_files(item), common).adapt.lr
-        return [*common, *self.methods[item.name].adaptation(lr)]
 
     @cached_property
     def gym(self) -> Gym:
@@ -143,13 +139,10 @@ class MethodComparison:
         """Check that everything can run before the first training begins."""
         given = {text.partition("=")[0].strip() for text in self.overrides}
         for name in given & OWN_SETTINGS.keys():
-            raise ConfigError(
-                f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
-            )
+            raise ConfigError(f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}")
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
-                f"--tasks {self.tasks} has no meaning with --folds, where every task is unseen "
-                "once; leave one of them out"
+                f"--tasks {self.tasks} has no meaning with --folds, where all are unseen once"
             )
         data, partition = self.common.data, self.partitions[0]
         if self.n_folds is None:
@@ -183,32 +176,20 @@ class MethodComparison:
     def keep_settings(self) -> None:
         """Write what all runs share, or refuse to mix runs of different settings."""
         overrides, began = list(self.overrides), f"since the comparison in '{self.out}' began"
-        keep_settings(
-            self.out / "comparison.yaml",
-            yaml12.dump(self.shared_settings()),
-            f"the comparison in '{self.out}' was made with other settings",
-        )
         # As written: the meaning of `auto` depends on the method.
-        keep_settings(
-            self.out / "config.yaml",
-            dump_config(load_config(self.config, overrides, as_written=True)),
-            f"the files of '{self.config}' have changed {began}",
-            "Change them back, or use another folder with --out",
-        )
+        common = load_config(self.config, overrides, as_written=True).model_dump(mode="json")
+        kept = yaml12.dump({**self.shared_settings(), "settings": common})
+        problem = f"the comparison in '{self.out}' was made with other settings"
+        keep_settings(self.out / "comparison.yaml", kept, problem)
         for name, method in self.methods.items():
             if method.adapts_by_fragment:
-                keep_settings(
-                    self.out / "methods" / f"{name}.yaml",
-                    dump_config(load_config(self.files(Plan(name, 0)), overrides)),
-                    f"the method '{name}' has changed {began}",
-                    "Change its file back, or give it another name",
-                )
+                text = dump_config(load_config(self.files(Plan(name, 0)), overrides))
+                path = self.out / "methods" / f"{name}.yaml"
+                advice = "Change its file back, or give it another name"
+                keep_settings(path, text, f"the method '{name}' has changed {began}", advice)
         for number, partition in enumerate(self.partitions if self.n_folds else (), 1):
-            keep_settings(
-                self.out / "folds" / f"fold{number}.json",
-                partition.text(),
-                f"the tasks have changed {began}, and fold {number} would be of others",
-            )
+            problem = f"the tasks have changed {began}, and fold {number} would be of others"
+            keep_settings(self.out / "folds" / f"fold{number}.json", partition.text(), problem)
 
     def stages(self, variant: AdaptationVariant) -> list[str]:
         """Return the names of the stages of an adaptation variant."""
@@ -261,30 +242,21 @@ def split_folds(categories: Mapping[str, str], n_folds: int, seed: int) -> list[
     return [cards[number::n_folds] for number in range(n_folds)]
 
 
-def carry_out(
-    comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
-) -> str:
+def carry_out(comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Write) -> str:
     """Run what is missing, write tables whenever something has ended, and return those of all."""
     if plans:  # else everything exists
         comparison.check(plans)
-    refusal = ConfigError(
-        f"another comparison is at work in '{comparison.out}': wait for it, or choose another "
-        "folder with --out"
-    )
-    with locked(comparison.out / ".lock", refusal):
+    busy = ConfigError(f"another comparison is at work in '{comparison.out}': wait for it")
+    with locked(comparison.out / ".lock", busy):
         if plans:
             comparison.keep_settings()
             todo = [item for item in plans if not comparison.has_ended(item)]
-            run_all(todo, comparison.run, n_workers=n_workers, ended=write)
+            run_all(todo, comparison.run, n_workers, write)
         return write()
 
 
 def run_all(
-    todo: Sequence[Item],
-    run: Callable[[Item, Processes], object],
-    *,
-    n_workers: int,
-    ended: Callable[[], object],
+    todo: Sequence[Any], run: Callable[[Any, Processes], object], n_workers: int, ended: Write
 ) -> None:
     """Run items several at a time, each on its share of the cores, with a progress bar."""
     status = make_console(stderr=True)

@@ -65,14 +65,8 @@ class ExistingRuns:
         """Test scores of the training tasks, and of others that the runs were adapted to."""
         found: list[TaskScore] = []
         for folder, seed in zip(self.folders, self.seeds, strict=True):
-            results = RunFolder(folder).results
-            if results.is_file():
-                found += read_seen(results, self.name, seed)
-            seen = trained_on(folder)
-            for place in sorted(folder.glob("adapt-*")):
-                scores = read_unseen(place, self.name, place.name.removeprefix("adapt-"), seed)
-                # With --allow-seen there are results of training tasks too.
-                found += [score for score in scores if score.task not in seen]
+            modes = [place.name.removeprefix("adapt-") for place in sorted(folder.glob("adapt-*"))]
+            found += read_scores(folder, self.name, seed, modes)
         return found
 
 
@@ -87,23 +81,26 @@ def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[TaskScore]:
-    """Read the test scores of adapted tasks from a folder of an adaptation.
+def read_scores(
+    run: Path, method: str, seed: int, modes: Sequence[str], fold: int = 0
+) -> list[TaskScore]:
+    """Read the test scores of the training tasks of a run, and of those that it was adapted to.
 
     The score of a few-shot sample is the mean over its seeds, see `mean_of_known`.
     """
-    by_sample: dict[Adapted, list[FewShotResult]] = {}
-    for job, result in Results(folder).finished.items():
-        by_sample.setdefault((job.task, job.sample), []).append(result)
-    return [
-        TaskScore(
-            *(method, mode, seed, "unseen", *adapted),
-            mean_of_known([100 * result.test for result in results]),
-            fold,
-            rows=results[-1].rows,
-        )
-        for adapted, results in by_sample.items()
-    ]
+    path, seen = RunFolder(run).results, trained_on(run)
+    found = read_seen(path, method, seed, fold) if path.is_file() else []
+    for mode in modes:
+        by_sample: dict[Adapted, list[FewShotResult]] = {}
+        for job, result in Results(run / f"adapt-{mode}").finished.items():
+            if job.task not in seen:  # with --allow-seen there are some
+                by_sample.setdefault((job.task, job.sample), []).append(result)
+        for adapted, results in by_sample.items():
+            score = mean_of_known([100 * result.test for result in results])
+            found.append(
+                TaskScore(method, mode, seed, "unseen", *adapted, score, fold, results[-1].rows)
+            )
+    return found
 
 
 def mean_of_known(values: Sequence[float]) -> float:

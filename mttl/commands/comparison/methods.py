@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mttl.io.errors import MttlError
@@ -29,66 +29,46 @@ NEAREST_TASK = AdaptationVariant(
 )
 ROW_VARIANTS = (MODE_VARIANTS[0], NEAREST_TASK)
 # Routing weights of several heads may be trained without the skills (MHR-z).
-HEAD_VARIANTS = tuple(
-    variant for variant in MODE_VARIANTS if variant.name in ("all", "router_only")
-)
+HEAD_VARIANTS = tuple(one for one in MODE_VARIANTS if one.name in ("all", "router_only"))
+
+
+def published(*settings: str) -> tuple[AdaptationVariant, ...]:
+    """Return the variants of a baseline whose own one has these settings."""
+    return AdaptationVariant("all", settings), NEAREST_TASK
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to train and to adapt.
+    """One way to train and to adapt; the first of its variants of adaptation is its own."""
 
-    Args:
-        fragment: Configuration file merged onto the common one; several are joined by ``+``.
-        settings: Overrides of training.
-        one_speed: Give the router the learning rate of the skills, in adaptation too.
-        variants: How its inventory can be adapted; the first is the method's own.
-        adapts_by_fragment: Whether the file holds settings of adaptation too, or names classes.
-        adapt_settings: Overrides of adaptation.
-    """
-
-    fragment: str
-    settings: tuple[str, ...] = ()
-    one_speed: bool = False
+    fragment: str  # configuration files merged onto the common one, joined by +
+    settings: tuple[str, ...] = ()  # overrides of training
     variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
-    adapts_by_fragment: bool = False
-    adapt_settings: tuple[str, ...] = ()
-
-    def training(self) -> list[str]:
-        """Return the overrides of training."""
-        return [*self.settings, *(["optim.router_lr=null"] if self.one_speed else [])]
-
-    def adaptation(self, lr: float) -> list[str]:
-        """Return the overrides of adaptation, given its learning rate."""
-        return [*([f"adapt.router_lr={lr}"] if self.one_speed else []), *self.adapt_settings]
+    adapts_by_fragment: bool = False  # the files hold settings of adaptation too, or name classes
+    adapt_settings: tuple[str, ...] = ()  # overrides of adaptation
 
 
 POLYTROPON = "router/polytropon.yaml"
+# The router has the learning rate of the skills, in adaptation too.
+ONE_SPEED = Method(POLYTROPON, ("optim.router_lr=null",), adapt_settings=("adapt.router_lr=null",))
 METHODS: dict[str, Method] = {
     "polytropon": Method(POLYTROPON, variants=(*MODE_VARIANTS, NEAREST_TASK)),
     "shared": Method("router/shared.yaml"),
-    # As published: a new task has a private skill …
+    # A new task has a private skill …
     "private": Method(
         "router/private.yaml",
-        variants=(
-            AdaptationVariant("all", ("adapt.mode=skills_only", "adapt.init=private_skill")),
-            NEAREST_TASK,
-        ),
+        variants=published("adapt.mode=skills_only", "adapt.init=private_skill"),
     ),
     # … or the skills that a matrix names.
     "expert": Method(
-        "router/expert.yaml",
-        variants=(
-            AdaptationVariant("all", ("adapt.mode=all", "adapt.init=expert_row")),
-            NEAREST_TASK,
-        ),
+        "router/expert.yaml", variants=published("adapt.mode=all", "adapt.init=expert_row")
     ),
     # A network generates its weights: it needs the learning rate of the skills.
-    "hyperformer": Method("router/hyperformer.yaml", one_speed=True, variants=ROW_VARIANTS),
+    "hyperformer": replace(ONE_SPEED, fragment="router/hyperformer.yaml", variants=ROW_VARIANTS),
     "task_moe": Method("router/task_moe.yaml", variants=ROW_VARIANTS),
     "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
-    "one_speed": Method(POLYTROPON, one_speed=True),
+    "one_speed": ONE_SPEED,
     **{
         f"multi_head_{n}": Method(POLYTROPON, (f"skills.n_heads={n}",), variants=HEAD_VARIANTS)
         for n in (2, 4, 8)
@@ -110,8 +90,7 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
         name, _, fragment = text.partition("=")
         if not re.fullmatch(r"\w[\w-]*", name) or not fragment:
             raise MttlError(
-                f"--method '{text}' must have the form NAME=FILE, a name of letters and digits and "
-                "a configuration file, such as mine=my_router.yaml"
+                f"--method '{text}' must have the form NAME=FILE, with a name of letters and digits"
             )
         if name in METHODS or name in found:
             raise MttlError(f"--method {name}: there is a method of this name; choose another")
@@ -155,11 +134,9 @@ def plan(
     had = {one.name for name in names for one in variants[name]}
     for mode in modes or ():
         if mode not in had:
-            known = {name: {one.name for one in own.variants} for name, own in methods.items()}
-            others = [name for name, own in known.items() if mode in own]
+            others = [n for n, own in methods.items() if mode in {one.name for one in own.variants}]
             raise MttlError(
-                f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
-                f"{', '.join(others)} with --methods"
+                f"--modes {mode}: none of these methods is adapted so, but {', '.join(others)} are"
             )
     return [
         Plan(name, seed, variants[name], fold)

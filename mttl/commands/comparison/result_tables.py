@@ -1,13 +1,14 @@
 """The scores and costs of what has ended in a comparison, as tables and a figure."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from mttl.adaptation.plan import Results
 from mttl.commands.comparison.comparison_folder import MethodComparison
-from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_unseen
+from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_scores
 from mttl.commands.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan
 from mttl.commands.comparison.tables import (
     TableRow,
@@ -18,31 +19,18 @@ from mttl.commands.comparison.tables import (
     main_table,
     mean_score,
     paired_difference,
-    read_seen,
     task_table,
 )
 from mttl.io.errors import MttlError
 from mttl.io.files import write_table, write_text
 from mttl.io.reading import read_json
 
+# By method and mode; the mode is empty for training tasks.
+Groups = defaultdict[tuple[str, str], list[TaskScore]]
 RUNS_CAPTION = (
     " Ways to adapt are compared with the reference adapted by `all`; where it was not, with the "
     "reference adapted in the same way."
 )
-
-
-def read_scores(comparison: MethodComparison, plans: list[Plan]) -> list[TaskScore]:
-    """Read the scores of all that has ended."""
-    found: list[TaskScore] = []
-    for item in plans:
-        run = comparison.run_folder(item)
-        if comparison.cost(item, "train").ended:
-            found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
-        for variant in item.variants:
-            if comparison.cost(item, f"adapt-{variant.name}").ended:
-                place = run / f"adapt-{variant.name}"
-                found += read_unseen(place, item.name, variant.name, item.seed, item.fold)
-    return found
 
 
 def write_tables(
@@ -50,28 +38,32 @@ def write_tables(
 ) -> str:
     """Write the tables of what has ended, and return them as Markdown."""
     reference = comparison.reference
-    scores = read_scores(comparison, plans)
+    scores: list[TaskScore] = []
+    for item in plans:
+        if comparison.cost(item, "train").ended:
+            modes = [variant.name for variant in item.variants]
+            ended = [mode for mode in modes if comparison.cost(item, f"adapt-{mode}").ended]
+            run = comparison.run_folder(item)
+            scores += read_scores(run, item.name, item.seed, ended, item.fold)
     for runs in existing:
         scores += runs.scores
     if not scores:
         return ""
-    ended = {(score.method, score.mode) for score in scores if score.mode}
+    groups: Groups = defaultdict(list)
+    for score in scores:
+        groups[score.method, score.mode].append(score)
     # Methods, then the further adaptation variants of them.
     planned = {(item.name, variant.name): variant for item in plans for variant in item.variants}
-    columns = [
-        column
-        for column in sorted(planned, key=lambda column: column[1] != "all")
-        if column in ended
-    ]
+    columns = [one for one in sorted(planned, key=lambda one: one[1] != "all") if one in groups]
     lines = []
     for method, mode in columns:
         costs = _costs(comparison, plans, method, planned[method, mode])
-        lines.append(_line(method, mode, scores, reference, *costs))
+        lines.append(_line(method, mode, groups, reference, *costs))
     for runs in existing:
         modes = {score.mode or "all" for score in runs.scores}  # a row for training tasks too
         for mode in sorted(modes, key=lambda mode: (mode != "all", mode)):
             columns.append((runs.name, mode))
-            lines.append(_line(runs.name, mode, scores, reference, runs.folders))
+            lines.append(_line(runs.name, mode, groups, reference, runs.folders))
     text = f"{_caption(comparison, plans, existing)}\n\n{main_table(lines, reference)}"
     for heading, kept in (
         ("Unseen tasks, every method:", [column for column in columns if column[1] == "all"]),
@@ -83,10 +75,11 @@ def write_tables(
     from mttl.analysis.figures.canvas import save_figure
     from mttl.commands.comparison.figure import comparison_figure  # they need matplotlib
 
-    seeds = {
-        side: [[*by_seed(chosen(scores, *column)).values()] for column in columns]
-        for side, chosen in (("seen", _seen), ("unseen", _scores))
+    shown = {
+        "seen": [_seen(groups, *one) for one in columns],
+        "unseen": [groups[one] for one in columns],
     }
+    seeds = {side: [[*by_seed(own).values()] for own in found] for side, found in shown.items()}
     save_figure(comparison_figure(lines, seeds, reference), comparison.out / "comparison")
     write_text(comparison.out / "table.md", text)
     for name, table in (("table", lines), ("scores", scores)):
@@ -96,26 +89,25 @@ def write_tables(
 
 
 def _line(
-    method: str,
-    mode: str,
-    scores: list[TaskScore],
-    reference: str,
-    runs: Sequence[Path],
-    *costs: float,
+    method: str, mode: str, groups: Groups, reference: str, runs: Sequence[Path], *costs: float
 ) -> TableRow:
     """Return one row of the main table; the costs of finished runs are not known."""
-    # A mode changes nothing about the training tasks.
-    seen, unseen = _seen(scores, method, mode), _scores(scores, method, mode)
-    compared = _scores(scores, reference, "all")
+    seen, unseen = _seen(groups, method, mode), groups[method, mode]
+    compared = groups[reference, "all"]
     if not compared and method != reference:
-        compared = _scores(scores, reference, mode)
+        compared = groups[reference, mode]
     return TableRow(
         *(label(method, mode), n_trained_in(runs, mode), len(by_seed(unseen or seen))),
         *(mean_score(seen), mean_score(unseen)),
-        paired_difference(seen, _scores(scores, reference, "")),
+        paired_difference(seen, groups[reference, ""]),
         paired_difference(unseen, compared),
         *costs,
     )
+
+
+def _seen(groups: Groups, method: str, mode: str) -> list[TaskScore]:
+    """Return the scores of the training tasks, about which a mode changes nothing."""
+    return groups[method, ""] if mode == "all" else []
 
 
 def _costs(
@@ -206,12 +198,3 @@ def _caption(
         + comparison.note(plans)
         + (f"\n\n{differing}" if differing else "")
     )
-
-
-def _scores(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
-    """Return the scores of an adaptation variant; with an empty mode, of the training tasks."""
-    return [score for score in scores if (score.method, score.mode) == (method, mode)]
-
-
-def _seen(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
-    return _scores(scores, method, "") if mode == "all" else []

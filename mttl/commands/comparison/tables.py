@@ -14,23 +14,17 @@ if TYPE_CHECKING:
 
 
 class TaskScore(NamedTuple):
-    """One score on test rows in %; NaN where the metric is undefined.
-
-    Attributes:
-        mode: How the method was adapted; empty for training tasks.
-        side: ``"seen"`` or ``"unseen"``.
-        rows: Digest of rows and metric, `mttl.tasks.folder.Gym.digest`; empty where unknown.
-    """
+    """One score on test rows in %; NaN where the metric is undefined."""
 
     method: str
-    mode: str
+    mode: str  # of adaptation; empty for training tasks
     seed: int
-    side: str
+    side: str  # seen or unseen
     task: str
     sample: int
     score: float
     fold: int = 0
-    rows: str = ""
+    rows: str = ""  # `mttl.tasks.folder.Gym.digest`; empty where unknown
 
 
 class Mean(NamedTuple):
@@ -42,13 +36,10 @@ class Mean(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """One row of the main table: scores in %, paired differences, and costs as means over seeds.
-
-    ``trained`` counts parameters of skills and router, or of what a mode trains.
-    """
+    """One row of the main table: scores in %, paired differences, and costs as means over seeds."""
 
     method: str
-    trained: int
+    trained: int  # parameters of skills and router, or of what a mode trains
     n_seeds: int
     seen: float
     unseen: float
@@ -90,8 +81,7 @@ def check_rows(
         named = ", ".join(sorted(tasks))
         raise MttlError(
             f"{one} and {another} have other rows, or another metric, of {named}: the gym has "
-            "changed in between, and a difference would say nothing. Adapt to them again in "
-            "another folder (--out), or leave one out"
+            "changed in between. Adapt again in another folder (--out), or leave one out"
         )
 
 
@@ -134,27 +124,21 @@ def paired_difference(ours: Iterable[TaskScore], reference: Iterable[TaskScore])
 
 def main_table(lines: Sequence[TableRow], reference: str) -> str:
     """Return the main table as Markdown."""
-    rows = [
-        (
-            f"`{line.method}`",
-            f"{line.trained:,}",
-            str(line.n_seeds),
-            _number(line.seen),
-            mean_cell(line.seen_difference, "+") if line.method != reference else "",
-            _number(line.unseen),
-            mean_cell(line.unseen_difference, "+") if line.method != reference else "",
-            _number(line.training_minutes),
-            _number(line.adaptation_minutes),
-            _number(line.peak_mib, 0),
+    rows = []
+    for line in lines:
+        both = (line.seen_difference, line.unseen_difference)
+        apart = [mean_cell(one) if line.method != reference else "" for one in both]
+        rows.append(
+            (
+                *(f"`{line.method}`", f"{line.trained:,}", str(line.n_seeds)),
+                *(_number(line.seen), apart[0], _number(line.unseen), apart[1]),
+                *(_number(line.training_minutes), _number(line.adaptation_minutes)),
+                _number(line.peak_mib, 0),
+            )
         )
-        for line in lines
-    ]
-    heads = (
-        *("method", "trained", "seeds", "seen", f"− `{reference}`"),
-        *("unseen", f"− `{reference}`"),
-        *("training, CPU min", "adaptation, CPU min", "peak MiB"),
-    )
-    return markdown(heads, rows)
+    heads = ("method", "trained", "seeds", "seen", f"− `{reference}`", "unseen")
+    costs = ("training, CPU min", "adaptation, CPU min", "peak MiB")
+    return markdown([*heads, f"− `{reference}`", *costs], rows)
 
 
 def task_table(scores: Iterable[TaskScore], columns: Sequence[tuple[str, str]]) -> str:
@@ -211,10 +195,9 @@ def _number(value: float, digits: int = 1) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def mean_cell(value: Mean, sign: str = "") -> str:
-    """Return a mean and its interval; with the sign ``+``, positive numbers have it too."""
+def mean_cell(value: Mean) -> str:
+    """Return a difference and its interval, with signs."""
     if math.isnan(value.mean):
         return ""
-    if math.isnan(value.low):
-        return f"{value.mean:{sign}.1f}"
-    return f"{value.mean:{sign}.1f} [{value.low:{sign}.1f}, {value.high:{sign}.1f}]"
+    interval = "" if math.isnan(value.low) else f" [{value.low:+.1f}, {value.high:+.1f}]"
+    return f"{value.mean:+.1f}{interval}"

@@ -51,21 +51,16 @@ def read_view(
 
     If only tokens are routed, it is the share of experts among the tokens of each task.
     """
-    view = None
-    if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
-        view = token_view(folder, read_token_record(folder))
-        if adapted:
-            raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row there")
-    else:
-        saved = find_inventory(folder) and read_inventory(folder)
-        if saved and "backbone" in saved.meta["settings"]:
-            built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
-            require_features(built, {"plots": "a figure of routing"})
-    record = view.record if view else read_record(folder)
+    tokens_only = has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file()
+    saved = None if tokens_only else find_inventory(folder) and read_inventory(folder)
+    if saved and "backbone" in saved.meta["settings"]:
+        built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
+        require_features(built, {"plots": "a figure of routing"})
+    record = read_token_record(folder).as_routing() if tokens_only else read_record(folder)
     if len(record.tasks) + len(adapted) < 2:
         raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
-    if view is not None:
-        return view
+    if tokens_only and adapted:
+        raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row there")
     trails: dict[str, np.ndarray] = {}
     if adapted:
         record = with_adapted(record, adapted, backbone)

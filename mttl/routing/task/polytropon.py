@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.plugins.part_settings import NonNegative, OneOf, Positive
+from mttl.plugins.part_settings import Fraction, NonNegative, OneOf, Positive
 from mttl.routing.task.priors import NO_PRIOR, RoutingPrior, straight_through
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
@@ -36,6 +36,7 @@ class PolytroponRouter(TaskRouter):
         init_scale: Logits start in U(-init_scale, init_scale): all probabilities near one half.
         normalise: Divide by the row's sum, or multiply by sqrt(heads / skills).
         shared_skill: The last skill is on for every task.
+        logit_dropout: Probability of dropping a logit to 0 while training.
         prior: What the loss says about the matrix.
 
     Raises:
@@ -77,6 +78,7 @@ class PolytroponRouter(TaskRouter):
         init_scale: NonNegative = 1e-3,
         normalise: Annotated[str, OneOf("sum", "average_correction")] = "sum",
         shared_skill: bool = False,
+        logit_dropout: Fraction = 0.0,
         prior: RoutingPrior = NO_PRIOR,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
@@ -85,7 +87,7 @@ class PolytroponRouter(TaskRouter):
         self.relaxed, self.straight_through = relaxed, straight_through
         self.final_temperature, self.init_scale = final_temperature, init_scale
         self.normalise, self.shared_skill = normalise, shared_skill
-        self.prior = prior
+        self.logit_dropout, self.prior = logit_dropout, prior
         # A skill that is always on has no logit: a parameter without a gradient would break DDP.
         n_routed = n_skills - 1 if shared_skill else n_skills
         self.logits = nn.Parameter(
@@ -108,6 +110,7 @@ class PolytroponRouter(TaskRouter):
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return how much each example uses each skill, before any normalisation."""
         logits = self.task_logits(task_ids)
+        logits = nn.functional.dropout(logits, self.logit_dropout, training=self.training)
         if self.training and self.relaxed:
             active = relaxed_bernoulli(logits, self.temperature)
         else:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from mttl.plugins.part_settings import NonNegative, Positive
 
+SMALLEST_PROBABILITY = 1e-12
+
 
 @dataclass(frozen=True)
 class IBP:
@@ -29,13 +31,17 @@ class RoutingPrior:
     Args:
         ibp: The Indian Buffet Process.
         sparsity: Weight of the mean probability: fewer skills per task.
+        mutual_information: Weight of minus the information between tasks and skills.
+        orthogonality: Weight of the mean squared cosine between the skills' columns.
     """
 
     ibp: IBP | None = None
     sparsity: NonNegative = 0.0
+    mutual_information: NonNegative = 0.0
+    orthogonality: NonNegative = 0.0
 
     def __call__(self, probabilities: Float[Tensor, "G T H K"]) -> Float[Tensor, ""]:
-        """Return the loss: the process summed over groups and heads, the sparsity averaged."""
+        """Return the loss, summed over groups and heads for the process, averaged for the rest."""
         # Each group and head has a matrix of tasks by skills of its own.
         matrices = probabilities.transpose(1, 2).flatten(0, 1)  # (G H, T, K)
         loss = probabilities.new_zeros(())
@@ -44,6 +50,10 @@ class RoutingPrior:
             loss = loss + self.ibp.weight * torch.stack(terms).sum()
         if self.sparsity:
             loss = loss + self.sparsity * matrices.mean()
+        if self.mutual_information:
+            loss = loss - self.mutual_information * mutual_information(matrices).mean()
+        if self.orthogonality:
+            loss = loss + self.orthogonality * column_similarity(matrices).mean()
         return loss
 
 
@@ -91,6 +101,35 @@ def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float
         + torch.where(used, columns, 0.0).sum()
     )
     return -log_probability
+
+
+def mutual_information(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
+    """Return the information between tasks and skills in nats, ``H(skill) - H(skill | task)``.
+
+    Rows are normalised to distributions over skills and tasks are taken as equally likely. It is
+    0 where all tasks use the same skills and ``log K`` where they split evenly into K camps.
+    """
+    rows = probabilities / (probabilities.sum(-1, keepdim=True) + SMALLEST_PROBABILITY)
+    return _entropy(rows.mean(dim=1)) - _entropy(rows).mean(dim=1)
+
+
+def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
+    """Return the mean squared cosine between the columns of different skills.
+
+    It is 0 where no two skills serve the same task, 1 where all serve the same tasks, and 0 for a
+    single skill.
+    """
+    n_skills = probabilities.shape[-1]
+    if n_skills == 1:
+        return probabilities.new_zeros(probabilities.shape[0])
+    columns = torch.nn.functional.normalize(probabilities, dim=1)
+    cosines = columns.transpose(1, 2) @ columns  # (M, K, K)
+    off_diagonal = cosines.square().sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).square().sum(1)
+    return off_diagonal / (n_skills * (n_skills - 1))
+
+
+def _entropy(distribution: Float[Tensor, "... K"]) -> Float[Tensor, "..."]:
+    return torch.special.entr(distribution).sum(-1)
 
 
 def straight_through(soft: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -19,7 +19,6 @@ from mttl.adaptation.new_tasks import adapt_to
 from mttl.adaptation.plan import FewShotJob, FewShotResult, Results
 from mttl.adaptation.search import note_values
 from mttl.commands import train
-from mttl.commands.ablate_skills import ablate
 from mttl.io import yaml12
 from mttl.library.library_folder import Member, add_members
 from mttl.library.member_card import BaseModel, MemberCard
@@ -153,7 +152,7 @@ def _text_run(folder: Path) -> None:
     words = [("ab", "2"), ("c", "1"), ("cab", "3"), ("b", "1")]
     adapt_to(run, words, task="new", mode="router_only", max_steps=1).save(run / "models" / "new")
     shutil.copytree(run / "models" / "new", run / "adapt-all" / "models" / "new")
-    ablate(run, run / "ablation", loss_only=True, n_rows=1)
+    ablate.main([str(run), "--loss", "--rows", "1"])
     rows = [f"{word}\t{answer}\t{task}\n" for word, answer in words for task in (*TASKS, "new")]
     (run / "questions.tsv").write_text("input\toutput\ttask\n" + "".join(rows))
 

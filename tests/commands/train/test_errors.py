@@ -1,12 +1,11 @@
 """Mistakes of a user of the command: a clean message, status 2, nothing written, nothing lost."""
 
-import errno
 from pathlib import Path
 
 import pytest
 
 from helpers.command import arguments, load_recipe
-from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
+from helpers.gyms import TASKS, write_config, write_gym
 
 NAMES = tuple(TASKS)
 
@@ -25,10 +24,9 @@ def config(tmp_path: Path, gym: Path) -> Path:
 def fails(refused, config):
     """Run the command, which must fail as a user's mistake does, and return its message."""
 
-    def run(*overrides, config=config, resume=False, finished=False) -> str:
-        main = load_recipe().main
-        message = refused(main, *arguments(config, "run", overrides, resume))
-        assert (config.parent / "runs" / "run" / "skills").exists() == finished
+    def run(*overrides: str) -> str:
+        message = refused(load_recipe().main, *arguments(config, "run", overrides, False))
+        assert not (config.parent / "runs" / "run" / "skills").exists()
         return message
 
     return run
@@ -38,14 +36,6 @@ def nothing_written(config: Path) -> bool:
     return not (config.parent / "runs" / "run").exists()
 
 
-def test_a_tokenizer_without_a_chat_template(fails, gym, tmp_path):
-    data = {"template": "chat"}
-    config = write_config(tmp_path / "chat.yaml", gym, backbone=TINY_LLAMA, data=data)
-    told = fails(config=config)
-    assert "has no chat template. Name a tokenizer with another one" in told
-    assert nothing_written(config)
-
-
 TRAIN, TEST = f"{NAMES[1]}/*_train.tsv", f"{NAMES[0]}/*_test.tsv"
 
 
@@ -53,7 +43,6 @@ TRAIN, TEST = f"{NAMES[1]}/*_train.tsv", f"{NAMES[0]}/*_test.tsv"
     ("file", "text", "message"),
     [
         (TRAIN, "", "empty"),
-        (TRAIN, "good\tfine\nbad line\n", "line 2"),
         # What is scored in the end is read before training.
         (TEST, "no tab\n", "line 1: no tab between input and output"),
         (TEST, None, "has no test file for sample"),
@@ -70,19 +59,6 @@ def test_a_file_of_the_gym(fails, config, gym, file, text, message):
     assert nothing_written(config)
 
 
-@pytest.mark.parametrize("damaged", ["config.yaml", "checkpoints/last.ckpt"])
-def test_a_damaged_run_is_not_resumed(fails, config, damaged):
-    assert load_recipe().main(arguments(config, "run", ("trainer.max_steps=1",), False)) == 0
-    path = config.parent / "runs" / "run" / damaged
-    if damaged == "config.yaml":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:100])
-    message = fails("trainer.max_steps=1", resume=True, finished=True)
-    assert damaged in message
-    assert "-k run.name=NAME" in message
-
-
 def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     earlier = tmp_path / "runs" / "run" / "results.csv"
     earlier.parent.mkdir(parents=True)
@@ -91,32 +67,13 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     assert earlier.read_text() == "precious"
 
 
-def test_no_space_to_write(fails, config, monkeypatch):
-    write_text = Path.write_text
-
-    def full(path: Path, *args, **kwargs) -> int:
-        if "config.yaml" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write_text(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    message = fails()
-    assert "error: cannot write" in message
-    assert "config.yaml" in message
-    assert "No space left on device" in message
-    assert not list((config.parent / "runs" / "run").iterdir())
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ('data.partition={"train":[copy,revers]}', "skip_missing"),
         ("backbone.kind=pretrained backbone.name=nobody/nothing", "hf download nobody/nothing"),
         ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
-        ("router.kind=polytropn", "router.kind: 'polytropn' must be one of polytropon, "),
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
-        ("backbone.model_type=t55", "('t55') is not a model type of transformers"),
-        ("backbone.config.d_modl=8", "backbone.config.d_modl is not a setting of 't5'"),
         ("data.samples=[7]", "7"),
         ("data.packed_length=96", "data.packed_length (96) is for decoder-only"),
         ("trainer.max_steps=-1 trainer.max_time=00:00:00:05", "also beside max_time"),

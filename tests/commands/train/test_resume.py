@@ -68,17 +68,6 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     assert_same_run(train(config, name, resume=True), whole)
 
 
-def test_a_second_signal_stops_at_once(interrupt, whole) -> None:
-    class Twice(Callback):
-        def on_before_optimizer_step(self, *args: Any) -> None:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-
-    stop = interrupt("twice", Twice())
-    assert str(stop) == "stopped by SIGINT; no state had been saved yet"
-    assert not RunFolder(whole.path.parent / "twice").last.exists()
-
-
 def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
     config, interrupt, whole
 ) -> None:

@@ -1,6 +1,5 @@
 """The training command with each of its settings, on a gym of three tiny tasks."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -21,32 +20,6 @@ def test_the_seed_decides_everything(config: Path, whole: RunFolder) -> None:
     assert again.results.read_text() == whole.results.read_text()
     other = train(config, "other", "run.seed=14", *ONE)
     assert losses(other)[0] != losses(whole)[0]
-
-
-@pytest.mark.parametrize(
-    "sampler", ["{kind: temperature, temperature: 3.0}", "{kind: homogeneous}"]
-)
-def test_every_sampler_trains(config: Path, whole: RunFolder, sampler: str) -> None:
-    run = train(config, sampler.split()[1].strip(",}"), f"data.sampler={sampler}")
-    assert len(losses(run)) == 12
-    assert losses(run) != losses(whole)
-
-
-def test_label_smoothing_raises_the_loss_of_the_first_step(config: Path, whole: RunFolder) -> None:
-    run = train(config, "smooth", "optim.label_smoothing=0.2", *ONE)
-    assert losses(run)[0] != pytest.approx(losses(whole)[0], rel=1e-4)
-    assert all(math.isfinite(loss) for loss in losses(run))
-
-
-def test_accumulation_takes_several_batches_per_step(config: Path, whole: RunFolder) -> None:
-    run = train(
-        config, "accumulated", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6",
-        "optim.schedule=constant", "optim.warmup=0",
-    )  # fmt: skip
-    state = torch.load(run.last, weights_only=False)
-    assert state["global_step"] == 6
-    assert len(losses(run)) == 6
-    assert state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"] == 12
 
 
 def test_half_precision_stays_near_full_precision(config: Path) -> None:

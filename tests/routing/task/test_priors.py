@@ -7,8 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import poisson
+from sklearn.metrics import mutual_info_score
 
-from mttl.routing.task.priors import IBP, RoutingPrior, negative_log_ibp
+from mttl.routing.task.priors import (
+    IBP,
+    RoutingPrior,
+    column_similarity,
+    mutual_information,
+    negative_log_ibp,
+)
 
 
 def formula(rows, alpha):
@@ -72,9 +79,34 @@ def test_gradient_is_that_of_the_column_terms():
     torch.testing.assert_close(probabilities.grad, slope.expand(3, 2), rtol=1e-6, atol=1e-6)
 
 
+def test_mutual_information_equals_scikit_learn():
+    # Task t uses skill k with the given counts: as many rows of a table.
+    counts = torch.tensor([[3, 1, 0], [0, 2, 2]])
+    tasks = [t for t in range(2) for k in range(3) for _ in range(int(counts[t, k]))]
+    skills = [k for t in range(2) for k in range(3) for _ in range(int(counts[t, k]))]
+    found = mutual_information(counts.double()[None])
+    assert found.item() == pytest.approx(mutual_info_score(tasks, skills), abs=1e-9)
+
+
+def test_column_similarity():
+    assert column_similarity(torch.eye(3)[None]).item() == 0
+    assert column_similarity(torch.ones(1, 3, 2)).item() == pytest.approx(1)
+    assert column_similarity(torch.ones(1, 3, 1)).item() == 0
+    columns = torch.tensor([[1.0, 1.0], [0.0, 1.0]])[None]  # cosine of 45 degrees
+    assert column_similarity(columns).item() == pytest.approx(0.5)
+
+
 def test_prior_adds_its_terms():
     probabilities = torch.rand(2, 4, 3, 5)
+    terms = {
+        "ibp": IBP(weight=0.3),
+        "sparsity": 0.5,
+        "mutual_information": 0.7,
+        "orthogonality": 0.9,
+    }
+    apart = sum(RoutingPrior(**{name: weight})(probabilities) for name, weight in terms.items())
+    torch.testing.assert_close(RoutingPrior(**terms)(probabilities), apart)
     assert RoutingPrior()(probabilities) == 0
+    torch.testing.assert_close(RoutingPrior(sparsity=2.0)(probabilities), 2 * probabilities.mean())
     by_hand = sum(negative_log_ibp(probabilities[g, :, h], 5.0) for g in range(2) for h in range(3))
-    prior = RoutingPrior(ibp=IBP(weight=0.3), sparsity=0.5)
-    torch.testing.assert_close(prior(probabilities), 0.3 * by_hand + 0.5 * probabilities.mean())
+    torch.testing.assert_close(RoutingPrior(ibp=IBP(weight=1.0))(probabilities), by_hand)
