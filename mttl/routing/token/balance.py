@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.plugins.part_settings import Bounded, NonNegative
 from mttl.routing.token.choice import Assignment
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
@@ -81,11 +82,7 @@ class _SumOverProcesses(torch.autograd.Function):
         torch.distributed.all_reduce(total)
         return total
 
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> Tensor:
-        total = grad.clone()
-        torch.distributed.all_reduce(total)
-        return total
+    backward = forward  # processes' gradients are summed, too
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
@@ -140,9 +137,8 @@ def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
     r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 for equally used experts."""
     mean = sums.probabilities / sums.tokens.clamp(min=1)
     nothing = (sums.tokens == 0).to(mean)  # no tokens: no loss
-    return (1 - nothing) * mean.new_tensor(len(mean)).log() + torch.xlogy(
-        mean, mean.clamp(min=SMALLEST)
-    ).sum()
+    negative_entropy = torch.xlogy(mean, mean.clamp(min=SMALLEST)).sum()
+    return (1 - nothing) * mean.new_tensor(len(mean)).log() + negative_entropy
 
 
 LOSSES: dict[str, Callable[[LoadSums], Tensor]] = {
@@ -155,23 +151,38 @@ LOSSES: dict[str, Callable[[LoadSums], Tensor]] = {
 }
 
 
-class Balance(nn.Module):
-    """A weighted set of balancing losses.
+class Balance(Bounded, nn.Module):
+    """A weighted set of balancing losses; a coefficient of 0 leaves a loss out.
 
     Each loss is of the tokens of one forward pass, and a mean over them: with several passes per
     step, their mean is what a step minimises.
 
     Args:
+        switch: Coefficient of `switch_loss`; 1e-2 in the paper.
+        gshard: Coefficient of `gshard_loss`; 1e-2 in published code.
+        importance: Coefficient of `squared_variation` of the summed gates.
+        load: Coefficient of `squared_variation` of the load; only for routers that estimate it.
+        z: Coefficient of `z_loss`; 1e-3 in the paper.
+        entropy: Coefficient of `entropy_loss`.
         global_statistics: Take the statistics of all processes together. A loss that multiplies
             two means is larger for a part of a batch than for the whole, so this lets experts
             specialise on the data of one process.
-        **coefficients: Factors of `LOSSES` by name; 0 leaves a loss out.
     """
 
-    def __init__(self, *, global_statistics: bool = False, **coefficients: float) -> None:
+    def __init__(
+        self,
+        *,
+        switch: NonNegative = 0.0,
+        gshard: NonNegative = 0.0,
+        importance: NonNegative = 0.0,
+        load: NonNegative = 0.0,
+        z: NonNegative = 0.0,
+        entropy: NonNegative = 0.0,
+        global_statistics: bool = False,
+    ) -> None:
         super().__init__()
-        used = {name: factor for name, factor in coefficients.items() if factor}
-        self.losses = {name: (factor, LOSSES[name]) for name, factor in used.items()}
+        factors = zip(LOSSES, (switch, gshard, importance, load, z, entropy), strict=True)
+        self.losses = {name: (factor, LOSSES[name]) for name, factor in factors if factor}
         self.global_statistics = global_statistics
 
     def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:

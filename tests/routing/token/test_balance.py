@@ -84,6 +84,13 @@ def test_coefficients_multiply_and_gradients_flow(name: str) -> None:
     assert gradient.any()
 
 
+def test_a_coefficient_is_a_known_one_and_not_negative() -> None:
+    with pytest.raises(ValueError, match=r"switch .* must be at least 0"):
+        Balance(switch=-1.0)
+    with pytest.raises(TypeError, match="gshart"):
+        Balance(gshart=1.0)  # type: ignore[call-arg]
+
+
 def test_no_losses_and_no_tokens() -> None:
     assert Balance(switch=0.0)(choice()) == {}
     everything = Balance(switch=1.0, gshard=1.0, importance=1.0, load=1.0, z=1.0, entropy=1.0)
