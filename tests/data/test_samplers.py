@@ -113,6 +113,11 @@ def test_temperature_moves_from_proportional_to_uniform():
     assert task_probabilities(sizes, 0.001) == pytest.approx([1.0, 0.0, 0.0])
 
 
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match=r"kind \('even'\) must be one of proportional, uniform"):
+        build("even", [0, 1])
+
+
 def test_between_epochs_the_data_may_change():
     saved = build("proportional", range(12))
     saved.set_position(2)
