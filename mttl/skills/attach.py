@@ -127,9 +127,12 @@ def attach_kinds(
         for path, sizes in _chosen(backbone, placement, blocks).items():
             same = [name for name, kind in ATTACHMENT_POINTS.items() if kind.layer is where.layer]
             if any(path in skilled[name] for name in same):
+                advice = "give every kind targets of its own (attention, mlp, encoder.*, *.q)"
+                if len(where.find(backbone)) == 1:
+                    advice = "keep one of these kinds, and leave the others out"
                 raise ValueError(
                     f"'{path}' would get two kinds of skills, and a {where.noun} can have one: "
-                    "give every kind targets of its own (attention, mlp, encoder.*, *.q)"
+                    + advice
                 )
             base = backbone.get_submodule(path)
             name = path

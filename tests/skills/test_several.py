@@ -18,6 +18,7 @@ from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import (
     AdapterInventory,
     HeadMaskInventory,
+    LadderInventory,
     LoRAInventory,
     PrefixInventory,
     PromptInventory,
@@ -150,15 +151,20 @@ def test_one_place_takes_one_kind() -> None:
     prefix = Placement(
         lambda i, o, a, h: PrefixInventory(i, o, K, a, h), ["attention"], "attention"
     )
-    for first, second, noun in (
-        (LORA, LORA, "linear layer"),
-        (ADAPTER, ADAPTER, "block"),
-        (LORA, head, "output projection"),
-        (head, LORA, "linear layer"),
-        (prefix, prefix, "attention module"),
-        (prompt, prompt, "input embedding"),
+    ladder = Placement(
+        lambda i, o, n: LadderInventory(i, o, K, n, side_features=2), ["stack"], "stack"
+    )
+    own, one = "give every kind targets of its own", "keep one of these kinds"
+    for first, second, noun, advice in (
+        (LORA, LORA, "linear layer", own),
+        (ADAPTER, ADAPTER, "block", own),
+        (LORA, head, "output projection", own),
+        (head, LORA, "linear layer", own),
+        (prefix, prefix, "attention module", own),
+        (prompt, prompt, "input embedding", one),
+        (ladder, ladder, "stack", one),
     ):
-        message = f"'.*' would get two kinds of skills, and a {noun} can have one: give every kind"
+        message = f"'.*' would get two kinds of skills, and a {noun} can have one: {advice}"
         with pytest.raises(ValueError, match=message):
             several(tiny_llama(), first, second)
     backbone = tiny_bart()
