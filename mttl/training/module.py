@@ -1,5 +1,6 @@
 """The Lightning module that text and policies share: optimizer, checkpoints and random states."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.torch_file import load_torch
 from mttl.moe.parallel import (
     clip_gradients,
@@ -48,8 +49,13 @@ class ResumableModule(pl.LightningModule):
         """Return the optimizer with one group per role, and its schedule by step."""
         mixed = str(self.trainer.precision).endswith("mixed")
         optimizer = build_optimizer(self.optim, self.model, fused=not mixed)
-        n_steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = build_schedule(self.optim, optimizer, n_steps)
+        n_steps = self.trainer.estimated_stepping_batches
+        if math.isinf(n_steps):
+            raise ConfigError(
+                "max_time alone does not say how many steps there will be, which the learning "
+                "rates' schedule needs; set max_steps or max_epochs too"
+            )
+        scheduler = build_schedule(self.optim, optimizer, int(n_steps))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

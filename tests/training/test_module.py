@@ -1,5 +1,6 @@
 """What checkpoints hold and where streams of random numbers go on, for text and for policies."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.babyai_schema import Rl
 from mttl.config.optim_schema import AdamW
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 from mttl.training.module import ResumableModule
@@ -48,6 +49,14 @@ def begin(trained: ResumableModule, **trainer: int) -> None:
         **{"world_size": 1, "global_step": 0, "global_rank": 0} | trainer
     )  # type: ignore
     trained.on_train_start()
+
+
+def test_time_alone_is_no_number_of_steps() -> None:
+    trainer: Any = SimpleNamespace(precision="32-true", estimated_stepping_batches=math.inf)
+    trained = policies()
+    trained._trainer = trainer
+    with pytest.raises(ConfigError, match="set max_steps or max_epochs"):
+        trained.configure_optimizers()
 
 
 @pytest.mark.parametrize("train_backbone", [False, True])
