@@ -61,7 +61,7 @@ def apply_mode(
     fresh ones if the mode trains skills, else only the common skills; a task that starts as a
     trained one has the skills of that task.
 
-    How new rows start (``init``, ``rows``) is said by `adapted_router`.
+    How new rows start is said at `Adapt.init`; ``rows`` is what `adapted_router` is given.
 
     Raises:
         ConfigError: If the mode trains a router that has nothing to train, averages where no task

@@ -99,9 +99,10 @@ class Adapt(Section):
     """How the routing of a new task starts: at the mean of the trained tasks (`mean`), untrained
     (`fresh`), at the trained task with the lowest loss on the new examples (`nearest_task`), at its
     row of the Expert's matrix (`expert_row`), with a fresh skill (`private_skill`), as Polytropon's
-    row (`learned`), composed of its factors (`factors`), at equal weights (`average`), or as free
-    coefficients of the skills: all 1 / K (`coefficients`, CAT), or those of the trained task with
-    the lowest loss (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are
+    row (`learned`), composed of its factors (`factors`), at equal weights (`average`; in mode
+    `zero_shot` this is MHR-μ before any step), or as free coefficients of the skills: all 1 / K
+    (`coefficients`, CAT), or those of the trained task with the lowest loss
+    (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are
     examples and trained tasks are routed differently, and else `mean`. `best_of_two` is `auto`, but
     where that is `nearest_task` it adapts from the mean as well, and keeps the start that scores
     higher on the development rows: twice the work."""
