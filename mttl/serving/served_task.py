@@ -50,7 +50,14 @@ class ServedTask:
 
         ``send`` gets the pieces of each answer, with its place.
         """
-        asked, n_wanted = request.max_tokens, len(prompts) * request.n
+        if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
+            raise ApiError(
+                400,
+                f"{len(prompts)} questions with n={request.n} want {n_wanted} answers; a request "
+                f"may want at most {MOST_ANSWERS}",
+                param="n",
+            )
+        asked = request.max_tokens
         if isinstance(request, ChatRequest):
             asked = asked or request.max_completion_tokens
         usual, decoder_only = self.predictor.search["max_new_tokens"], self.predictor.decoder_only
@@ -60,25 +67,24 @@ class ServedTask:
         if n_positions is not None:
             n_before = max(map(len, prompts)) if decoder_only else 0
             allowed = min(allowed, n_positions - n_before)
+        if most_tokens > allowed:
+            raise ApiError(
+                400,
+                f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
         temperature = request.temperature
         if temperature is None:  # OpenAI's default where the other is given; else the run's search
             temperature = 0.0 if request.top_p is None else 1.0
         n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
-        problems = {
-            "n": n_wanted > MOST_ANSWERS
-            and f"{len(prompts)} questions with n={request.n} want {n_wanted} answers; a request "
-            f"may want at most {MOST_ANSWERS}",
-            "max_tokens": most_tokens > allowed
-            and f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
-            "logprobs": n_beams > 1
-            and request.n_logprobs is not None
-            and f"the run searches with {n_beams} beams, where tokens have no log-probabilities of "
-            "their own; leave logprobs out, or draw with a temperature above 0",
-        }
-        for param, problem in problems.items():
-            if problem:
-                code = "context_length_exceeded" if param == "max_tokens" else None
-                raise ApiError(400, problem, param=param, code=code)
+        if n_beams > 1 and request.n_logprobs is not None:
+            raise ApiError(
+                400,
+                f"the run searches with {n_beams} beams, where tokens have no log-probabilities of "
+                "their own; leave logprobs out, or draw with a temperature above 0",
+                param="logprobs",
+            )
         settings = {
             "task_id": int(self.predictor.task_ids([self.name])),
             "most_tokens": most_tokens,
