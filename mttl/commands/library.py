@@ -77,24 +77,29 @@ def check_members(
     from mttl.assembly.model import load_run
     from mttl.checkpoints.inventory_files import find_inventory
     from mttl.library.library_folder import add_members
-    from mttl.merging import check_written as checks
+    from mttl.merging.check_written import (
+        changed_answer,
+        check_written,
+        compare_answers,
+        task_answers,
+    )
 
     if options.no_probe or (network := base_network(base, options)) is None:
         return
-    due = {one.card.source: checks.changed_answer(network, one.changes) for one in members}
+    due = {one.card.source: changed_answer(network, one.changes) for one in members}
     runs = [source for source in map(Path, options.sources) if find_inventory(source)]
     for source in () if options.rank or options.skills else runs:
         built = load_run(source, backbone=options.backbone)
-        for task, answer in checks.task_answers(built.model, built.tasks).items():
+        for task, answer in task_answers(built.model, built.tasks).items():
             due[f"'{source}', task '{task}'"] = answer
     with TemporaryDirectory() as folder:
         trial = add_members(Path(folder), base, members)
         for member in members:
             source, name = member.card.source, member.card.name
-            found = {source: checks.changed_answer(network, trial.member(name).changes)}
-            checks.compare_answers(found, {source: due[source]}, network)
+            found = {source: changed_answer(network, trial.member(name).changes)}
+            compare_answers(found, {source: due[source]}, network)
             if ((place := Path(source.strip("'"))) / "adapter_config.json").is_file():
-                checks.check_written(place, network, found)
+                check_written(place, network, found)
 
 
 def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedModel | None":
@@ -113,9 +118,8 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
 def show_all(library: "Library", options: argparse.Namespace) -> None:
     """Print a table of the members."""
     table = TextTable(f"{library.folder}, version {library.version}, over {library.base.name}")
-    table.words("member", "task", "data", "licence").numbers(
-        "rank", "layers", "parameters", "score"
-    )
+    table.words("member", "task", "data", "licence")
+    table.numbers("rank", "layers", "parameters", "score")
     for name in library.names:
         card = library.card(name)
         score = card.scores[-1].get("score", "") if card.scores else ""

@@ -100,16 +100,16 @@ class Found:
                 f"'{path}' trained its backbone too: its skills belong to a model of its own. "
                 "Merge a task instead (mttl merge-task)"
             )
-        kind, names, rows = "task", built.tasks, scores_of(path, built.tasks)
+        kind, mixing_of, rows = "task", task_mixing, scores_of(path, built.tasks)
+        names = built.tasks
         if self.skills:
-            kind, rows = "skill", []
+            kind, mixing_of, rows = "skill", skill_mixing, []
             names = tuple(f"{path.resolve().name}-{k}" for k in range(model.router.n_skills))
         data, training = _run_facts(path)
         for place, name in enumerate(names):
             source = f"'{path}', {kind} '{name}'"
-            mixing = (skill_mixing if self.skills else task_mixing)(model.router, place)
             try:
-                changes = mixture_adapter(model, mixing, self.rank)
+                changes = mixture_adapter(model, mixing_of(model.router, place), self.rank)
             except CheckpointError as error:
                 self.problems.append(f"{source}: {error}")
                 continue
