@@ -3,7 +3,9 @@
 The rules are minigrid's: from the same state and for the same actions both give the same
 observations and ends, and the same rewards to single precision, in every level of the paper. The
 layouts are drawn by another random generator, so a seed names another episode than minigrid's;
-their distributions agree in tests (``tests/envs/test_pool_layouts.py``). What differs:
+their distributions agree in tests (``tests/envs/test_pool_layouts.py``); of 40,000 episodes of
+each single room and 20,000 of each maze, 243 features were compared once: the smallest p-value is
+0.006, as chance has it. What differs:
 
 - A mission fulfilled by the very last action counts as cut off in envpool. Here it terminates, as
   in minigrid: its reward tells it apart. A mission *failed* by the very last action has none and

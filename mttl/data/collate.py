@@ -77,7 +77,9 @@ class EvalCollator(TrainCollator):
             **super().__call__(shown),
             "generation_inputs": padded_inputs(prompts, self.pad_id, left=self.decoder_only),
             "references": [list(row["references"]) for row in rows],
-            **{f"{name}s": [row[name] for row in rows] for name in ("input", "sample", "row")},
+            "inputs": [row["input"] for row in rows],
+            "samples": [row["sample"] for row in rows],
+            "rows": [row["row"] for row in rows],
         }
 
 

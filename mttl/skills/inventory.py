@@ -100,6 +100,7 @@ class Inventory(Bounded, nn.Module, ABC):
 
         I collects all axes but the first: those of a convolution's filter, for example. Vectors
         (biases, scales of normalisations) have I = 1, and their skills begin at 0.
+        The caller leaves out tensors of fewer axes than ``smallest_ndim``.
         """
         settings = {**cls.composed_defaults, **settings}
         if len(shape) < 2:

@@ -116,10 +116,15 @@ def add_legend(figure: Figure, left: float, top: float, categories: Sequence[str
     looks = category_looks(categories).items()
     figure.legend(
         handles=[Line2D([], [], **_style(look), label=name) for name, look in looks],
-        # In units of the font size: rows as high as those of the tasks.
-        **{"labelspacing": ROW * 72 / FONT - 1, "handlelength": 1, "handletextpad": 0.5},
-        **{"loc": "upper left", "bbox_to_anchor": (left, top), "borderaxespad": 0},
-        **{"borderpad": 0, "frameon": False, "fontsize": FONT},
+        loc="upper left",
+        bbox_to_anchor=(left, top),
+        frameon=False,
+        fontsize=FONT,
+        labelspacing=ROW * 72 / FONT - 1,  # of the font size: rows as high as those of the tasks
+        handlelength=1,
+        handletextpad=0.5,
+        borderaxespad=0,
+        borderpad=0,
     )
 
 
