@@ -68,12 +68,18 @@ class Packed(nn.Module):
         return x.sum(-1, keepdim=True) * self.scales  # type: ignore[operator]
 
 
+class Attention(nn.Module):
+    """One whose packed layer tells its features, or not."""
+
+    def __init__(self, **tells: int) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = Packed(8, 4), nn.Linear(4, 8)
+        vars(self.q_proj).update(tells)
+
+
 def _attach(targets: list[str], **tells: int) -> nn.Module:
-    """Put skills on an attention whose packed layer tells its features, or not."""
-    model, attention = nn.Sequential(), nn.Module()
-    model.layers = nn.ModuleList([attention])
-    attention.q_proj, attention.o_proj = Packed(8, 4), nn.Linear(4, 8)
-    vars(attention.q_proj).update(tells)
+    model = nn.Sequential()
+    model.layers = nn.ModuleList([Attention(**tells)])
     attach_skills(model, lambda n, m: LoRAInventory(n, m, 2), targets=targets, slot=RoutingSlot())
     return model
 
