@@ -135,15 +135,6 @@ def slow_advantages(rewards, values, ends, next_values, discount, decay):
     return result
 
 
-def random_rollout(n_steps, n_tasks, n_slots, seed):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (n_steps, n_tasks, n_slots)
-    rewards, values = torch.randn(2, *shape, generator=generator, dtype=torch.double)
-    ends = torch.rand(shape, generator=generator) < 0.3
-    next_values = torch.randn(shape[1:], generator=generator, dtype=torch.double)
-    return rewards, values, ends, next_values
-
-
 @given(
     sizes=st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
     seed=st.integers(0, 2**31),
@@ -151,19 +142,21 @@ def random_rollout(n_steps, n_tasks, n_slots, seed):
     decay=st.floats(0, 1),
 )
 def test_the_recursion_is_the_sum_of_the_definition(sizes, seed, discount, decay):
-    rollout = random_rollout(*sizes, seed)
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values = torch.randn(2, *sizes, generator=generator, dtype=torch.double)
+    ends = torch.rand(sizes, generator=generator) < 0.3
+    next_values = torch.randn(sizes[1:], generator=generator, dtype=torch.double)
+    rollout = rewards, values, ends, next_values
     found = generalised_advantages(*rollout, discount=discount, decay=decay)
     # At most nine terms of order 1 in double precision, added in another order.
     slow = slow_advantages(*rollout, discount, decay)
     torch.testing.assert_close(found, slow, rtol=0, atol=1e-12)
 
 
-def demonstrated_frames():
-    return torch.randn(2, 5, 4, 7), torch.randint(0, 7, (2, 5, 4)), torch.rand(2, 5, 4) < 0.6
-
-
 def test_against_cross_entropy_and_distributions_of_torch():
-    logits, actions, mask = demonstrated_frames()
+    """Frames that do not count have no gradient."""
+    logits, actions = torch.randn(2, 5, 4, 7), torch.randint(0, 7, (2, 5, 4))
+    mask = torch.rand(2, 5, 4) < 0.6
     loss, statistics = imitation_loss(logits, actions, mask, entropy_coef=0.1)
     expected = torch.nn.functional.cross_entropy(logits[mask], actions[mask])
     entropy = torch.distributions.Categorical(logits=logits[mask]).entropy().mean()
@@ -172,10 +165,6 @@ def test_against_cross_entropy_and_distributions_of_torch():
     torch.testing.assert_close(statistics["cross_entropy"], expected)
     torch.testing.assert_close(statistics["entropy"], entropy)
     torch.testing.assert_close(statistics["accuracy"], accuracy)
-
-
-def test_frames_that_do_not_count_have_no_gradient():
-    logits, actions, mask = demonstrated_frames()
     for counts in (mask, mask & False):
         given = logits.clone().requires_grad_()
         loss, statistics = imitation_loss(given, actions, counts, entropy_coef=0.1)
