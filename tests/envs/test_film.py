@@ -8,7 +8,7 @@ from typing import Any
 import minigrid  # noqa: F401  (registers the levels)
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from envs.film import ACTIONS as NAMES
 from envs.film import SIDE, Episode, film, replay, with_caption
@@ -18,13 +18,12 @@ LEVEL, SEED, ACTIONS = "GoToLocal", 3, [0, 2, 2, 1, 5]
 
 def frames_of(path: Path) -> tuple[list[np.ndarray], list[int]]:
     """Return the frames of a GIF and how long each stays, in milliseconds."""
-    frames, durations = [], []
     with Image.open(path) as gif:
-        for number in range(getattr(gif, "n_frames", 1)):
-            gif.seek(number)
-            frames.append(np.asarray(gif.convert("RGB")))
-            durations.append(gif.info["duration"])
-    return frames, durations
+        shown = [
+            (np.asarray(frame.convert("RGB")), frame.info["duration"])
+            for frame in ImageSequence.Iterator(gif)
+        ]
+    return [frame for frame, _ in shown], [duration for _, duration in shown]
 
 
 def check_frames(
