@@ -114,18 +114,6 @@ def test_published_sums(raw, out, monkeypatch):
     assert outcome.detail.endswith("the published order of several right answers is not known")
 
 
-def test_tabs_and_line_breaks_stay_in_their_texts(tmp_path, out):
-    """As TSV a tab would have moved the rest of an input into the answer that is trained."""
-    texts = [f"def f_{i}():\n\treturn {i}\r\n\n# end" for i in range(60)]
-    records = [{"text": text, "label": "a\tb\nc"} for text in texts]
-    path = write_jsonl(tmp_path / "mine.jsonl", records)
-    task = copying_task(source=Source(None, train=str(path)), input="{text}", output="{label}")
-    assert build_task(task, out).status == "built"
-    for row in Gym(out).rows("copying", "train", 13):
-        assert row.input in texts
-        assert row.outputs == ("a\tb\nc",)
-
-
 def test_all_rows_of_files_that_are_split_already(tmp_path, out):
     sizes, files = {"train": 31, "dev": 8, "test": 5}, {}
     for split, n in sizes.items():
