@@ -83,16 +83,6 @@ class StopAt(Callback):
         trainer.should_stop |= trainer.global_step == self.step
 
 
-def test_training_batches(make_module):
-    data = make_module()
-    assert len(data.train_rows) == N_ROWS
-    loader = data.train_dataloader()
-    batches = list(loader)
-    assert len(batches) == len(loader) == 5
-    assert sum(len(batch["task_ids"]) for batch in batches) == N_ROWS
-    assert set(batches[0]) == {"input_ids", "attention_mask", "labels", "task_ids"}
-
-
 def test_evaluation_batches(make_module):
     data = make_module(eval_batch_size=6)
     dev = list(data.evaluation_dataloader("dev"))
