@@ -33,9 +33,6 @@ def build(fragment: str = "", *overrides: str) -> Built:
     return build_model(load_config(names, [*TINY, *overrides]), TASKS)
 
 
-# What is shipped, in its real size.
-
-
 @pytest.mark.parametrize(("name", "decoder_only"), [("tiny_t5", False), ("tiny_llama", True)])
 def test_shipped_random_backbones_build(name: str, decoder_only: bool) -> None:
     built = build_model(load_config(f"crossfit.yaml+backbone/{name}.yaml"), TASKS)
@@ -74,9 +71,6 @@ def test_only_the_first_process_of_a_sharded_run_has_the_weights_of_the_backbone
     for name, value in model.named_parameters():
         assert (value.device.type == "cpu") == name.startswith("router."), name
     assert {value.device.type for value in first.parameters()} == {"cpu"}
-
-
-# Settings arrive.
 
 
 def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
@@ -138,9 +132,6 @@ def test_the_settings_of_optimizers_arrive() -> None:
     assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
 
 
-# Mistakes.
-
-
 @pytest.mark.parametrize(
     ("fragment", "override", "message"),
     [
@@ -158,20 +149,13 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ),
         ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
         ("router/retrieval.yaml", "router.top_k=1", "'retrieval': its members exist already"),
+        # A backbone that is missing is not blamed on the tokenizer.
+        ("", "backbone.kind=pretrained; backbone.name=./nowhere", "backbone.name ('./nowhere') is"),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        build(fragment, override)
-
-
-def test_a_backbone_that_is_missing_is_not_blamed_on_the_tokenizer() -> None:
-    message = r"^backbone\.name \('\./nowhere'\) is not a folder.* Give the folder where it is now"
-    with pytest.raises(ConfigError, match=message):
-        build("", "backbone.kind=pretrained", "backbone.name=./nowhere")
-
-
-# The matrix of the Expert baseline.
+        build(fragment, *override.split("; "))
 
 
 def matrix(folder: Path, content: str | bytes) -> str:

@@ -28,7 +28,7 @@ def build(names: str = TOP2, *overrides: str) -> Built:
     return build_model(load_config(names, [*SMALL, *overrides]), ["a", "b", "c", "d"])
 
 
-def test_the_settings_of_a_router_arrive() -> None:
+def test_the_settings_of_a_router_arrive_and_a_bias_balances_without_a_loss() -> None:
     built = build(TOP2, "moe.router.jitter=0.1", "moe.router.top_k=3", "moe.capacity_factor=1.5")
     for layer in built.model.token_layers().values():
         assert isinstance(layer.router, TopKRouter)
@@ -39,9 +39,6 @@ def test_the_settings_of_a_router_arrive() -> None:
     assert len(built.token_layers.layers) == 36
     assert built.attachment.groups == ()
     assert built.model.router.n_groups == 0
-
-
-def test_a_bias_balances_without_a_loss() -> None:
     built = build(f"{TINY_T5}+router/token_loss_free.yaml")
     router = next(iter(built.model.token_layers().values())).router
     assert router.bias is not None
