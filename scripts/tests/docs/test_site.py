@@ -44,17 +44,13 @@ def test_messages_are_read_from_what_is_raised_and_warned() -> None:
     }
 
 
-def test_the_page_has_messages_of_every_command() -> None:
+def test_the_page_has_messages_of_every_command_and_what_troubleshooting_quotes() -> None:
     page = MESSAGES.messages_page(ROOT)
     assert "another comparison is at work in '{out}'" in page
     assert "the run folder '{path}' exists already and is never overwritten" in page
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert len(set(headings)) == len(headings)
     assert "mttl/commands/predict.py" in headings
-
-
-def test_what_troubleshooting_quotes_is_said() -> None:
-    page = MESSAGES.messages_page(ROOT)
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [
         part.strip(" ,()")

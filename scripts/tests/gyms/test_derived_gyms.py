@@ -322,18 +322,13 @@ def test_nothing_is_on_both_sides_of_a_border() -> None:
 
 
 @needs_lexical
-def test_partition_is_that_of_the_table():
+def test_partition_is_that_of_the_table_and_too_small_a_pool_an_error():
     from lexical_gym.gym import settings
-
-    path = ROOT / "configs/partitions/lexical.json"
-    assert settings() == {"partitions/lexical.json": path.read_bytes()}
-
-
-@needs_lexical
-def test_too_small_a_pool_is_an_error():
     from lexical_gym.sample import draw
     from lexical_gym.tasks import TASKS
 
+    path = ROOT / "configs/partitions/lexical.json"
+    assert settings() == {"partitions/lexical.json": path.read_bytes()}
     with pytest.raises(ValueError, match=r"0 of 200 test rows; its pool is too small"):
         draw(TASKS[0], [])
 

@@ -53,13 +53,10 @@ def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:
     assert comparison.note([first]).endswith("`shared_rank_128: all` 0.25 / 0.5 (1).")
 
 
-def test_every_folder_has_a_page_that_names_its_settings() -> None:
+def test_every_folder_has_a_page_that_names_its_settings_and_is_listed() -> None:
     assert {path.parent for path in STUDIES} <= {page.parent for page in PAGES}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [path.name for path in STUDIES if f"{path.parent.name}/{path.name}" not in text] == []
-
-
-def test_the_index_lists_every_page() -> None:
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"\((\w+)/README\.md\)", index)
     assert sorted(listed) == [page.parent.name for page in PAGES]
