@@ -20,7 +20,6 @@ from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
 TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
-
 TASKS = ("verb_past", "noun_plural", "ordinal")
 TINY = [
     f"backbone.config.{name}={value}"
@@ -142,13 +141,13 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ("", "backbone.train=[layer_norms.weight]", "backbone.train: 'layer_norms.weight' matches"),
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is not a folder"),
         ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
-        (
-            "router/expert.yaml",
-            "router.matrix=expert_lexical",
-            "Did you mean 'router/expert_lexical",
-        ),
+        ("router/expert.yaml", "router.matrix=expert_lexical", "Did you mean 'router/expert_lex"),
         ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
         ("router/retrieval.yaml", "router.top_k=1", "'retrieval': its members exist already"),
+        ("router/arrow.yaml", "run.seed=1", "'arrow': its members exist already. Make a run"),
+        ("router/token_example.yaml", "moe.stacks=[decoder]", "cannot route a causal decoder"),
+        ("router/token_top2.yaml", "moe.stacks=[model]", "stacks: this backbone has no 'model'"),
+        ("router/token_top2.yaml", "moe.targets=[wrong]", "section moe: the target 'wrong' match"),
         # A backbone that is missing is not blamed on the tokenizer.
         ("", "backbone.kind=pretrained; backbone.name=./nowhere", "backbone.name ('./nowhere') is"),
     ],
@@ -171,13 +170,6 @@ def test_rows_are_returned_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     # Spreadsheets write a byte-order mark, and end lines as Windows does.
     content = b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode()
     assert read_expert_matrix(matrix(tmp_path, content), TASKS, 2).tolist() == expected
-
-
-def test_rows_are_normalised_in_the_router(tmp_path: Path) -> None:
-    path = matrix(tmp_path, "task,a,b\nordinal,1,0\nverb_past,1,3\nnoun_plural,0,1\n")
-    router = build("router/expert.yaml", f"router.matrix={path}", "skills.n_skills=2").model.router
-    expected = torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]])
-    assert torch.equal(router.matrix()[0, :, 0], expected)
 
 
 HEADER = "must have the columns task, and none twice"

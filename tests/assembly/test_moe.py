@@ -16,7 +16,6 @@ from mttl.moe.layer import SharedExpert
 from mttl.routing.token.top_k import TopKRouter
 
 TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
-
 SMALL = [
     *("backbone.config.d_model=16", "backbone.config.d_kv=4", "backbone.config.d_ff=24"),
     *("backbone.config.num_heads=2", "moe.n_experts=4"),
@@ -118,17 +117,3 @@ def test_experts_are_shared_out_evenly(n_processes: int, fits: bool, tmp_path: P
         expectation = pytest.raises(ConfigError, match=f"4 experts out among {n_processes} pro")
     with expectation:
         build_trainer(config, RunFolder(tmp_path), built)
-
-
-UNBUILDABLE = [
-    ("token_example", ["moe.stacks=[decoder]"], "section moe: .*cannot route a causal decoder"),
-    ("token_top2", ["moe.stacks=[model]"], "section moe: stacks: this backbone has no 'model'"),
-    ("arrow", [], "router.kind 'arrow': its members exist already. Make a run"),
-    ("token_top2", ["moe.targets=[wrong]"], "section moe: the target 'wrong' matches no"),
-]
-
-
-@pytest.mark.parametrize(("fragment", "overrides", "message"), UNBUILDABLE)
-def test_what_cannot_be_built(fragment: str, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(f"{TINY_T5}+router/{fragment}.yaml", *overrides)

@@ -26,7 +26,6 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import build_random
 
 TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
-
 LLAMA = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
 LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 FRAGMENTS = [

@@ -99,13 +99,16 @@ def test_the_second_call_reads_the_cache(gym, byte_tokenizer, tmp_path, tokenise
     assert second.features == first.features == prepare(gym, byte_tokenizer).features
 
 
-CHANGES = [{"decoder_only": True}, {"max_input_length": 63}, {"max_output_length": 15}]
-CHANGES += [{"prefix": "none"}, {"prefix": "code"}, {"descriptions": True}, {"max_rows": 1}]
-CHANGES += [{"tasks": ("b", "a")}, {"samples": (100,)}, {"samples": (13, 100)}]
-CHANGES += [{"split": "dev"}, {"split": "train+dev"}]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"decoder_only": True}, {"max_input_length": 63}, {"max_output_length": 15}),
+        *({"prefix": "none"}, {"prefix": "code"}, {"descriptions": True}, {"max_rows": 1}),
+        *({"tasks": ("b", "a")}, {"samples": (100,)}, {"samples": (13, 100)}),
+        *({"split": "dev"}, {"split": "train+dev"}),
+    ],
+    ids=str,
+)
 def test_another_setting_is_another_cache(gym, byte_tokenizer, tmp_path, tokenised, change):
     prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
     changed = prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache", **change)

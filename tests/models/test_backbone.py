@@ -156,10 +156,7 @@ BARE = "is a folder that holds no model; name one that does"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda folder: os.truncate(folder / WEIGHTS, 500),
-            UNREADABLE + "Error while deserializing header",
-        ),
+        (lambda folder: os.truncate(folder / WEIGHTS, 500), UNREADABLE + "Error while deserial"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
         (drop_a_layer, "lacks .* weights .* Take a whole checkpoint of a language model"),
     ],

@@ -116,16 +116,14 @@ def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
     assert page == "# One\ntwo\n\n```python\nprint(1)\n```\n\n```text\n1\n2\n```\n"
 
 
-TERMINAL = (
-    "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n"
-    "\x1b[2Ktraining \x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
-    "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
-)
-
-
 def test_bars_and_colours_are_left_out() -> None:
+    terminal = (
+        "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n\x1b[2Ktraining "
+        "\x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
+        "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
+    )
     kept = "Scores\n┏━━━━━━━━━━━━┓\n│ verb │ 84.4 │\nThe run is in runs/x\n"
-    assert TUTORIALS.printed(TERMINAL) == kept
+    assert TUTORIALS.printed(terminal) == kept
 
 
 def test_a_cell_keeps_what_it_printed_and_no_warnings() -> None:

@@ -45,10 +45,8 @@ def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:
     folder = comparison.run_folder(first) / "search-all"
     folder.mkdir(parents=True)
     (folder / "best.yaml").write_text("adapt: {lr: 0.25, router_lr: 0.5}\n")
-    assert comparison.command(first, variant, "adapt-all")[-2:] == [
-        "adapt.lr=0.25",
-        "adapt.router_lr=0.5",
-    ]
+    command = comparison.command(first, variant, "adapt-all")
+    assert command[-2:] == ["adapt.lr=0.25", "adapt.router_lr=0.5"]
     comparison.cost_file(first, "adapt-all").write_text('{"ended": true}')
     assert comparison.note([first]).endswith("`shared_rank_128: all` 0.25 / 0.5 (1).")
 

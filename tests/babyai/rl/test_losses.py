@@ -44,15 +44,10 @@ def slow_loss(frames, clip, value_coef, entropy_coef):
         entropy = -sum(p * math.log(p) for p in chances)
         kl = ratio - 1 - math.log(ratio)
         terms.append((policy, critic, entropy, kl, abs(ratio - 1) > clip))
-    policy, critic, entropy, kl, clipped = np.mean(terms, axis=0)
+    policy, critic, entropy, *_ = means = np.mean(terms, axis=0)
+    names = ("policy_loss", "value_loss", "entropy", "approximate_kl", "clip_fraction")
     loss = policy + value_coef * critic - entropy_coef * entropy
-    return loss, {
-        "policy_loss": policy,
-        "value_loss": critic,
-        "entropy": entropy,
-        "approximate_kl": kl,
-        "clip_fraction": clipped,
-    }
+    return loss, dict(zip(names, means, strict=True))
 
 
 def test_against_a_loop_over_frames():
