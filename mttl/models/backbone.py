@@ -105,7 +105,8 @@ def load_pretrained(
     for weight, value in model.named_parameters():
         if not stored(value)[1].isfinite().all():
             raise ConfigError(
-                f"backbone.name ('{name}') holds weights that are not finite, such as '{weight}'"
+                f"backbone.name ('{name}') holds weights that are not finite, such as '{weight}'. "
+                "Copy it again, or take another"
             )
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
         # The weights are plain by now; a model that says otherwise refuses to be saved.
@@ -141,12 +142,12 @@ def _packing(
     if method is not None and quantize is not None:
         raise ConfigError(
             f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is stored quantised "
-            f"already ({method}); remove it"
+            f"already ({method}); remove it, or name a backbone in floating point"
         )
     if method is not None and train:
         raise ConfigError(
             f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
-            "cannot be trained"
+            "cannot be trained; set it to false, or name a backbone in floating point"
         )
     # Trainers and commands move models; by itself transformers would take the first GPU.
     device = {"device_map": {"": "cpu"}}

@@ -24,6 +24,7 @@ from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.statistics import STATISTICS
+from mttl.io.errors import CheckpointError
 from mttl.tasks.task_file import crossfit
 
 TASKS = ("one", "two", "three", "four")
@@ -234,6 +235,8 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     scored = replace(found, scores=changes / 100)
     fallen = ablation_map(crossfit_view, scored).axes[2].images[0]
     assert fallen.get_cmap()(0.0) == effect.get_cmap()(1.0)
+    with pytest.raises(CheckpointError, match="of other tasks or layers than its routing"):
+        ablation_map(crossfit_view, replace(found, tasks=("else", *record.tasks[1:])))
 
 
 def test_many_skills_are_legible() -> None:
