@@ -55,11 +55,8 @@ class ResumableModule(pl.LightningModule):
                 "max_time alone does not say how many steps there will be, which the learning "
                 "rates' schedule needs; set max_steps or max_epochs too"
             )
-        scheduler = build_schedule(self.optim, optimizer, int(n_steps))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        schedule = build_schedule(self.optim, optimizer, int(n_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def load_weights(self, checkpoint: Path) -> int:
         """Take the trained weights of a checkpoint, and nothing else of it; return its step."""
