@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import MoE, UpcycledExperts
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, raised_as
 from mttl.moe.attach_experts import Place, attach_experts, expert_places
 from mttl.moe.parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
@@ -55,7 +55,7 @@ def build_experts(
                 raise ValueError(f"'{router.kind}' takes no argument 'balance' for moe.balance")
         return router.make(**given)
 
-    try:
+    with raised_as(ConfigError, "section moe", ValueError):
         blocks = kind.attachment_point == "block"
         return attach_experts(
             model,
@@ -72,5 +72,3 @@ def build_experts(
             granularity=granularity,
             groups=groups,
         )
-    except ValueError as error:
-        raise ConfigError(f"section moe: {error}") from error

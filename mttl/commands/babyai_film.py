@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import NATURAL, CommandParser, command
-from mttl.io.errors import MttlError
+from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
 
 ENDINGS = (".gif", ".mp4")
@@ -67,10 +67,8 @@ def main(options: argparse.Namespace) -> None:
             played.append(Episode(level, begun, actions, shares[task], success))
             outcome = f"{'success' if success else 'no success'} in {len(actions)} steps"
             make_console().print(f"{level}, episode {number}: {outcome}, {path}", soft_wrap=True)
-        try:
+        with raised_as(MttlError, "", ImportError):
             film(played, path)
-        except ImportError as error:
-            raise MttlError(str(error)) from error
 
 
 def evaluation_seed(run: Path) -> int:

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.io.reading import read_json, require_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -196,11 +196,9 @@ class Weights(Mapping[str, Tensor]):
 
 def _open(path: Path) -> Any:
     require_file(path, CheckpointError)
-    try:
+    with raised_as(CheckpointError, f"'{path}' is not valid safetensors", OSError, SafetensorError):
         file = safe_open(path, framework="pt")
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' is not valid safetensors: {error}") from error
     for name, kind in kinds.items():
         if kind not in DTYPES:
             raise CheckpointError(

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.merging.fold import fold, require_plain, unfold
 from mttl.merging.low_rank_factors import LowRank, mixture
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
@@ -189,10 +189,9 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bo
     if rank < 1:
         raise CheckpointError(f"'{folder.path}': the factors of '{path}' have rank 0")
     patterns = config.get("alpha_pattern") or {}
-    try:
+    place = f"'{folder.path}': lora_alpha or alpha_pattern"
+    with raised_as(CheckpointError, place, AttributeError, TypeError, re.error):
         found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
         alpha: Any = next(found, config.get("lora_alpha"))
         scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-    except (AttributeError, TypeError, re.error) as error:
-        raise CheckpointError(f"'{folder.path}': lora_alpha or alpha_pattern: {error}") from error
     return LowRank(down.t().float(), (scale if scaled else 1) * up.float())

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mttl.io import yaml12
-from mttl.io.errors import TaskError
+from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
 from mttl.tasks.rows import RECORD_ENDINGS
@@ -120,7 +120,7 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         is not None
         and task.source.holdout is not None,
     }
-    try:
+    with raised_as(TaskError, where, TaskError):
         for mistake, made in rules.items():
             if made:
                 raise TaskError(mistake)
@@ -128,8 +128,6 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         compile_template(task.output, task.labels)
         if task.rows is not None:
             compile_condition(task.rows, task.labels)
-    except TaskError as error:
-        raise TaskError(f"{where}: {error}") from error
     return task
 
 
