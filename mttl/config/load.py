@@ -262,10 +262,7 @@ def _override(tree: Tree, text: str, sources: Sources) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or "." not in key or not all(key.split(".")):
         raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
-    try:
-        parsed = yaml12.parse(value)
-    except yaml12.YAMLError as error:
-        raise ConfigError(f"{COMMAND_LINE} {text}: {yaml12.problem(error)}") from error
+    parsed = yaml12.parse_at(f"{COMMAND_LINE} {text}", value, ConfigError)
     return with_value(tree, key, parsed, COMMAND_LINE, sources)
 
 

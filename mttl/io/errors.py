@@ -5,9 +5,10 @@ Everything else is a fault of the program and keeps its traceback.
 
 import difflib
 import signal
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class MttlError(Exception):
@@ -45,12 +46,17 @@ class StopRequested(Exception):
 
 
 @contextmanager
-def raised_as(error: type[Exception], place: str, *causes: type[Exception]) -> Iterator[None]:
+def raised_as(
+    error: type[Exception],
+    place: str,
+    *causes: type[Exception],
+    told: Callable[[Any], str] = str,
+) -> Iterator[None]:
     """Turn errors of the classes ``causes`` into one of the class ``error``, which says where."""
     try:
         yield
     except causes as cause:
-        raise error(f"{place}: {cause}" if place else str(cause)) from cause
+        raise error(f"{place}: {told(cause)}" if place else told(cause)) from cause
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
