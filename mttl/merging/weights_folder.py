@@ -171,18 +171,21 @@ class Weights(Mapping[str, Tensor]):
     def _paths(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        if not self.path.is_dir():
-            raise CheckpointError(f"'{self.path}' does not exist")
         if (self.path / SINGLE).is_file():
             return [self.path / SINGLE]
-        if not (self.path / INDEX).is_file():
+        problem = ""
+        if not self.path.is_dir():
+            problem = "does not exist"
+        elif not (self.path / INDEX).is_file():
             advice = ": give the folder of a model that transformers saved"
             if pickled := sorted(self.path.glob("*.bin")):
                 advice = (
                     f", but {pickled[0].name}: load the model with transformers and save it with "
                     "save_pretrained, which writes safetensors"
                 )
-            raise CheckpointError(f"'{self.path}' holds neither {SINGLE} nor {INDEX}{advice}")
+            problem = f"holds neither {SINGLE} nor {INDEX}{advice}"
+        if problem:
+            raise CheckpointError(f"'{self.path}' {problem}")
         shards = read_json(self.path / INDEX, CheckpointError, dict).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(
