@@ -35,12 +35,15 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Play and film all episodes asked for."""
-    if options.out.suffix not in ENDINGS:
-        raise MttlError(f"'{options.out}' must end in {' or '.join(ENDINGS)}")
     levels = list(dict.fromkeys(options.level))
     episodes = list(dict.fromkeys(options.episode or [0]))
-    if len(levels) > 1 and len(episodes) > 1:
-        raise MttlError("--episode: a film of several levels is of one episode of each; name one")
+    problem = ""
+    if options.out.suffix not in ENDINGS:
+        problem = f"'{options.out}' must end in {' or '.join(ENDINGS)}"
+    elif len(levels) > 1 and len(episodes) > 1:
+        problem = "--episode: a film of several levels is of one episode of each; name one"
+    if problem:
+        raise MttlError(problem)
     for level in levels:
         check_run_task(level, options.run)
     from envs.film import Episode, film
