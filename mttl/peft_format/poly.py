@@ -63,7 +63,7 @@ def poly_checkpoint(
     tensors = {}
     rank = 0
     for path, layer in layers.items():
-        skills = layer.inventory
+        skills: Any = layer.inventory
         problem = ""
         if not isinstance(skills, LoRAInventory):
             problem = f"'{path}' holds {type(skills).__name__}; Poly's skills are LoRA"

@@ -79,13 +79,14 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
         if type(name) is int and re.search(rf"(?m)\b{name}\s*:", text):  # as it is written
             name = str(name)
         where = f"{place}, task '{name}'"
+        keys = {**shared, **own} if isinstance(own, dict) else {}
         problem = ""
         if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
             problem = (
                 "a name must be letters, digits, '_', '-' and '.', as it names files; quote it if "
                 "it looks like a number or a boolean"
             )
-        elif not isinstance(own, dict) or "name" in (keys := {**shared, **own}):
+        elif not isinstance(own, dict) or "name" in keys:
             problem = f"{shown(own)} must be a mapping of settings without a 'name'"
         if problem:
             raise TaskError(f"{where}: {problem}")
