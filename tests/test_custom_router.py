@@ -290,6 +290,10 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",
         ),
+        (
+            ("--runs", f"x={a}", "-k", "a.b=1", "--seeds", "13", "--modes"),
+            "--runs alone trains nothing, so -k, --seeds, --modes would change nothing: leave",
+        ),
     ):
         with pytest.raises(MttlError, match=message):
             compare.main(["--out", str(tmp_path / "out"), *given])

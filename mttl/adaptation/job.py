@@ -173,6 +173,7 @@ class JobRun:
         The model keeps the weights that were best on the development rows.
         """
         module, adapt, job = self.module, self.config.adapt, self.job
+        digest = self.gym.digest(job.task, job.sample)  # of what is read now
         data, precision = self._rows(), self._precision()
         embed_tasks(module.model, data)
         history = AdaptationHistory(module.model.router, adapt.max_steps)
@@ -219,7 +220,7 @@ class JobRun:
             n_empty=sum(not row.prediction for row in rows),
             n_answers=len(rows),
             begun_as=begun_as,
-            rows=self.gym.digest(job.task, job.sample),
+            rows=digest,
         )
         return Outcome(module, result, answers, history)
 

@@ -113,7 +113,7 @@ def adapted_router(
     factors of the new tasks, or a trained task's id.
 
     Raises:
-        ValueError: If the trained router keeps no rows.
+        ValueError: If rows are missing, or the trained router keeps none.
 
     References:
         Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -121,6 +121,8 @@ def adapted_router(
     shape = known.n_groups, n_tasks, known.n_heads, known.n_skills
     if "average" in (mode, init):
         return AverageRouter(*shape)
+    if rows is None and init in ("expert_row", "factors", *AS_TRAINED):
+        raise ValueError(f"init '{init}' needs rows")
     given = torch.empty(0) if rows is None else rows
     if init == "expert_row":
         return ExpertRouter(*shape, matrix=given)

@@ -103,12 +103,14 @@ def adapt(
         adaptation.check_folder(Path(out))
     results = Results(None if out is None else Path(out))
 
+    def work(job: FewShotJob, _: Callable[[], object]) -> FewShotResult:
+        result = adaptation.run_job(job)
+        results.add(result)
+        on_result(result)
+        return result
+
     adaptation.to_device()
-    results.run(
-        *(adaptation.jobs, lambda job, _: adaptation.run_job(job), Console(quiet=True)),
-        doing="adapting",
-        shown=lambda result: f"{on_result(result)}",
-    ).report()
+    results.run(adaptation.jobs, work, Console(quiet=True), doing="adapting").report()
     return [results.finished[job] for job in adaptation.jobs]
 
 

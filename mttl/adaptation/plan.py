@@ -143,14 +143,16 @@ def plan_jobs(
     that are not scored need not exist.
 
     Raises:
-        TaskError: If a task has no metric, or a sample is absent, lacks a split, holds a malformed
-            row, or has fewer training rows than its k, or than are wanted.
+        TaskError: If no sample is named, a task has no metric, or a sample is absent, lacks a
+            split, holds a malformed row, or has fewer training rows than its k, or than are wanted.
     """
+    if samples is not None and not samples:
+        raise TaskError("samples is empty; name some, or leave it out to take all")
     jobs = []
     for task in tasks:
         k = gym.shots(task)
         gym.metric(task)
-        for sample in dict.fromkeys(samples or gym.samples(task)):
+        for sample in dict.fromkeys(gym.samples(task) if samples is None else samples):
             for split in splits:
                 gym.rows(task, split, sample)
             n_rows = len(gym.rows(task, "train", sample))

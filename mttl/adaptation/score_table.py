@@ -45,15 +45,15 @@ def few_shot_table(
         return table
     # Development rows are not scored where nothing was trained.
     untrained = all(math.isnan(result.dev) and not result.n_trained for result in results)
-    splits = ["test"] if untrained else ["dev", "test"]
+    splits, blank = (["test"], [""]) if untrained else (["dev", "test"], [])
     metrics = {result.task: result.metric for result in results}
     scores = [by_task(results, split) for split in splits]
     for task, own in scores[-1].items():
         cells = [_spread(column[task]) for column in scores]
-        table.add(task, metrics[task], *[""] * untrained, *cells, len(own))
+        table.add(task, metrics[task], *blank, *cells, len(own))
     table.add_section()
     means = [100 * float(mean_score(list(map(mean_score, column.values())))) for column in scores]
-    table.add("mean", "", *[""] * untrained, *means, len(results))
+    table.add("mean", "", *blank, *means, len(results))
     missing = {split: sum(math.isnan(getattr(x, split)) for x in results) for split in splits}
     undefined = " and ".join(f"{count} {split}" for split, count in missing.items() if count)
     parts = [_interval(results), _gain(results, reference) if reference else ""]

@@ -5,7 +5,7 @@ weight by expert would give autograd one gradient of the full size per expert, a
 of it zeros.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.mix import active_dtype
+from mttl.io.errors import require_one_of
+
+Method = Literal["auto", "segments", "grouped_mm"]
 
 
 def grouped_linear(
@@ -21,7 +24,7 @@ def grouped_linear(
     bias: Float[Tensor, "E O"] | None,
     counts: Int[Tensor, "E"],
     *,
-    method: str = "auto",
+    method: Method = "auto",
 ) -> Float[Tensor, "P O"]:
     r"""Return :math:`x_p W_{e(p)}^\top + b_{e(p)}` for rows sorted by expert.
 
@@ -32,6 +35,7 @@ def grouped_linear(
     ``"grouped_mm"`` in one kernel of PyTorch's. ``"auto"`` takes the kernel on a GPU where it
     supports dtype and sizes; segments are the faster on a CPU, and right everywhere.
     """
+    require_one_of(get_args(Method), method=method)
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)
     kernel = _has_kernel(x.device, x.dtype, *weight.shape[1:])

@@ -20,12 +20,14 @@ from pathlib import Path
 
 from mttl.commands.comparison.methods import METHODS, REFERENCE, VARIANTS, custom_methods, plan
 from mttl.commands.options import LIST, POSITIVE, CommandParser, command
-from mttl.io.errors import MttlError
+from mttl.io.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console, say
 
 # A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
 FEW = 32
 COMPARED = "what is compared"  # a group of options
+# What means something where nothing is trained.
+OF_RUNS = ("--runs", "--reference", "--out", "--trust")
 
 
 def _declare(parser: CommandParser) -> None:
@@ -72,6 +74,13 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Run what is missing, and print and write the tables."""
+    words = [word.partition("=")[0] for word in options.arguments if word.startswith("-")]
+    useless = [word for word in words if not any(one.startswith(word) for one in OF_RUNS)]
+    if options.runs and useless and not (options.methods or options.method):
+        raise ConfigError(
+            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
+            "them out, or name what to train with --methods or --method"
+        )
     from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 
     if options.seeds_of_one:

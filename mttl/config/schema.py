@@ -77,7 +77,7 @@ class Adapt(Section):
         "all skills and takes no init '{init}'; leave it out",
         "mode = average|from_scratch and init = nearest_task|factors|coefficients|"
         "best_coefficients": "mode '{mode}' takes no row over, so init '{init}' sets none; use "
-        "another mode, or init 'mean'",
+        "mode 'all', 'router_only' or 'skills_only', or init 'mean'",
         "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' compares trained "
         "tasks on examples of the new one, and examples is 0; use 'mean' or 'coefficients'",
         **dict.fromkeys(

@@ -14,6 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+PART = ".part"  # of the name of a file that is being written
 # Answers of a disk that no other file would change.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 # Answers of a file system without locks.
@@ -83,7 +84,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART}")
 
 
 def _flush(path: Path) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from mttl.io.errors import MttlError, StopRequested
-from mttl.io.files import DISK_REFUSES
+from mttl.io.files import DISK_REFUSES, PART
 from mttl.io.reading import reason
 from mttl.plugins.classes import raised_in_plugin
 from mttl.runtime.child_process import end_process, follow_launcher
@@ -99,7 +99,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return USER_MISTAKE, str(error)
     if isinstance(error, OSError):
         named = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
-        if named and not Path(error.filename).parent.is_dir():
+        # Where a file was being written, something may have made the folder again since.
+        if named and (error.filename.endswith(PART) or not Path(error.filename).parent.is_dir()):
             return USER_MISTAKE, f"the folder of '{error.filename}' is gone"
         if error.errno in UNWRITABLE:
             where = f" '{error.filename}'" if error.filename else ""

@@ -58,7 +58,8 @@ class ServedTask:
         config = self.predictor.model.backbone.config
         n_positions = getattr(config, "max_position_embeddings", None)
         if n_positions is not None:
-            allowed = min(allowed, n_positions - max(map(len, prompts)) * decoder_only)
+            n_before = max(map(len, prompts)) if decoder_only else 0
+            allowed = min(allowed, n_positions - n_before)
         temperature = request.temperature
         if temperature is None:  # OpenAI's default where the other is given; else the run's search
             temperature = 0.0 if request.top_p is None else 1.0

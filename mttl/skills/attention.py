@@ -73,7 +73,11 @@ class FusionAttention(nn.Module):
 
 
 class AttendedInventory(Inventory):
-    """Skills whose outputs attention weighs at every token: AdapterFusion, `FusionAttention`.
+    r"""Skills whose outputs attention weighs at every token: AdapterFusion.
+
+    .. math:: y' = y + V \sum_k \mathrm{softmax}_k\big((Q h + b)^\top K z_k\big) z_k
+
+    with :math:`z_k` the output of skill k, as in `FusionAttention`.
 
     The skills stay as they are; only the attention is trained. It takes the router's place, so the
     mixing weights do not enter, and has the role of a router of tokens: it learns at the skills'
@@ -85,6 +89,9 @@ class AttendedInventory(Inventory):
         key_size: Size D of queries and keys; O by default, as published.
         value: Transform the mixture by V; otherwise V stays the identity.
         value_penalty: Weight in the loss of the squared distance of V from the identity.
+
+    References:
+        Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
     """
 
     cut_by_heads = ()

@@ -25,8 +25,8 @@ class SkilledModel(nn.Module):
         slot: The slot its layers read.
 
     Raises:
-        ValueError: If the backbone has no such layer, a layer reads another slot, or its skills or
-            heads differ from the router's.
+        ValueError: If the backbone has no such layer, a layer reads another slot or a group that
+            the router lacks, or its skills or heads differ from the router's.
     """
 
     def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
@@ -181,6 +181,10 @@ def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -
     """Refuse a layer that reads another slot, or weights that the router cannot give."""
     if layer.slot is not slot:
         raise ValueError(f"'{name}' reads another routing slot than the model's")
+    if layer.group is not None and layer.group >= router.n_groups:
+        raise ValueError(
+            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
+        )
     found = router.n_skills, router.n_heads
     if isinstance(layer, SkilledLayer):
         wanted = layer.inventory.n_skills, layer.inventory.n_heads

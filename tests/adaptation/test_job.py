@@ -72,6 +72,13 @@ def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(gym: Gym
     assert (blind.dev, blind.step, blind.n_trained) == (whole.dev, whole.step, whole.n_trained)
 
 
+def test_the_digest_is_of_the_rows_before_the_job(gym: Gym) -> None:
+    before, path = gym.digest("copy", 100), gym.file("copy", "train", 100)
+    changed = path.read_text() + "copy: z\tz\n"
+    found = JobRun(*built(), JOB, gym, SETTINGS).run(on_step=lambda: path.write_text(changed))
+    assert found.result.rows == before != gym.digest("copy", 100)
+
+
 @pytest.mark.parametrize("examples", [None, 0, 1, 4])
 def test_as_many_rows_are_read_as_examples_are_given(examples, gym, monkeypatch) -> None:
     read: dict[str, list[int]] = {"train": [], "dev": []}

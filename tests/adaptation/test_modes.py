@@ -278,6 +278,12 @@ def test_a_new_task_begins_as_a_trained_one(router: str, init: RowInit) -> None:
     assert changed(model, digest) == set()
 
 
+@pytest.mark.parametrize("init", ["nearest_task", "best_coefficients", "expert_row", "factors"])
+def test_given_rows_must_be_given(init: RowInit) -> None:
+    with pytest.raises(ValueError, match=f"init '{init}' needs rows"):
+        apply_mode(skilled(tiny_t5()), "zero_shot", init=init)
+
+
 # Every shipped kind of skill: a mode trains what it names, and is undone.
 
 KINDS = fragments("skills")

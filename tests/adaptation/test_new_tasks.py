@@ -155,6 +155,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
         ({"samples": [7]}, TaskError, "has no sample 7"),
+        ({"samples": []}, TaskError, "samples is empty; name some"),
         ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
         ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],

@@ -96,6 +96,11 @@ def test_bfloat16_kernel_equals_segments() -> None:
     assert relative_error(one.float(), other.float()) < 1e-2  # one rounding to 8 bits
 
 
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"method \('magic'\) must be one of auto, segments"):
+        grouped_linear(*arguments([1]), torch.tensor([1]), method="magic")
+
+
 def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     generation = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])

@@ -101,6 +101,10 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("search.grid={adapt.lr: []}", "must have at least 1 item"),
         ("search.grid={adapt.lr: [1, 1.0]}", "search.grid.adapt.lr: [1, 1.0] must name each only"),
         ("search.points=[{adapt.lr: 1}]; search.grid={adapt.lr: [1]}", "grid and points cannot"),
+        (
+            "search.grid={adapt.lr: [1]}; search.ranges={adapt.lr: {low: 1, high: 2}}",
+            "and ranges c",
+        ),
         ("search.ranges={adapt.lr: {low: 2, high: 1}}", "low (2) must be below high (1)"),
         ("search.ranges={adapt.lr: {low: 0, high: 1, log: true}}", "low (0) must be above 0 where"),
         ("search.trails=3", "Did you mean 'trials'"),

@@ -80,6 +80,10 @@ SAYS = {SAVED: "the state was saved, continue with --resume", ABSENT: "no state 
             *(USER_MISTAKE, f"error: the folder of '{ABSENT}' is gone"),
         ),
         (
+            FileNotFoundError(errno.ENOENT, "No", "./.a.csv.0f.part"),
+            *(USER_MISTAKE, "error: the folder of './.a.csv.0f.part' is gone"),
+        ),
+        (
             NotADirectoryError(errno.ENOTDIR, "no folder", "a/b"),
             USER_MISTAKE,
             "error: cannot write 'a/b': no folder. A file stands where a folder is needed: name "

@@ -153,16 +153,33 @@ def test_a_plain_module_without_blocks_takes_patterns():
     assert type(module[2]) is nn.Linear
 
 
-@pytest.mark.parametrize("experts", [False, True])
-def test_layers_that_see_all_tokens_in_one_list(experts):
-    """OPT's feed-forward layers: each row answers as alone, in generation too."""
-    sizes = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4, "ffn_dim": 24}
-    sizes |= {"num_hidden_layers": 2, "max_position_embeddings": 32, "word_embed_proj_dim": 16}
-    opt, made = build_random("opt", sizes).eval(), partial(LoRAInventory, rank=2)
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4}
+SIZES |= {"num_hidden_layers": 2, "max_position_embeddings": 32}
+FUSED = {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+OTHER_FAMILIES = {
+    "gpt_neox": (SIZES | {"intermediate_size": 24}, FUSED),
+    "bloom": ({"vocab_size": 40, "hidden_size": 16, "n_layer": 2, "n_head": 4}, FUSED),
+    "opt": (
+        SIZES | {"ffn_dim": 24, "word_embed_proj_dim": 16},
+        {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "experts"), [("gpt_neox", False), ("bloom", False), ("opt", False), ("opt", True)]
+)
+def test_each_row_of_other_families_answers_as_alone(family, experts):
+    """OPT's feed-forward layers see the tokens of all rows in one list."""
+    sizes, names = OTHER_FAMILIES[family]
+    backbone, made = build_random(family, sizes).eval(), partial(LoRAInventory, rank=2)
     if experts:
-        model = token_model(opt, targets=["mlp"])
+        model = token_model(backbone, targets=["mlp"])
     else:
-        model = skilled(opt, inventory=made, router="polytropon-plain")
+        model = skilled(backbone, inventory=made, router="polytropon-plain")
+        paths = model.skilled_layers()
+        assert {path.rpartition(".")[2] for path in paths} == names
+        assert len(paths) == 2 * len(names)
     model, inputs, ids = model.eval(), batch(3), torch.tensor([2, 0, 1])
     together = model(ids, **inputs).logits
     prompts = inputs["input_ids"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama
+from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import spread
+from helpers.skills import gradients, spread
 from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
@@ -24,6 +24,7 @@ from mttl.skills import (
     SkilledModel,
 )
 from mttl.skills.attach import Placement, attach_kinds
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
 
 K, TASKS = 3, torch.tensor([2, 0, 1, 0])
@@ -99,6 +100,34 @@ def test_a_mixed_batch_equals_one_by_one_also_in_generation(family: str) -> None
         assert relative_error(together[one], model(TASKS[one], **rows).logits) < ROUNDING
         alone = model.generate(TASKS[one], input_ids=rows["input_ids"], **settings)
         assert torch.equal(answers[one], alone)
+
+
+ATTENDED = Placement(lambda i, o: AttendedInventory(lora(i, o)), ["attention"])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "n_trained"),
+    [
+        ((LORA, ADAPTER), 1 + 2 * 32 + 4 * 10),  # the router, layers and blocks
+        ((ATTENDED,), 4 * 24),  # a query, its bias, a key and a value
+    ],
+)
+def test_gradient_checkpointing_changes_no_gradient(
+    kinds: tuple[Placement, ...], n_trained: int
+) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model = several(tiny_t5(), *kinds).double().train()
+        if checkpointing:
+            model.enable_gradient_checkpointing()
+        routing = model.route(TASKS)
+        with model.slot.use(routing):
+            loss = model.backbone(**batch(4)).loss
+        torch.stack([loss, *routing.losses.values()]).sum().backward()
+        found.append(gradients(model))
+    assert len(found[0]) == n_trained
+    for name, gradient in found[0].items():
+        assert relative_error(found[1][name], gradient) < 1e-9, name
 
 
 @families

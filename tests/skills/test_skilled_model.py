@@ -244,6 +244,9 @@ WRONG = {
     "'encoder.*q' reads another routing slot than the model's": lambda m: SkilledModel(
         m.backbone, m.router, RoutingSlot()
     ),
+    "reads group 3, but the router has 3 groups": lambda m: SkilledModel(
+        m.backbone, PolytroponRouter(3, 3, 2, 3), m.slot
+    ),
     "has 3 skills or experts and 2 heads, the router 4 and 1": lambda m: SkilledModel(
         m.backbone, PolytroponRouter(m.router.n_groups, 3, 1, 4), m.slot
     ),

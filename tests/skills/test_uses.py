@@ -135,8 +135,9 @@ def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
     if kind in OTHERS and n_heads > 1:
         pytest.skip("a case of one head")
     base, inventory = layer(kind, n_heads)
-    x, weights = torch.randn(B, L, I).double(), mixing(B, n_heads, K).double()
-    y = mixed(kind, inventory, base, x, weights)
+    x = torch.randn(B, L, I, dtype=torch.float64, requires_grad=True)
+    weights = mixing(B, n_heads, K).double().requires_grad_()
+    y, rows = mixed(kind, inventory, base, x, weights), []
     for b in range(B):
         if isinstance(inventory, GatedInventory):
             expected = gated(inventory, base, x[b], weights[b])
@@ -146,7 +147,8 @@ def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
             expected = nn.functional.linear(
                 x[b], *inventory.fold(base.weight, base.bias, weights[b])
             )
-        torch.testing.assert_close(y[b], expected)
+        rows.append(expected)
+    assert_same(y, torch.stack(rows), [x, weights, *inventory.parameters()])
     if kind not in MASKS:
         torch.testing.assert_close(inventory(x, base(x), weights), y)
 

@@ -84,14 +84,18 @@ def test_what_was_attached() -> None:
 
 def test_scores_in_per_cent_beside_the_baselines_of_their_split() -> None:
     results = [
-        *(result("a", "dev", 0.25), result("b", "dev", 1.0), result("mean", "dev", 0.625)),
-        *(result("a", "test", 0.1234), result("b", "test", 0.0), result("mean", "test", 0.0617)),
+        *(result("a", "dev", 0.25), result("q[red]", "dev", 1.0), result("mean", "dev", 0.625)),
+        *(
+            result("a", "test", 0.1234),
+            result("q[red]", "test", 0.0),
+            result("mean", "test", 0.0617),
+        ),
     ]
-    copied = [result("a", "dev", 0.1), result("b", "dev", 0.2), result("mean", "dev", 0.15)]
+    copied = [result("a", "dev", 0.1), result("q[red]", "dev", 0.2), result("mean", "dev", 0.15)]
     assert cells(result_table(results, {"dev": {"copy": copied}})) == [
         ["task", "metric", "dev", "copy", "test"],
         ["a", "EM", "25.0", "10.0", "12.3"],
-        ["b", "EM", "100.0", "20.0", "0.0"],
+        ["q[red]", "EM", "100.0", "20.0", "0.0"],
         ["mean", "", "62.5", "15.0", "6.2"],
     ]
 

@@ -20,7 +20,7 @@ class AdaptationVariant(NamedTuple):
 
 # Full fine-tuning diverges at the learning rate of the skills.
 MODE_VARIANTS = tuple(
-    AdaptationVariant(mode, (f"adapt.mode={mode}", *["adapt.lr=1e-3"] * (mode == "full")))
+    AdaptationVariant(mode, (f"adapt.mode={mode}", *(("adapt.lr=1e-3",) if mode == "full" else ())))
     for mode in MODES
 )
 # The routing weights of the trained task with the lowest loss on the new rows.

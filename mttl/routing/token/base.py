@@ -1,11 +1,12 @@
 """BASE routing: while training, tokens are dealt out to experts evenly."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.io.errors import require_one_of
 from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import EVEN, TokenRouter
 
@@ -41,9 +42,12 @@ class BaseRouter(TokenRouter):
 
 # Bids rise by at least this share of the range of scores, from auction to auction.
 STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+Method = Literal["auto", "scipy", "auction"]
 
 
-def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -> Int[Tensor, "N"]:
+def balanced_assignment(
+    scores: Float[Tensor, "N E"], *, method: Method = "auto"
+) -> Int[Tensor, "N"]:
     r"""Return the column of each row that maximises :math:`\sum_n s_{n, a(n)}`.
 
     Each column gets :math:`\lfloor N / E \rfloor` rows, and :math:`N \bmod E` of them one more.
@@ -54,8 +58,9 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
             within N × 1e-6 of their range. ``"auto"`` takes scipy for scores on the CPU.
 
     Raises:
-        ValueError: If a score is not finite.
+        ValueError: If the method is unknown or a score is not finite.
     """
+    require_one_of(get_args(Method), method=method)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(
             "scores must be finite: with equal loads every token may get every expert. Use a prior "

@@ -2,7 +2,7 @@ r"""Which entries a sparse skill changes: its support.
 
 A support is a sorted list of places in the flattened tensor, as int64, because embeddings and
 stacks of experts pass 2³¹ entries. It is chosen from scores, one per entry, the larger the better
-(`mttl.sparse.scores`), or at random, which needs no score and no tensor of the full size.
+(`mttl.sparse.tuning`), or at random, which needs no score and no tensor of the full size.
 """
 
 import math

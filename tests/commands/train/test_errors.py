@@ -75,6 +75,8 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
         ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
         ("data.samples=[7]", "7"),
+        ("data.dir=nowhere", "nowhere"),
+        ("data.partition=nowhere.json", "'nowhere.json'"),
         ("data.packed_length=96", "data.packed_length (96) is for decoder-only"),
         ("trainer.max_steps=-1 trainer.max_time=00:00:00:05", "also beside max_time"),
     ],

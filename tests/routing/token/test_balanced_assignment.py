@@ -1,6 +1,7 @@
 """Balanced assignment is balanced and optimal."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,3 +46,8 @@ def test_both_solvers_are_balanced_and_optimal(n: int, e: int, seed: int, biased
 
 def test_nothing_to_assign() -> None:
     assert balanced_assignment(torch.zeros(0, 4)).tolist() == []
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"method \('best'\) must be one of auto, scipy"):
+        balanced_assignment(torch.zeros(2, 2), method="best")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from helpers.backbones import batch, fill, tiny_llama
+from helpers.backbones import batch, fill, tiny_gpt2, tiny_llama
 from helpers.command import train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
@@ -17,7 +17,7 @@ from helpers.skills import filled, gradients, mixing, skilled
 from mttl.assembly.model import load_run
 from mttl.checkpoints.saved_inventory import count_saved
 from mttl.merging.low_rank_factors import mixture_factors
-from mttl.routing import PrivateRouter, RoutingSlot, Tokens, TopKRouter
+from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot, Tokens, TopKRouter
 from mttl.routing.token.choice import Assignment
 from mttl.skills import LoRAInventory
 from mttl.skills.attach import Placement, attach_kinds
@@ -295,6 +295,18 @@ def test_a_mixed_batch_drops_as_peft_with_each_examples_skill(mix):
     plain = LoRAInventory(8, 6, 3, rank=2, mix=mix)
     plain.load_state_dict(inventory.state_dict())
     assert torch.equal(inventory(x, base(x), weights), plain(x, base(x), weights))
+
+
+def test_fresh_skills_that_start_from_the_weight_change_no_answer_of_gpt2():
+    """Whose weights are transposed; in evaluation nothing is dropped."""
+    inputs = batch(2)
+    made = partial(LoRAInventory, rank=2, dropout=0.5, init="orthogonal")
+    where = {"targets": ["all"], "router": AverageRouter, "n_tasks": 1, "n_skills": 2}
+    model = skilled(tiny_gpt2(), inventory=made, **where)
+    for layer in model.skilled_layers().values():
+        layer.inventory.reset_parameters()
+    found = model(torch.zeros(2, dtype=torch.long), **inputs).logits
+    assert relative_error(found, tiny_gpt2().eval()(**inputs).logits) < ROUNDING
 
 
 def test_a_run_starts_from_its_backbone_and_is_loaded_without_looking(tmp_path, monkeypatch):
