@@ -101,9 +101,8 @@ def check_levels(levels: Sequence[str]) -> tuple[str, ...]:
         LevelError: If one is unknown or listed twice, or there is none.
     """
     names = tuple(find_level(name).name for name in levels)
-    if not names:
-        raise LevelError("no level given; name at least one of envs.levels.LEVELS.")
-    for name in names:
-        if names.count(name) > 1:
-            raise LevelError(f"level '{name}' is listed twice")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice or not names:
+        none = "no level given; name at least one of envs.levels.LEVELS."
+        raise LevelError(f"level '{twice[0]}' is listed twice" if twice else none)
     return names

@@ -55,20 +55,23 @@ class MixtureChange:
     def __init__(self, run: str | Path, task: str, base: Weights) -> None:
         folder = base.path
         saved = read_inventory(run)
-        if task not in saved.tasks:
-            raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         self.settings = settings = read_found_settings(saved)
+        problem = ""
+        if task not in saved.tasks:
+            problem = f"knows no task '{task}'.{nearest(task, saved.tasks)}"
+        elif settings.backbone.quantize:
+            problem = (
+                f"was trained on a backbone in fewer bits ({settings.backbone.quantize}), not on "
+                f"the weights of '{folder}'; merge its task into a model first (mttl merge-task), "
+                "and give that"
+            )
+        if problem:
+            raise CheckpointError(f"'{run}' {problem}")
         require_features(settings, {"merges": f"merging '{run}'"})
         backbone = empty_model(folder)
         if backbone is None:
             raise CheckpointError(
                 f"'{folder}' describes no language model, which the skills of a run need"
-            )
-        if settings.backbone.quantize:
-            raise CheckpointError(
-                f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
-                f"not on the weights of '{folder}'; merge its task into a model first "
-                "(mttl merge-task), and give that"
             )
         with raised_as(CheckpointError, f"'{run}' does not fit '{folder}'", ConfigError):
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
