@@ -92,7 +92,7 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
             raise TaskError(f"{where}: {problem}")
         if isinstance(own.get("source"), dict) and isinstance(shared.get("source"), dict):
             keys["source"] = {**shared["source"], **own["source"]}
-        tasks[name] = _task(name, keys, where, folder or Path())
+        tasks[str(name)] = _task(str(name), keys, where, folder or Path())
     return tasks
 
 
