@@ -179,6 +179,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         ("data.metrics={twic: EM}", r"data\.metrics: the gym .* has no task 'twic'\. Did you"),
         ("trainer.callbacks=[{kind: 'own_all:Count'}]", r"callbacks\.0\.file: is required"),
         ("router={kind: 'own_all:Odd', kind_of: x}", r"ZeroDivisionError: .*own_all\.py, line"),
+        ("router={kind: 'own_all:Odd', kind_of: value}", "^section router: kind_of is odd"),
         (
             "router={kind: 'own_all:Odd', kind_of: shape}",
             r"gives weights of shape \(12, 1, 1, 1\), and must give \(12, 1, 1, 3\): groups, tasks",
@@ -190,7 +191,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         (
             "moe={router: {kind: 'own_all:FirstChoice'}, experts: {kind: lora}, "
             "balance: {switch: 0.1}}",
-            r"section moe: 'own_all:FirstChoice' takes no argument 'balance' for moe\.balance",
+            r"section moe: the router 'own_all:FirstChoice' takes no balance loss\. Leave out",
         ),
     ],
 )

@@ -81,9 +81,13 @@ def read_record(folder: str | Path) -> RoutingRecord:
         if name.startswith(PREFIX)
     }
     return RoutingRecord(
-        *(folder, tuple(tasks.tolist()), tuple(groups.tolist())),
-        *(weights.astype(np.float64), probabilities.astype(np.float64)),
-        *(read_history(folder), curves),
+        folder=folder,
+        tasks=tuple(tasks.tolist()),
+        groups=tuple(groups.tolist()),
+        weights=weights.astype(np.float64),
+        probabilities=probabilities.astype(np.float64),
+        history=read_history(folder),
+        curves=curves,
     )
 
 
@@ -130,6 +134,10 @@ class Ablation:
     pairs: Int[np.ndarray, "G K"]
     losses: Float[np.ndarray, "P T K"]
     scores: Float[np.ndarray, "P T K"] | None
+
+    def is_of(self, record: RoutingRecord) -> bool:
+        """Tell whether tasks and groups of layers are those of a run."""
+        return (self.tasks, self.groups) == (record.tasks, record.groups)
 
     @property
     def quantity(self) -> str:

@@ -107,5 +107,6 @@ def check_vocabulary(
         raise ConfigError(
             f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} tokens, "
             f"and the backbone '{backbone.title}' embeddings for {size}. Name the tokenizer that "
-            "it was trained with, or give it more (backbone.config.vocab_size of a new one)"
+            "it was trained with, or give the backbone more: a new one by "
+            "backbone.config.vocab_size, another by resize_token_embeddings of transformers"
         )

@@ -52,7 +52,10 @@ def build_experts(
         if balance.load or balance.given:
             given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
             if "balance" not in {item.name for _, item in arguments(router.part_class)}:
-                raise ValueError(f"'{router.kind}' takes no argument 'balance' for moe.balance")
+                raise ValueError(
+                    f"the router '{router.kind}' takes no balance loss. Leave out moe.balance, or "
+                    "let the constructor of the class take an argument `balance`"
+                )
         return router.make(**given)
 
     with raised_as(ConfigError, "section moe", ValueError):

@@ -66,11 +66,15 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    if one is other or type(one) is not type(other):
+    """Return whether tensors that lie apart are the same; packed ones, part by part."""
+    if type(one) is not type(other):
         return False
-    packed = is_packed(one)
-    pairs = list(zip(parts(one), parts(other), strict=True)) if packed else [(one, other)]
-    return (packed or one.data_ptr() != other.data_ptr()) and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b.to(a.device))
-        for a, b in pairs
-    )
+    if is_packed(one):
+        pairs = zip(parts(one), parts(other), strict=True)
+        return one is not other and all(_same(a, b) for a, b in pairs)
+    return one.data_ptr() != other.data_ptr() and _same(one, other)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return alike and torch.equal(one, other.to(one.device))

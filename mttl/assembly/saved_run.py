@@ -58,7 +58,9 @@ class Built(Predictor):
         # Random weights come from nowhere else, frozen or not.
         trained = bool(backbone.train) or isinstance(backbone, RandomBackbone)
         save_inventory(
-            *(folder, self.model, self.tasks),
+            folder,
+            self.model,
+            self.tasks,
             backbone_name=backbone.title,
             backbone_trained=trained,
             settings=settings,
@@ -96,7 +98,9 @@ class Built(Predictor):
             }
             self.tokenizer.save_pretrained(new)
             save_inventory(
-                *(new / "skills", self.model, self.tasks),
+                new / "skills",
+                self.model,
+                self.tasks,
                 backbone_name=backbone.title,
                 backbone_trained=self.meta["backbone"]["trained"],
                 settings=self.meta["settings"] | section,

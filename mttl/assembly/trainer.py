@@ -119,7 +119,8 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
         near = [parts * n_processes for parts in (own, own + 1) if parts]
         raise ConfigError(
             f"data.global_batch_size ({n_rows}) must be a multiple of {n_processes}, the number of "
-            f"processes: take {' or '.join(map(str, near))}, or other devices"
+            "processes (trainer.devices on each of trainer.num_nodes machines): take "
+            f"{' or '.join(map(str, near))}, or other devices"
         )
     n_parts = math.ceil(own / config.data.batch_size)
     interval = section.val_check_interval

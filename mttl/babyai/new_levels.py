@@ -204,12 +204,12 @@ def _run_job(
         episodes = play_levels(model, [level], status, choose=choose, **played)
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
-    counts = [row for row in rows.rows.values() if "episodes" in row] or [{}]
+    counts = [row for row in rows.rows.values() if "episodes" in row]
     return LevelResult(
         **{"level": level, "seed": seed, "mode": settings.mode},
         **scores,
-        episodes=int(counts[-1].get("episodes", 0)),
-        frames=int(counts[-1].get("frames", 0)),
+        episodes=int(counts[-1]["episodes"]) if counts else 0,
+        frames=int(counts[-1]["frames"]) if counts else 0,
         solved_after=_solved_after(rows, level, rl.success_rate),
         n_trained=n_trained,
     )

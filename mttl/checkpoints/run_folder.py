@@ -48,7 +48,8 @@ def check_place(folder: RunFolder, *, resume: bool) -> None:
     if not resume and _visible(folder.path):
         raise ConfigError(
             f"the run folder '{folder.path}' exists already and is never overwritten. "
-            "Continue that run with --resume, or choose another name with -k run.name=NAME"
+            "Continue that run with --resume, choose another name with -k run.name=NAME, or delete "
+            "the folder"
         )
     if resume and not folder.path.is_dir():
         raise ConfigError(
@@ -92,11 +93,13 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         load_torch(folder.best, "Copy it again, or delete it to go on without those weights")
     else:
         scores = [own.get("best_model_score") for own in state["callbacks"].values()]
-        for score in [score for score in scores if score is not None]:
+        score = next((score for score in scores if score is not None), None)
+        if score is not None:
             logger.warning(
                 "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best "
                 "from here on are kept; if no validation follows, the last ones",
-                *(folder.best, float(score)),
+                folder.best,
+                float(score),
             )
     return int(state["global_step"])
 
@@ -138,7 +141,10 @@ def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[
 
 def seed_of(run: Path) -> int:
     """Return the seed of a run."""
-    return _settings_of(run)["run.seed"]
+    seed = _settings_of(run).get("run.seed")
+    if type(seed) is not int:
+        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be a whole number")
+    return seed
 
 
 def _settings_of(run: Path) -> dict[str, Any]:

@@ -147,9 +147,13 @@ class PackedCollator(TrainCollator):
 
 
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id to pad with: the tokenizer's own, else its end token's."""
-    token_id: Any = tokenizer.pad_token_id
-    return int(tokenizer.eos_token_id if token_id is None else token_id)  # pyright: ignore
+    """Return the id to pad with: the tokenizer's own, else its end token's, else a `ValueError`."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)  # pyright: ignore[reportArgumentType]
+    raise ValueError(
+        f"{type(tokenizer).__name__} has neither a padding nor an end token; set its pad_token"
+    )
 
 
 def padded_inputs(

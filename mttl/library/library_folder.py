@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, PrivateAttr
 
 from mttl.io.errors import CheckpointError, ConfigError, nearest, some
 from mttl.io.files import locked, new_folder
@@ -60,12 +60,22 @@ class Member:
 class Library(Record):
     """The content of ``library.json`` as it was when the library was opened."""
 
-    folder: Path = Field(Path(), exclude=True)
     format_version: Literal[1] = 1
-    version: int = 0  # number of changes so far
+    version: int  # number of changes so far
     # Hash of each member's files, by name, in alphabetical order.
-    members: dict[Annotated[str, AfterValidator(member_name)], str] = Field(default_factory=dict)
+    members: dict[Annotated[str, AfterValidator(member_name)], str]
     base: BaseModel
+    _folder: Path = PrivateAttr()
+
+    def at(self, folder: str | Path) -> Self:
+        """Return the library, which lies in the folder."""
+        self._folder = Path(folder)
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._folder
 
     @property
     def names(self) -> list[str]:
@@ -113,7 +123,7 @@ class Library(Record):
 
 def open_library(folder: str | Path) -> Library:
     """Read which members a library has; `CheckpointError` if there is none in this format."""
-    return Library.read(check_library(folder)).model_copy(update={"folder": Path(folder)})
+    return Library.read(check_library(folder)).at(folder)
 
 
 def is_library(folder: str | Path) -> bool:
@@ -195,7 +205,7 @@ def library_to_be(folder: str | Path) -> Library | None:
 
 
 def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    library = library_to_be(folder) or Library(folder=folder, base=base)
+    library = library_to_be(folder) or Library(version=0, members={}, base=base).at(folder)
     if library.base.fingerprint != base.fingerprint:
         raise CheckpointError(
             f"'{folder}' is a library over '{library.base.name}' (fingerprint "

@@ -91,7 +91,11 @@ def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) 
     # Turned around already: their sum is expert − anti-expert.
     first, second = parts.vectors(tensor, base)
     return elastic_removal(
-        *(base, fishers[0], [first + second], [fishers[1]], [method.weight]),
+        base,
+        fishers[0],
+        [first + second],
+        [fishers[1]],
+        [method.weight],
         base_weight=1 - method.weight,
         floor=method.floor,
         ceiling=method.ceiling,

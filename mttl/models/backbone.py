@@ -103,7 +103,9 @@ def load_pretrained(
             "Take a whole checkpoint of a language model"
         )
     elif (weight := next(strange, None)) is not None:
-        problem = f"holds weights that are not finite, such as '{weight}'"
+        problem = (
+            f"holds weights that are not finite, such as '{weight}'. Copy it again, or take another"
+        )
     if problem:
         raise ConfigError(f"backbone.name ('{name}') {problem}")
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
@@ -139,12 +141,12 @@ def _packing(
     if method is not None and quantize is not None:
         problem = (
             f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is stored quantised "
-            f"already ({method}); remove it"
+            f"already ({method}); remove it, or name a backbone in floating point"
         )
     elif method is not None and train:
         problem = (
             f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
-            "cannot be trained"
+            "cannot be trained; set it to false, or name a backbone in floating point"
         )
     if problem:
         raise ConfigError(problem)

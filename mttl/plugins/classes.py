@@ -110,10 +110,10 @@ def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) 
 
     Raises:
         ValueError: If the class refuses a value.
-        PluginError: If a custom class raises an error.
+        PluginError: If a custom class raises another error.
     """
     declared = {item.name for _, item in arguments(cls)}
-    with plugin_call(cls):
+    with plugin_call(cls, ValueError):
         return cls(**{k: v for k, v in given.items() if k in declared}, **settings)
 
 
@@ -139,12 +139,15 @@ def trust(names: str) -> None:
 
 
 @contextmanager
-def plugin_call(own: object) -> Iterator[None]:
-    """Turn errors of a custom object or class into a `PluginError` with their file and line."""
+def plugin_call(own: object, *but: type[Exception]) -> Iterator[None]:
+    """Turn errors of a custom object or class into a `PluginError` with their file and line.
+
+    Those of the kinds ``but`` pass, as those of built-in ones do.
+    """
     owner = own if isinstance(own, type) else type(own)
     try:
         yield
-    except (MttlError, MemoryError):
+    except (MttlError, MemoryError, *but):
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]

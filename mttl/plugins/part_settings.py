@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MinLen
 
@@ -16,6 +16,8 @@ NonNegativeInt = Annotated[int, Ge(0)]
 Names = Annotated[list[str], MinLen(1)]
 # What every generator of random numbers takes.
 Seed = Annotated[int, Ge(0), Lt(2**32)]
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, init=False)
@@ -36,11 +38,12 @@ class ReadFrom:
     default: Any = ...  # its value where none is given; by default there must be one
 
 
-def refusing(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that refuses settings outside the bounds of their annotations.
+def refusing(cls: type[Kind]) -> type[Kind]:
+    """Let a constructor refuse settings, by keyword, outside the bounds of their annotations.
 
     A configuration refuses them too, all at once; this is for whoever calls the class.
     """
+    init: Callable[..., None] = cls.__init__
 
     @wraps(init)
     def checked(self: Any, *sizes: Any, **settings: Any) -> None:
@@ -49,7 +52,8 @@ def refusing(init: Callable[..., None]) -> Callable[..., None]:
                 raise ValueError(f"{name} ({value!r}) must {must}")
         init(self, *sizes, **settings)
 
-    return checked
+    cls.__init__ = checked
+    return cls
 
 
 class Bounded:
@@ -58,7 +62,7 @@ class Bounded:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         if "__init__" in vars(cls):
-            cls.__init__ = refusing(cls.__init__)
+            refusing(cls)
 
 
 def _broken(value: Any, annotation: Any) -> str | None:

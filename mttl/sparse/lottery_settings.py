@@ -19,7 +19,8 @@ from mttl.plugins.part_settings import (
 CRITERIA = ("change", "magnitude", "movement", "fisher", "random")
 
 
-@dataclass(frozen=True)
+@refusing
+@dataclass(frozen=True, kw_only=True)
 class LotterySettings:
     """How a support is found and trained; the sentences below are the help of ``mttl sparse``.
 
@@ -108,6 +109,3 @@ class LotterySettings:
         """Steps of each phase; the first is taken once a round."""
         full = 0 if self.criterion == "random" else self.full_steps
         return {"full": full, "sparse": self.sparse_steps}
-
-
-LotterySettings.__init__ = refusing(LotterySettings.__init__)

@@ -185,10 +185,21 @@ class SparseTuning:
 
     Parameters without support are frozen. After a step of the optimizer of the ``entries``, the
     values at the support by name, `write` puts them into the model.
+
+    Raises:
+        ValueError: If the support names a parameter that the model lacks, or places that do not
+            ascend or are outside of it.
     """
 
     def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
         parameters = dict(model.named_parameters())
+        for name, places in support.items():
+            if name not in parameters:
+                raise ValueError(f"the model has no parameter '{name}' that the support names")
+            size = parameters[name].numel()
+            first, last = places.new_tensor([-1]), places.new_tensor([size])
+            if places.diff(prepend=first, append=last).le(0).any():
+                raise ValueError(f"the support of '{name}' must ascend within its {size} entries")
         self._tensors = {name: parameters[name] for name in support}
         self.support = {
             name: indices.to(parameters[name].device) for name, indices in support.items()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mttl.io.errors import TaskError, nearest
-from mttl.io.reading import read_table
+from mttl.io.reading import read_text, table_rows
 from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.tasks.rows import ENDINGS, Row, RowFile, read_rows
 from mttl.tasks.task import published_sums
@@ -205,9 +205,12 @@ class Gym:
         """Task -> column -> value."""
         table: dict[str, dict[str, str]] = {}
         if self.table.exists():
-            for row in read_table(self.table, TaskError, ("task", "metric")):
+            text, columns = read_text(self.table, TaskError), ("task", "metric")
+            for line, row in table_rows(text, str(self.table), TaskError, columns):
                 cells = {key: value.strip() for key, value in row.items()}
                 if cells["task"] in table:
-                    raise TaskError(f"'{self.table}': '{cells['task']}' is there twice.")
+                    raise TaskError(
+                        f"{self.table}, line {line}: '{cells['task']}' is there twice: keep one."
+                    )
                 table[cells["task"]] = cells
         return table

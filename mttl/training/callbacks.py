@@ -45,10 +45,11 @@ class GracefulStop(Checkpoint):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._listening.enter_context(handling(self._leave))
 
-    def on_exception(self, *args: Any) -> None:
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._listening.close()
 
-    on_test_end = on_exception  # type: ignore[assignment]
+    def on_exception(self, *args: Any) -> None:
+        self._listening.close()
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         asked = self.request.received is not None and not self.last.accumulating

@@ -91,19 +91,22 @@ class RoutingMonitor(HistoryMonitor):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.steps:  # else the run is resumed
-            self.on_train_end(trainer, pl_module)
+            self._record(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         if self.is_due(trainer):
-            self.on_train_end(trainer, pl_module)
+            self._record(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self.on_train_end(trainer, pl_module)
+            self._record(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._record(trainer, pl_module)
+
+    def _record(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing, once a step."""
         router: TaskRouter = pl_module.model.router  # type: ignore[assignment, union-attr]
         if self.steps and self.steps[-1] == trainer.global_step:
@@ -181,9 +184,12 @@ class TokenMonitor(HistoryMonitor):
         # After a resume the sum lies on the CPU.
         self.loads = found if self.loads is None else self.loads.to(found.device) + found
         if self.is_due(trainer):
-            self.on_train_end(trainer, pl_module)
+            self._record(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._record(trainer)
+
+    def _record(self, trainer: pl.Trainer) -> None:
         if self.loads is None:
             return
         # Reducing is in place, and others hold the loads of the batch too.

@@ -37,8 +37,17 @@ class TrainingProgress(ProgressBar):
         if self._training is not None:
             self._training.set(trainer.global_step, lambda: _loss(trainer))
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, *args: Any) -> None:
+        self._close()  # so that a message starts on a line of its own
+
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._evaluation = self._count("validating", int(sum(trainer.num_val_batches)))
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._advance_evaluation()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._end_evaluation()
@@ -52,6 +61,12 @@ class TrainingProgress(ProgressBar):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._evaluation = self._count("answering batches", int(sum(trainer.num_test_batches)))
 
+    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._advance_evaluation()
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._end_evaluation()
+
     def _count(self, name: str, total: int, done: int = 0) -> Count | None:
         if not self._enabled:
             return None
@@ -61,26 +76,21 @@ class TrainingProgress(ProgressBar):
             self._bar.start()
         return Count(self.console, self._bar, name, total, done)
 
-    def _advance_evaluation(self, *args: Any, **kwargs: Any) -> None:
+    def _advance_evaluation(self) -> None:
         if self._evaluation is not None:
             self._evaluation.advance()
 
-    def _end_evaluation(self, *args: Any) -> None:
+    def _end_evaluation(self) -> None:
         if self._evaluation is not None:
             self._evaluation.remove()
         self._evaluation = None
         if self._training is None:
             self._close()
 
-    def _close(self, *args: Any) -> None:
+    def _close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._training = self._evaluation = None
-
-    on_validation_batch_end = on_test_batch_end = _advance_evaluation
-    on_test_end = _end_evaluation  # type: ignore[assignment]
-    # A message starts on a line of its own.
-    on_train_end = on_exception = _close  # type: ignore[assignment]
 
 
 def _loss(trainer: pl.Trainer) -> str:

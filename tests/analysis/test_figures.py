@@ -24,6 +24,7 @@ from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.statistics import STATISTICS
+from mttl.io.errors import CheckpointError
 from mttl.tasks.task_file import crossfit
 
 TASKS = ("one", "two", "three", "four")
@@ -60,7 +61,7 @@ def row_names(axes: Axes) -> list[str]:
     return [label.get_text() for label in labels]
 
 
-def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
+def test_heat_map_rows_follow_the_tree_with_their_categories_and_share_a_scale() -> None:
     weights = np.arange(12.0).reshape(1, 4, 3) / 12
     figure = heat_maps(weights, ["mean"], order=ORDER, title="Weights", **NAMED)
     axes = figure.axes[0]
@@ -73,9 +74,7 @@ def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
     assert {"Weights", "mean", "skill", "a", "b", "c", "mixing weight"} <= set(words(figure))
     # Below the map and above it.
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"] * 2
-
-
-def test_panels_share_one_scale_and_one_list_of_tasks() -> None:
+    # Several panels share one scale and one list of tasks.
     weights = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
     names = ["encoder.block.0.layer.0.SelfAttention.q", "v"]
     figure = heat_maps(weights, names, order=ORDER, title="Weights", **NAMED)
@@ -207,14 +206,14 @@ def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
     return dict(drawings(crossfit_view, crossfit_view))
 
 
-NAMES = (
-    *("heat_map_encoder.layers.0", "similarity"),
-    *("dendrogram", "dendrogram_radial", "skill_subsets", "task_map_pca", "statistics_by_layer"),
-    *("statistics_over_training", "compare_crossfit"),
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("heat_map_encoder.layers.0", "similarity", "dendrogram", "dendrogram_radial"),
+        *("skill_subsets", "task_map_pca", "statistics_by_layer"),
+        *("statistics_over_training", "compare_crossfit"),
+    ],
 )
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_160_tasks_are_legible(drawn: dict[str, Figure], name: str) -> None:
     check_legible(drawn[name])
 
@@ -236,6 +235,8 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     scored = replace(found, scores=changes / 100)
     fallen = ablation_map(crossfit_view, scored).axes[2].images[0]
     assert fallen.get_cmap()(0.0) == effect.get_cmap()(1.0)
+    with pytest.raises(CheckpointError, match="of other tasks or layers than its routing"):
+        ablation_map(crossfit_view, replace(found, tasks=("else", *record.tasks[1:])))
 
 
 def test_many_skills_are_legible() -> None:

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from mttl.data.collate import (
     EvalCollator,
@@ -22,7 +23,7 @@ def row(prompt, answer, task_id=0, **more):
 ROWS = [row([5, 6, 7], [8, 1], task_id=2), row([9], [4, 3, 1], task_id=0)]
 
 
-def test_encoder_decoder_training_batch():
+def test_encoder_decoder_batches():
     batch = TrainCollator(PAD, decoder_only=False)(ROWS)
     assert set(batch) == {"input_ids", "attention_mask", "labels", "task_ids"}
     assert batch["input_ids"].tolist() == [[5, 6, 7], [9, 0, 0]]
@@ -32,6 +33,13 @@ def test_encoder_decoder_training_batch():
     for tensor in batch.values():
         assert tensor.dtype == torch.long
         assert tensor.is_contiguous()
+    evaluated = EvalCollator(PAD, decoder_only=False)(ROWS)
+    for name in ("input_ids", "attention_mask"):
+        assert torch.equal(evaluated["generation_inputs"][name], batch[name])
+        assert torch.equal(evaluated[name], batch[name])
+    assert evaluated["references"] == [["x", "y"], ["x", "y"]]
+    assert (evaluated["inputs"], evaluated["samples"]) == (["text", "text"], [13, 13])
+    assert evaluated["rows"] == [7, 7]
 
 
 @pytest.mark.parametrize("pad", [PAD, 1])  # also where padding is the end token
@@ -51,15 +59,6 @@ def test_decoder_only_generation_pads_prompts_on_the_left():
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
 
 
-def test_encoder_decoder_generation_uses_the_encoder_input():
-    batch = EvalCollator(PAD, decoder_only=False)(ROWS)
-    for name in ("input_ids", "attention_mask"):
-        assert torch.equal(batch["generation_inputs"][name], batch[name])
-    assert batch["references"] == [["x", "y"], ["x", "y"]]
-    assert (batch["inputs"], batch["samples"]) == (["text", "text"], [13, 13])
-    assert batch["rows"] == [7, 7]
-
-
 @pytest.mark.parametrize("decoder_only", [False, True])
 def test_a_batch_without_rows_has_one_that_nobody_asked_for(decoder_only):
     batch = EvalCollator(PAD, decoder_only)([])
@@ -71,6 +70,9 @@ def test_a_batch_without_rows_has_one_that_nobody_asked_for(decoder_only):
 
 def test_a_tokenizer_without_a_padding_token_pads_with_its_end(byte_tokenizer, gpt_like_tokenizer):
     assert (pad_id_of(byte_tokenizer), pad_id_of(gpt_like_tokenizer)) == (0, 1)
+    bare = PreTrainedTokenizerFast(tokenizer_object=gpt_like_tokenizer.backend_tokenizer)
+    with pytest.raises(ValueError, match="neither a padding nor an end token; set its pad_token"):
+        pad_id_of(bare)
 
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=30)

@@ -205,12 +205,15 @@ def test_damage_is_told(tmp_path):
     [
         ({"format_version": 2}, "format_version: 2 must be 1. Copy it again"),
         ({"members": {"../x": "0"}}, "must not begin with a point nor hold any of"),
+        ({"members": None}, "the key 'members' is missing"),
+        ({"folder": "elsewhere"}, "unknown key 'folder'"),
     ],
 )
 def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
     add_members(tmp_path, BASE, [member("one")])
     path = tmp_path / "library.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    facts = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({key: value for key, value in facts.items() if value is not None}))
     with pytest.raises(CheckpointError, match=message):
         open_library(tmp_path)
     with pytest.raises(CheckpointError, match="is not a library: it has no library"):

@@ -9,6 +9,7 @@ from helpers.compare import relative_error
 from helpers.skills import filled, skilled
 from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
+from mttl.merging import low_rank_factors
 from mttl.merging.fold import average_mixing, skill_mixing, task_mixing
 from mttl.peft_format.peft_folder import of_base, read_peft, write_peft
 from mttl.peft_format.peft_lora import (
@@ -90,6 +91,22 @@ def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
         skill_mixing(router, 3)
 
 
+def test_truncation_reports_what_it_loses(tmp_path):
+    model = skilled(tiny_t5(), inventory="lora-deltas")
+    mixing = task_mixing(model.router, 1)
+    adapter = export(model, mixing, tmp_path, "t5", rank=3)
+    lost = whole = 0.0
+    for path, layer in model.skilled_layers().items():
+        change = layer.inventory.delta(mixing[layer.group][None])[0].detach()
+        lost += float((adapter[path].up @ adapter[path].down.t() - change).square().sum())
+        whole += float(change.square().sum())
+    # Squared errors of float32 factors of a change of norm about 1.
+    error = low_rank_factors.relative_error(list(adapter.values()))
+    assert error == pytest.approx((lost / whole) ** 0.5, rel=1e-4)
+    expected = model(torch.full((3,), 1), **batch(3)).logits
+    assert relative_error(loaded("t5", tmp_path)(**batch(3)).logits, expected) > ROUNDING
+
+
 def test_scales_and_a_layer_at_two_paths_are_refused():
     model = skilled(tiny_t5(), inventory="ia3")
     with pytest.raises(CheckpointError, match=r"cannot be exported as LoRA: IA3Inventory does not"):
@@ -109,8 +126,6 @@ def test_scales_and_a_layer_at_two_paths_are_refused():
     with pytest.raises(CheckpointError, match="'second' stands at another path too"):
         mixture_adapter(twice, average_mixing(twice.router))
 
-
-# Adapters of peft as skills.
 
 SETTINGS = {
     "plain": {"r": 4, "lora_alpha": 8},
@@ -161,8 +176,6 @@ def test_adapters_become_skills(family, tmp_path):
         found = model(torch.full((3,), skill), **batch(3)).logits
         assert relative_error(found, logits) < ROUNDING
 
-
-# What PEFT's users set.
 
 OPTIONS = {"alpha": 6.0, "rslora": True, "dropout": 0.25}
 

@@ -139,5 +139,5 @@ def test_what_goes_wrong_inside_is_told_with_its_place(write: Write) -> None:
     found = find_class(ROUTERS, "mine_g:MyRouter", trusted=True)
     with pytest.raises(PluginError, match=r"MyRouter failed: ZeroDivision.*mine_g\.py"):
         make(found, {"n_groups": 1, "n_tasks": 2, "n_skills": 3}, {"seed": 0})
-    with pytest.raises(ValueError, match="seed must be at least 0"):
+    with pytest.raises(ValueError, match=r"^seed must be at least 0"):
         make(found, {"n_groups": 1, "n_tasks": 2}, {"seed": -1})

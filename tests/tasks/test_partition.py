@@ -26,6 +26,7 @@ def test_order_is_kept_and_lists_may_be_left_out(tmp_path):
         ({"train": ["a"], "tset": []}, "unknown key 'tset'.* Did you mean 'test'"),
         ({"train": "a"}, 'train: "a" must be a list'),
         ({"train": ["a", " "]}, r"train.1: \" \" must be a name"),
+        ({"train": ["a", "b", "a"]}, r"names 'a' twice: train\[0\] and train\[2\]"),
         ({"train": ["a"], "test": ["b", "a"]}, r"'a' twice: train\[0\] and test\[1\]"),
         ({"train": [], "dev": ["a"]}, r"train: \[\] must have at least 1 item"),
         ({"dev": ["a"]}, "the key 'train' is missing"),

@@ -18,6 +18,7 @@ from mttl.analysis.skill_matching import match_skills, matched
 from mttl.analysis.statistics import stack_of
 from mttl.analysis.token_counts import load_entropy
 from mttl.analysis.token_record import TokenRoutingRecord
+from mttl.io.errors import CheckpointError
 
 PANELS = 12  # groups of layers in one figure, at most
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
@@ -81,7 +82,16 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw how tasks change without a skill in all groups of layers, beside its weights."""
+    """Draw how tasks change without a skill in all groups of layers, beside its weights.
+
+    Raises:
+        CheckpointError: If it is of other tasks or groups than the run.
+    """
+    if not found.is_of(view.record):
+        raise CheckpointError(
+            f"what is in '{view.record.folder}' about skills that are switched off is of other "
+            "tasks or layers than its routing. Delete it, and run mttl ablate again"
+        )
     weights = matched(view.record.weights, found.pairs).mean(0)
     unit = "loss" if found.scores is None else "score, points"
     return heat_maps(

@@ -122,8 +122,7 @@ def hub_records(source: Source, split: str) -> Iterator[Record]:
 def _load(source: Source, name: str, revision: str | None, split: str) -> Iterator[Record]:
     import datasets
 
-    datasets.disable_progress_bars()  # several processes would write them over each other's
-    with _explained(name):
+    with _explained(name), _no_bars():
         if revision == PARQUET:
             # Files are named, and loaded as files: the data set itself would be its script again.
             folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
@@ -148,6 +147,20 @@ def _small_part(splits: Any, source: Source) -> bool:
     sizes = {name: info.num_bytes or 0 for name, info in (splits or {}).items()}
     wanted = sum(sizes.get(name, 0) for name in {source.train, source.test})
     return 2 * wanted < sum(sizes.values())
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Silence the bars of the library: several processes would write them over each other's."""
+    import datasets
+
+    disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not disabled:
+            datasets.enable_progress_bars()
 
 
 @contextmanager

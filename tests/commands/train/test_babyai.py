@@ -1,6 +1,11 @@
 """`mttl train` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +13,7 @@ import pytest
 import torch
 
 from helpers.babyai import LEVELS, TINY
-from helpers.command import load_recipe, read_csv, start
+from helpers.command import ROOT, load_recipe, read_csv, start
 from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -23,6 +28,7 @@ from mttl.checkpoints.run_folder import RunFolder
 from mttl.commands import babyai_record
 from mttl.config.load import load_any_config, load_config
 from mttl.io.errors import ConfigError, TrainingError
+from mttl.runtime.command import INTERRUPTED
 
 STEPS = 4 * 4  # rollouts × minibatches
 
@@ -170,11 +176,13 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
         (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
         (
             ["rl.demonstrations=x.npz", "rl.stop_when_solved=true"],
             "stop_when_solved must be false with demonstrations",
         ),
+        (["rl.imitation.entropy=1"], "section 'rl.imitation' has no 'entropy'. Did you mean 'ent"),
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
@@ -236,4 +244,43 @@ def test_mistakes_of_recording_leave_no_file(
     assert message in refused(
         babyai_record.main, *(part for each in options.items() for part in each)
     )
+    assert not list(tmp_path.iterdir())
+
+
+def processes_of(session: int) -> list[int]:
+    """Return the living processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[3] == str(session) and fields[0] != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_interrupting_leaves_no_file_and_no_process(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole group of a terminal: the command and its workers."""
+    command = [sys.executable, "-m", "mttl", "babyai", "record"]
+    command += ["--levels", "BossLevel", "--episodes", "100000", "--workers", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "record.npz")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        # A job in the background of a shell ignores SIGINT, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 120
+    while len(processes_of(process.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=150)
+    assert process.returncode == INTERRUPTED
+    assert errors == "interrupted\n"
+    assert not processes_of(process.pid)
     assert not list(tmp_path.iterdir())
