@@ -82,7 +82,8 @@ class _SumOverProcesses(torch.autograd.Function):
         torch.distributed.all_reduce(total)
         return total
 
-    backward = forward  # processes' gradients are summed, too
+    # Gradients are summed over processes, too.
+    backward = forward  # pyright: ignore[reportAssignmentType]
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
