@@ -84,12 +84,13 @@ def demonstrate(level: str, seed: int) -> Demonstration:
     while not (terminated or truncated):
         try:
             action = int(bot.replan())
-        except _PlannedTooLong:
-            raise BotFailed(f"it plans for ever at step {len(actions) + 1}") from None
         # The bot states its assumptions as assertions, and trips over others where they fail.
         except Exception as error:
             cause = " ".join([type(error).__name__, *str(error).split()])
-            raise BotFailed(f"it gives up at step {len(actions) + 1} ({cause})") from error
+            problem = f"it gives up at step {len(actions) + 1} ({cause})"
+            if isinstance(error, _PlannedTooLong):
+                problem = f"it plans for ever at step {len(actions) + 1}"
+            raise BotFailed(problem) from error
         images.append(seen["image"])
         directions.append(seen["direction"])
         actions.append(action)

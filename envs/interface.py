@@ -1,6 +1,7 @@
 """What every vector environment takes and returns: many environments of many levels at once."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Transition:
     truncated: Bool[np.ndarray, "T N"]
 
 
-class VectorEnv:
+class VectorEnv(ABC):
     """T levels × N slots of environments; arrays it returns belong to the caller.
 
     Raises:
@@ -62,13 +63,13 @@ class VectorEnv:
         self.levels = check_levels(levels)
         self.n_slots = n_slots
 
+    @abstractmethod
     def reset(self) -> Observation:
         """Begin again, from the seeds of the slots."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
         """Do one action, from 0 to 6, in every environment; begin the next episode after an end."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """Return all that is needed to go on exactly, as plain data, or a `NotImplementedError`."""
@@ -78,7 +79,7 @@ class VectorEnv:
         """Go on from a state; returns the current observations."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Free what the environments hold."""
 
 
@@ -100,9 +101,8 @@ def check_levels(levels: Sequence[str]) -> tuple[str, ...]:
         LevelError: If one is unknown or listed twice, or there is none.
     """
     names = tuple(find_level(name).name for name in levels)
-    if not names:
-        raise LevelError("no level given; name at least one of envs.levels.LEVELS.")
-    for name in names:
-        if names.count(name) > 1:
-            raise LevelError(f"level '{name}' is listed twice")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice or not names:
+        none = "no level given; name at least one of envs.levels.LEVELS."
+        raise LevelError(f"level '{twice[0]}' is listed twice" if twice else none)
     return names

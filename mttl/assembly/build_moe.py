@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import MoE, UpcycledExperts
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, raised_as
 from mttl.moe.attach_experts import Place, attach_experts, expert_places
 from mttl.moe.parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
@@ -58,7 +58,7 @@ def build_experts(
                 )
         return router.make(**given)
 
-    try:
+    with raised_as(ConfigError, "section moe", ValueError):
         blocks = kind.attachment_point == "block"
         return attach_experts(
             model,
@@ -75,5 +75,3 @@ def build_experts(
             granularity=granularity,
             groups=groups,
         )
-    except ValueError as error:
-        raise ConfigError(f"section moe: {error}") from error

@@ -97,15 +97,16 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
         place = f"'{path}': a weight of '{task}'"
         rows[task] = [to_number(cell, place, ConfigError) for cell in row.values()]
     for task in tasks:
+        problem = ""
         if task not in rows:
-            raise ConfigError(
-                f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Name the matrix "
-                "of your gym in data.expert_matrix"
+            problem = (
+                f" has no row for the task '{task}'.{nearest(task, rows)} Name the matrix of your "
+                "gym in data.expert_matrix"
             )
-        if not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
-            raise ConfigError(
-                f"'{path}': the weights of '{task}' must be at least 0, and one of them above"
-            )
+        elif not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
+            problem = f": the weights of '{task}' must be at least 0, and one of them above"
+        if problem:
+            raise ConfigError(f"'{path}'{problem}")
     if (n_columns := max(map(len, rows.values()), default=0)) != n_skills:
         raise ConfigError(
             f"'{name}' has columns for {n_columns} skills, but skills.n_skills is "

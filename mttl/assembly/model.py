@@ -25,7 +25,7 @@ from mttl.config.plugin_section import PartSection, PluginSection
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Aggregation, Fusion, kinds_of
 from mttl.data.prompt_form import PromptForm
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
@@ -254,7 +254,7 @@ def assemble(
             network, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
         )
         attachment = replace(attachment, groups=token_layers.groups)
-    try:
+    with raised_as(ConfigError, "section router", ValueError):
         embeddings: Any = network.get_input_embeddings()
         task_router = build_router(
             *(router, len(attachment.groups), tasks, n_heads, n_skills),
@@ -262,11 +262,9 @@ def assemble(
             n_features=int(embeddings.weight.shape[1]),
         )
         model = SkilledModel(network, task_router, slot)
-    except ValueError as error:
-        raise ConfigError(f"section router: {error}") from error
     support = getattr(skills, "support", "random")
     if support != "random" and not trained:
-        try:
+        with raised_as(ConfigError, f"skills.support ('{support}')", ValueError):
             skill = SparseSkill.load(support)
             if skill.masks:
                 raise ValueError(
@@ -274,8 +272,6 @@ def assemble(
                     "with --form added"
                 )
             place_supports(model.skilled_layers(), skill.support)
-        except ValueError as error:
-            raise ConfigError(f"skills.support ('{support}'): {error}") from error
     return model, attachment, token_layers
 
 
@@ -292,10 +288,8 @@ def _attach(
     placements = [
         Placement(partial(make, one), one.targets, one.part_class.attachment_point) for one in kinds
     ]
-    try:
+    with raised_as(ConfigError, "section skills", ValueError):
         found = attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
-    except ValueError as error:
-        raise ConfigError(f"section skills: {error}") from error
     if any(placement.attachment_point == "attention" for placement in placements):
         read_prefixes(model)
     if probe is not None:

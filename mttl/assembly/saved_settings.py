@@ -53,14 +53,15 @@ def read_settings(
     try:
         return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:
-        for mistake in error.errors(include_url=False):
-            cause = mistake.get("ctx", {}).get("error")
-            if isinstance(cause, PluginError):
-                raise CheckpointError(f"'{saved.folder / 'meta.json'}': {cause}") from error
-        raise CheckpointError(
-            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
-            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
-        ) from error
+        causes = (mistake.get("ctx", {}).get("error") for mistake in error.errors())
+        of_plugin = next((cause for cause in causes if isinstance(cause, PluginError)), None)
+        problem = f": {of_plugin}"
+        if of_plugin is None:
+            problem = (
+                " has settings that this mttl does not know. Load it with the mttl that wrote it "
+                f"({saved.meta['libraries']['mttl']}): {error}"
+            )
+        raise CheckpointError(f"'{saved.folder / 'meta.json'}'{problem}") from error
 
 
 def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.config.skills_schema import Mixture, Router
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, raised_as
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
 from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
@@ -137,10 +137,9 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
 
 
 def _lightning_trainer(**settings: Any) -> Trainer:
-    try:
+    refusals = ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException
+    with raised_as(ConfigError, "section trainer", *refusals):
         return Trainer(**settings, enable_model_summary=False)
-    except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
-        raise ConfigError(f"section trainer: {error}") from error
 
 
 def _annealing(router: Router) -> list[Callback]:

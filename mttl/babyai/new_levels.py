@@ -29,7 +29,7 @@ from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.config.section import AdaptMode, RowInit
-from mttl.io.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError, raised_as
 from mttl.io.record import Record
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
@@ -123,11 +123,8 @@ def adapt_run(
         if others[name] != default:
             raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
     levels = None if tasks == "test" else tasks.split(",")
-    try:
+    with raised_as(ConfigError, "--tasks" if levels else "adapt.levels", LevelError):
         names = check_levels(levels or config.adapt.levels)
-    except LevelError as error:
-        where = "--tasks" if levels else "adapt.levels"
-        raise ConfigError(f"{where}: {error}") from error
     model, trained_on = load_policies(source)
     seen = [name for name in names if name in trained_on]
     if seen and not allow_seen:

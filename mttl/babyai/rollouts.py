@@ -26,7 +26,7 @@ from mttl.babyai.rl.sequences import (
     without_padding,
 )
 from mttl.config.babyai_schema import Ppo
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.runtime.processes import gathered, rank
 from mttl.skills.composed.composed_model import ComposedModel
 
@@ -210,10 +210,8 @@ class RolloutLoader:
         if "sequences" in state:
             self._sequences = EpisodeSequences(**state["sequences"]).to(self.model.device)
         if "environments" in state:
-            try:
+            with raised_as(CheckpointError, "the checkpoint cannot be resumed from", ValueError):
                 self.seen = self.environments.load_state(state["environments"])
-            except ValueError as error:
-                raise CheckpointError(f"the checkpoint cannot be resumed from: {error}") from error
             self.memory = state["memory"]
             self.begins = np.array(state["begins"], dtype=bool)
             self.lengths = np.array(state["lengths"], dtype=np.int64)

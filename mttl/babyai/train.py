@@ -34,7 +34,7 @@ from mttl.checkpoints.run_folder import (
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
-from mttl.io.errors import ConfigError, TrainingError
+from mttl.io.errors import ConfigError, TrainingError, raised_as
 from mttl.io.files import write_text
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
@@ -50,12 +50,11 @@ BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 @contextmanager
 def environment_errors(advice: str) -> Iterator[None]:
     """Turn errors of environments into a `ConfigError` or, of one that breaks, `TrainingError`."""
-    try:
-        yield
-    except (LevelError, ImportError) as error:
-        raise ConfigError(f"section rl: {error}") from error
-    except SimulationError as error:
-        raise TrainingError(f"{error}. {advice}") from error
+    with raised_as(ConfigError, "section rl", LevelError, ImportError):
+        try:
+            yield
+        except SimulationError as error:
+            raise TrainingError(f"{error}. {advice}") from error
 
 
 @environment_errors("The last checkpoint is kept; continue with --resume")

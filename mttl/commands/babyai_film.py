@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import NATURAL, CommandParser, command
-from mttl.io.errors import MttlError
+from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
 
 ENDINGS = (".gif", ".mp4")
@@ -35,12 +35,15 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Play and film all episodes asked for."""
-    if options.out.suffix not in ENDINGS:
-        raise MttlError(f"'{options.out}' must end in {' or '.join(ENDINGS)}")
     levels = list(dict.fromkeys(options.level))
     episodes = list(dict.fromkeys(options.episode or [0]))
-    if len(levels) > 1 and len(episodes) > 1:
-        raise MttlError("--episode: a film of several levels is of one episode of each; name one")
+    problem = ""
+    if options.out.suffix not in ENDINGS:
+        problem = f"'{options.out}' must end in {' or '.join(ENDINGS)}"
+    elif len(levels) > 1 and len(episodes) > 1:
+        problem = "--episode: a film of several levels is of one episode of each; name one"
+    if problem:
+        raise MttlError(problem)
     for level in levels:
         check_run_task(level, options.run)
     from envs.film import Episode, film
@@ -67,10 +70,8 @@ def main(options: argparse.Namespace) -> None:
             played.append(Episode(level, begun, actions, shares[task], success))
             outcome = f"{'success' if success else 'no success'} in {len(actions)} steps"
             make_console().print(f"{level}, episode {number}: {outcome}, {path}", soft_wrap=True)
-        try:
+        with raised_as(MttlError, "", ImportError):
             film(played, path)
-        except ImportError as error:
-            raise MttlError(str(error)) from error
 
 
 def evaluation_seed(run: Path) -> int:

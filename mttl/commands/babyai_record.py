@@ -11,7 +11,7 @@ import argparse
 
 from envs.levels import PAPER_LEVELS, LevelError
 from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
-from mttl.io.errors import MttlError
+from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 
@@ -35,7 +35,7 @@ def main(options: argparse.Namespace) -> None:
     from envs.interface import check_levels
 
     console = make_console()
-    try:
+    with raised_as(MttlError, "", LevelError):
         levels = check_levels(options.levels)
         with counting_bar(console) as bars:
             rows = {level: bars.add_task(level, total=options.episodes) for level in levels}
@@ -45,8 +45,6 @@ def main(options: argparse.Namespace) -> None:
                 n_workers=options.workers,
                 progress=lambda level, n: bars.update(rows[level], completed=n),
             )
-    except LevelError as error:
-        raise MttlError(str(error)) from error
     save_demonstrations(record, options.out)
     n_steps = sum(len(episode.actions) for episode in record)
     console.print(f"{len(record)} demonstrations of {n_steps} steps are in {options.out}")

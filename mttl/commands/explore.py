@@ -44,10 +44,13 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Write the page, or serve it."""
+    problem = ""
     if options.serve and (len(options.runs) > 1 or options.html):
-        raise ConfigError("--serve answers from one run, and writes no --html")
-    if options.adapted and not options.serve:
-        raise ConfigError("--adapted is for a page that is served: add --serve, or leave it out")
+        problem = "--serve answers from one run, and writes no --html"
+    elif options.adapted and not options.serve:
+        problem = "--adapted is for a page that is served: add --serve, or leave it out"
+    if problem:
+        raise ConfigError(problem)
     check_different("RUN", options.runs)
     check_routing(*options.runs)
     if options.serve:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command, natural, positive
 from mttl.config.enums import GRADIENTS
-from mttl.io.errors import ConfigError, TrainingError
+from mttl.io.errors import ConfigError, TrainingError, raised_as
 from mttl.runtime.command import make_console, say
 from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
@@ -71,18 +71,18 @@ def main(options: argparse.Namespace) -> None:
         drawn = options.labels == "sampled"
         return sample_targets(model, made, generator) if drawn else made
 
-    with counting(make_console(stderr=True), "rows", n_rows) as count:
-        try:
-            found = diagonal_fisher(
-                model,
-                answer_log_likelihood(model, traceable=options.at_once > 1),
-                (targets(batch) for batch in batches),
-                gradients=options.gradients,
-                at_once=options.at_once,
-                on_batch=count.advance,
-            )
-        except ValueError as error:
-            raise TrainingError(f"'{options.model}': {error}") from error
+    with (
+        counting(make_console(stderr=True), "rows", n_rows) as count,
+        raised_as(TrainingError, f"'{options.model}'", ValueError),
+    ):
+        found = diagonal_fisher(
+            model,
+            answer_log_likelihood(model, traceable=options.at_once > 1),
+            (targets(batch) for batch in batches),
+            gradients=options.gradients,
+            at_once=options.at_once,
+            on_batch=count.advance,
+        )
     metadata = {"format": "pt", "labels": options.labels, "gradients": options.gradients}
     metadata |= {"n_rows": str(n_rows), "tasks": " ".join(options.tasks)}
     write_tensors(options.out, {name: value.cpu() for name, value in found.items()}, metadata)

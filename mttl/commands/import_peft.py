@@ -95,11 +95,13 @@ def import_poly(
     from mttl.config.skills_schema import router_section
     from mttl.peft_format.poly import read_poly
 
-    if len(folders) != 1:
-        raise ConfigError("a Poly adapter is a whole inventory: import it alone")
-    for option in ("router", "mix"):
-        if getattr(options, option) is not None:
-            raise ConfigError(f"--{option} is for LoRA adapters: a Poly adapter has its own")
+    problems = {
+        "a Poly adapter is a whole inventory: import it alone": len(folders) != 1,
+        "--router is for LoRA adapters: a Poly adapter has its own": options.router is not None,
+        "--mix is for LoRA adapters: a Poly adapter has its own": options.mix is not None,
+    }
+    if found := next((problem for problem, wrong in problems.items() if wrong), None):
+        raise ConfigError(found)
     poly = read_poly(folders[0])
     first = next(iter(poly.values()))
     tasks = named(names, [f"task{number}" for number in range(len(first.logits))])
@@ -140,25 +142,29 @@ def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
     if given is not None:
         return given
     bases = {folder.config.get("base_model_name_or_path") for folder in folders}
-    if len(bases) > 1:
-        found = ", ".join(f"'{base}'" for base in sorted(map(str, bases)))
-        raise ConfigError(
-            f"the adapters name different base models: {found}. Skills of one inventory need the "
-            "same; if these are one model under several names, say which (--backbone)"
+    base = bases.pop() if len(bases) == 1 else None
+    if base:
+        return base
+    problem = "the adapter does not name its base model; give it (--backbone)"
+    if bases:
+        problem = (
+            f"the adapters name different base models: {', '.join(sorted(map(repr, bases)))}. "
+            "Skills of one inventory need the same; if these are one model under several names, "
+            "say which (--backbone)"
         )
-    (base,) = bases
-    if not base:
-        raise ConfigError("the adapter does not name its base model; give it (--backbone)")
-    return base
+    raise ConfigError(problem)
 
 
 def named(given: list[str] | None, own: list[str]) -> list[str]:
     """Return the names of the tasks."""
     names = own if given is None else given
+    problem = ""
     if len(names) != len(own):
-        raise ConfigError(f"--tasks names {len(names)} tasks; there are {len(own)}")
-    if len(set(names)) < len(names) or not all(names):
-        raise ConfigError(
+        problem = f"--tasks names {len(names)} tasks; there are {len(own)}"
+    elif len(set(names)) < len(names) or not all(names):
+        problem = (
             f"the tasks need names that differ, not {', '.join(names)}; give them (--tasks a,b)"
         )
+    if problem:
+        raise ConfigError(problem)
     return names

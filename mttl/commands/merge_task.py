@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mttl.commands.export import mixture
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import CommandParser, command
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.io.files import new_folder
 from mttl.runtime.command import say
 
@@ -48,11 +48,9 @@ def main(options: argparse.Namespace) -> None:
     tasks = built.tasks if options.average else [options.task]
     prompt_export = PromptExport.of(built, tasks)
     lost = quantisation_loss(built)
-    try:
+    with raised_as(CheckpointError, f"'{options.run}' cannot be merged", ValueError):
         answers = {} if options.no_probe else {tasks[0]: mixture_answer(built.model, mixing)}
         backbone = fold(built.model, mixing).backbone
-    except ValueError as error:
-        raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
     dequantise(backbone)
     with new_folder(options.out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]

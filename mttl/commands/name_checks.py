@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_files import inventory_folder
-from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError, nearest
+from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError, nearest, raised_as
 from mttl.io.reading import read_json
 from mttl.tasks.folder import Gym
 
@@ -117,8 +117,6 @@ def check_levels(levels: Sequence[str], where: str) -> None:
     """Refuse unknown levels."""
     from envs.levels import LevelError, find_level
 
-    try:
+    with raised_as(ConfigError, where, LevelError):
         for level in levels:
             find_level(level)
-    except LevelError as error:
-        raise ConfigError(f"{where}: {error}") from error

@@ -46,12 +46,16 @@ def main(options: argparse.Namespace) -> None:
     """Answer, write and score."""
     search = {"num_beams": options.beams, "max_new_tokens": options.max_tokens}
     draws = {"temperature": options.temperature, "top_p": options.top_p}
-    if any(value is not None for value in draws.values()):
-        if options.beams is not None:
-            raise ConfigError("--beams searches and --temperature and --top-p draw: choose one")
+    drawn = any(value is not None for value in draws.values())
+    problem = ""
+    if drawn and options.beams is not None:
+        problem = "--beams searches and --temperature and --top-p draw: choose one"
+    elif options.top_p is not None and options.top_p > 1:
+        problem = f"--top-p ({options.top_p}) is a share, at most 1"
+    if problem:
+        raise ConfigError(problem)
+    if drawn:
         search |= draws | {"num_beams": 1, "do_sample": True, "top_k": 0}
-    if options.top_p is not None and options.top_p > 1:
-        raise ConfigError(f"--top-p ({options.top_p}) is a share, at most 1")
     check_named(options.source, options.adapted)
     if options.questions is not None:
         require_file(options.questions, TaskError)

@@ -166,16 +166,16 @@ def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[
         (text_of(row, "task") or task or only) if text_of(row, "input") else "" for row in rows
     ]
     for number, name in enumerate(names, 1):
+        problem = ""
         if name is None:
-            raise TaskError(
-                f"{place}, row {number}: nothing says which task it is of. Add a column 'task', or "
-                "give --task NAME"
+            problem = "nothing says which task it is of. Add a column 'task', or give --task NAME"
+        elif name and name not in models:
+            problem = (
+                f"there is no task '{name}'.{nearest(name, models)} --adapted DIR adds one that "
+                "was kept"
             )
-        if name and name not in models:
-            raise TaskError(
-                f"{place}, row {number}: there is no task '{name}'.{nearest(name, models)} "
-                "--adapted DIR adds one that was kept"
-            )
+        if problem:
+            raise TaskError(f"{place}, row {number}: {problem}")
     return [str(name) for name in names]
 
 

@@ -130,30 +130,34 @@ def make_objective(
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
 
+    decoder_only = is_decoder_only(model)
+    both_ways = decoder_only and reads_both_ways(model)
+    of_text, masked = gym is None, f"--model '{options.model}' is a masked language model"
+    problems = {
+        "--task needs a model that writes answers": both_ways and not of_text,
+        f"{masked}: learn text with --lm masked": both_ways and of_text and options.lm is None,
+        "--lm causal needs a decoder-only model; leave it out": options.lm == "causal"
+        and not decoder_only,
+        "--mask is only for encoder–decoder models; leave it out": options.mask is not None
+        and of_text
+        and decoder_only,
+    }
+    if found := next((problem for problem, wrong in problems.items() if wrong), None):
+        raise ConfigError(found)
     if gym is not None:
-        if is_decoder_only(model) and reads_both_ways(model):
-            raise ConfigError("--task needs a model that writes answers")
         encoder = TextEncoder(
             tokenizer,
-            decoder_only=is_decoder_only(model),
+            decoder_only=decoder_only,
             max_input_length=options.max_length,
             max_output_length=options.max_output_length,
         )
         prefix = f"[{options.task}] " if options.prefix else ""
         rows = gym.rows(options.task, "train", options.sample)
         return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
-    if options.lm is None and is_decoder_only(model) and reads_both_ways(model):
-        raise ConfigError(
-            f"--model '{options.model}' is a masked language model: learn text with --lm masked"
-        )
     texts = [read_text(path, ConfigError) for path in options.text]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-    if not is_decoder_only(model):
-        if options.lm == "causal":
-            raise ConfigError("--lm causal needs a decoder-only model; leave it out")
+    if not decoder_only:
         return RestoredText(tokenizer, lines, options.max_length, mask=options.mask)
-    if options.mask is not None:
-        raise ConfigError("--mask is only for encoder–decoder models; leave it out")
     kind = MaskedText if options.lm == "masked" else CausalText
     return kind(tokenizer, lines, options.max_length)
 

@@ -125,11 +125,12 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
         if os.path.exists(path) and not os.path.isdir(path):
             return path
     missing = f"{setting}: " * bool(setting) + f"the file '{name}' does not exist"
-    if Path(name).is_absolute():
-        raise ConfigError(missing)
-    files = [(place, path) for place in places[1:] for path in place.rglob("*") if path.is_file()]
-    like = nearest(name, sorted({str(path.relative_to(place)) for place, path in files}))
-    raise ConfigError(f"{missing} here, nor in {CONFIGS}/, nor in {folder}.{like}")
+    if not Path(name).is_absolute():
+        there = [(place, path) for place in places[1:] for path in place.rglob("*")]
+        files = {str(path.relative_to(place)) for place, path in there if path.is_file()}
+        like = nearest(name, sorted(files))
+        missing += f" here, nor in {CONFIGS}/, nor in {folder}.{like}"
+    raise ConfigError(missing)
 
 
 def resolve_folder(name: str) -> Path:
@@ -262,10 +263,7 @@ def _override(tree: Tree, text: str, sources: Sources) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or "." not in key or not all(key.split(".")):
         raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
-    try:
-        parsed = yaml12.parse(value)
-    except yaml12.YAMLError as error:
-        raise ConfigError(f"{COMMAND_LINE} {text}: {yaml12.problem(error)}") from error
+    parsed = yaml12.parse_at(f"{COMMAND_LINE} {text}", value, ConfigError)
     return with_value(tree, key, parsed, COMMAND_LINE, sources)
 
 

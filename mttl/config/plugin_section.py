@@ -19,6 +19,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, core_schema
 
 from mttl.config.section import Section, kind_of, models_in
+from mttl.io.errors import raised_as
 from mttl.plugins.classes import Family, PluginError, find_class, make
 from mttl.plugins.describe import NOTES, describe, described
 from mttl.plugins.parts import PARTS
@@ -209,10 +210,8 @@ def _decode(data: Mapping[str, Any]) -> Any:
 
 @cache
 def _custom(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[PluginSection]:
-    try:
+    with raised_as(PluginError, f"'{kind}': the types of its arguments", NameError, TypeError):
         found = describe(cls, family.given)
-    except (NameError, TypeError) as error:
-        raise PluginError(f"'{kind}': the types of its arguments: {error}") from error
     for name, item in found["settings"].items():
         if name == "kind" or name in base.model_fields or hasattr(PluginSection, name):
             raise PluginError(f"'{kind}': its argument '{name}' needs another name")

@@ -255,11 +255,14 @@ class Predictor:
         return answer
 
     def _names(self, tasks: str | Sequence[str], texts: Sequence[str]) -> list[str]:
+        strange = [place for place, text in enumerate(texts) if not isinstance(text, str)]
+        problem = ""
         if isinstance(texts, str):
-            raise TypeError(f"texts ('{texts}') must be a list of texts; write ['{texts}']")
-        for place, text in enumerate(texts, 1):
-            if not isinstance(text, str):
-                raise TypeError(f"text {place} ({text!r}) must be a text")
+            problem = f"texts ('{texts}') must be a list of texts; write ['{texts}']"
+        elif strange:
+            problem = f"text {strange[0] + 1} ({texts[strange[0]]!r}) must be a text"
+        if problem:
+            raise TypeError(problem)
         names = [tasks] * len(texts) if isinstance(tasks, str) else list(tasks)
         if len(names) != len(texts):
             raise TaskError(

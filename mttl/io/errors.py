@@ -5,8 +5,10 @@ Everything else is a fault of the program and keeps its traceback.
 
 import difflib
 import signal
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class MttlError(Exception):
@@ -41,6 +43,20 @@ class StopRequested(Exception):
         unsaved = "no state had been saved yet"
         super().__init__(f"stopped by {number.name}; {saved if checkpoint.is_file() else unsaved}")
         self.number = number
+
+
+@contextmanager
+def raised_as(
+    error: type[Exception],
+    place: str,
+    *causes: type[Exception],
+    told: Callable[[Any], str] = str,
+) -> Iterator[None]:
+    """Turn errors of the classes ``causes`` into one of the class ``error``, which says where."""
+    try:
+        yield
+    except causes as cause:
+        raise error(f"{place}: {told(cause)}" if place else told(cause)) from cause
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mttl.io.errors import MttlError
+from mttl.io.errors import MttlError, raised_as
 
 # Bytes of a line of a table or of JSON Lines; the limit of the csv module is far below.
 MOST_LINE = 1 << 24
@@ -24,20 +24,21 @@ _KINDS = {dict: "an object", list: "a list"}
 
 def require_file(path: str | Path, error: type[MttlError]) -> int:
     """Return the size of a file; a folder is not one."""
+    problem = ""
     if not Path(path).exists():
-        raise error(f"'{path}' does not exist: check the name, or copy the file there")
-    if Path(path).is_dir():
-        raise error(f"'{path}' is a folder; it must be a file: give the file itself")
+        problem = "does not exist: check the name, or copy the file there"
+    elif Path(path).is_dir():
+        problem = "is a folder; it must be a file: give the file itself"
+    if problem:
+        raise error(f"'{path}' {problem}")
     return Path(path).stat().st_size
 
 
 def read_bytes(path: str | Path, error: type[MttlError]) -> bytes:
     """Return the content of a file."""
     require_file(path, error)
-    try:
+    with raised_as(error, f"'{path}' cannot be read", OSError, told=reason):
         return Path(path).read_bytes()
-    except OSError as cause:
-        raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
 
 
 def file_sha256(path: Path, error: type[MttlError]) -> str:
@@ -74,14 +75,13 @@ def parse_json(
     """Return the value of JSON text, of the type ``kind``, without repeated keys or NaN."""
     try:
         value = json.loads(text, **JSON_RULES)
-    except json.JSONDecodeError as cause:
-        line = "" if ", line " in place else f", line {cause.lineno}"
-        raise error(
-            f"{place}{line}, column {cause.colno}: not valid JSON: {cause.msg}. "
-            "Fix the line, or copy the file again"
-        ) from cause
     except (ValueError, RecursionError) as cause:
-        raise error(f"{place}: not valid JSON: {reason(cause)}") from cause
+        what = reason(cause)
+        if isinstance(cause, json.JSONDecodeError):
+            line = "" if ", line " in place else f", line {cause.lineno}"
+            place = f"{place}{line}, column {cause.colno}"
+            what = f"{cause.msg}. Fix the line, or copy the file again"
+        raise error(f"{place}: not valid JSON: {what}") from cause
     if kind is not None and not isinstance(value, kind):
         raise error(f"{place}: holds {shown(value)}; it must hold {_KINDS[kind]}")
     return value

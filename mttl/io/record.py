@@ -79,13 +79,13 @@ def check(
     """
     try:
         return _adapter(kind).validate_json(json.dumps(value, allow_nan=False))
-    except ValidationError as cause:
-        mistakes = cause.errors(include_url=False)
-        lines = "; ".join(_line(kind, mistake) for mistake in mistakes[:MOST_MISTAKES])
-        end = f"{'' if lines.endswith('?') else '.'} {advice}" if advice else ""
-        raise error(f"{place}: {lines}{end}") from cause
     except (TypeError, ValueError, RecursionError) as cause:
-        raise error(f"{place}: {reason(cause)}") from cause
+        told = reason(cause)
+        if isinstance(cause, ValidationError):
+            mistakes = cause.errors(include_url=False)
+            lines = "; ".join(_line(kind, mistake) for mistake in mistakes[:MOST_MISTAKES])
+            told = lines + (f"{'' if lines.endswith('?') else '.'} {advice}" if advice else "")
+        raise error(f"{place}: {told}") from cause
 
 
 @lru_cache

@@ -11,10 +11,10 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-from mttl.io.errors import MttlError
+from mttl.io.errors import MttlError, raised_as
 from mttl.io.reading import read_text, reason
 
-__all__ = ["YAMLError", "dump", "parse", "problem", "read_yaml"]
+__all__ = ["YAMLError", "dump", "parse", "parse_at", "problem", "read_yaml"]
 
 
 class _CoreSchema(VersionedResolver):
@@ -56,13 +56,15 @@ def _parsed(text: str) -> Any:
         raise YAMLError(f"it cannot be read ({reason(error)})") from error
 
 
+def parse_at(place: str, text: str, error: type[MttlError]) -> Any:
+    """Parse text; an error of the given class names its place."""
+    with raised_as(error, place, YAMLError, told=problem):
+        return parse(text)
+
+
 def read_yaml(path: str | Path, error: type[MttlError]) -> Any:
     """Return the tree of a YAML file; an error of the given class says what is wrong with it."""
-    text = read_text(path, error)
-    try:
-        return parse(text)
-    except YAMLError as cause:
-        raise error(f"{path}: {problem(cause)}") from cause
+    return parse_at(str(path), read_text(path, error), error)
 
 
 def dump(tree: Any) -> str:

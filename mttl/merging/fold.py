@@ -16,7 +16,7 @@ from mttl.aggregation.packed_weights import (
     is_transposed,
     packed_layers,
 )
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -158,12 +158,10 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
         )
     wide = torch.promote_types(weight.dtype, torch.float32)
     weight = weight.to(wide).t() if is_transposed(base) else weight.to(wide)
-    try:
+    with raised_as(ValueError, f"the skills of '{path}' cannot be folded", NotImplementedError):
         new_weight, new_bias = layer.inventory.fold(
             weight, None if bias is None else bias.to(wide), weights.to(weight.device)
         )
-    except NotImplementedError as error:
-        raise ValueError(f"the skills of '{path}' cannot be folded: {error}") from error
     if is_transposed(base):
         new_weight = new_weight.t()
     if packed:

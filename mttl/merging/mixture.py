@@ -20,7 +20,7 @@ from mttl.assembly.saved_settings import read_found_settings
 from mttl.checkpoints.model_tensors import backbone_parameters, router_tensors, skill_tensors
 from mttl.checkpoints.saved_inventory import copy_saved, other_shapes, read_inventory
 from mttl.config.capabilities import require_features
-from mttl.io.errors import CheckpointError, ConfigError, grouped, nearest
+from mttl.io.errors import CheckpointError, ConfigError, grouped, nearest, raised_as
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights, empty_model
 from mttl.skills.skilled_layer import SkilledLayer
@@ -55,25 +55,26 @@ class MixtureChange:
     def __init__(self, run: str | Path, task: str, base: Weights) -> None:
         folder = base.path
         saved = read_inventory(run)
-        if task not in saved.tasks:
-            raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         self.settings = settings = read_found_settings(saved)
+        problem = ""
+        if task not in saved.tasks:
+            problem = f"knows no task '{task}'.{nearest(task, saved.tasks)}"
+        elif settings.backbone.quantize:
+            problem = (
+                f"was trained on a backbone in fewer bits ({settings.backbone.quantize}), not on "
+                f"the weights of '{folder}'; merge its task into a model first (mttl merge-task), "
+                "and give that"
+            )
+        if problem:
+            raise CheckpointError(f"'{run}' {problem}")
         require_features(settings, {"merges": f"merging '{run}'"})
         backbone = empty_model(folder)
         if backbone is None:
             raise CheckpointError(
                 f"'{folder}' describes no language model, which the skills of a run need"
             )
-        if settings.backbone.quantize:
-            raise CheckpointError(
-                f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
-                f"not on the weights of '{folder}'; merge its task into a model first "
-                "(mttl merge-task), and give that"
-            )
-        try:
+        with raised_as(CheckpointError, f"'{run}' does not fit '{folder}'", ConfigError):
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
-        except ConfigError as error:
-            raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
         require_plain(model)
         parameters = backbone_parameters(backbone)
@@ -94,10 +95,8 @@ class MixtureChange:
             place_supports(self._layers, saved_supports(saved.skills))
         copy_saved(saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
-        try:
+        with raised_as(CheckpointError, f"'{run}'", ValueError, NotImplementedError):
             _try_folds(self._layers, self._mixing)
-        except (ValueError, NotImplementedError) as error:
-            raise CheckpointError(f"'{run}': {error}") from error
         # What the skills stand on: the run's own backbone, if it was trained.
         self._trained = Weights(saved.folder / "backbone.safetensors") if saved.backbone else None
         self._below = base if self._trained is None else self._trained

@@ -135,10 +135,13 @@ class Ingredient(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
+        problem = ""
         if (self.model is None) == (self.run is None):
-            raise ValueError("must have either model: FOLDER, or run: FOLDER and task: NAME")
-        if (self.run is None) != (self.task is None):
-            raise ValueError("run and task belong together: a run's skills are mixed by task")
+            problem = "must have either model: FOLDER, or run: FOLDER and task: NAME"
+        elif (self.run is None) != (self.task is None):
+            problem = "run and task belong together: a run's skills are mixed by task"
+        if problem:
+            raise ValueError(problem)
         return self
 
 

@@ -23,7 +23,7 @@ from transformers import AutoConfig, GenerationConfig
 from mttl.assembly.build_backbone import build_tokenizer
 from mttl.inference.model_card import PromptExport
 from mttl.io import yaml12
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.files import new_folder
 from mttl.io.reading import read_bytes
 from mttl.merging.check_written import check_written, logits, read_model
@@ -88,13 +88,9 @@ def merge_models(
     beside = {path.name: read_bytes(path, CheckpointError) for path in paths}
     prompt_export = merged_prompt_export(recipe, parts)
     with new_folder(out) as folder:
-        try:
+        with raised_as(CheckpointError, "a model or its Fisher information is damaged", ValueError):
             for path, file in parts.base.files.items():
                 _write_like(path, folder / path.name, file, partial(merged, file))
-        except ValueError as error:
-            raise CheckpointError(
-                f"a model or its Fisher information is damaged: {error}"
-            ) from error
         for name, content in beside.items():
             (folder / name).write_bytes(content)
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.io.reading import read_json, require_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -171,18 +171,21 @@ class Weights(Mapping[str, Tensor]):
     def _paths(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        if not self.path.is_dir():
-            raise CheckpointError(f"'{self.path}' does not exist")
         if (self.path / SINGLE).is_file():
             return [self.path / SINGLE]
-        if not (self.path / INDEX).is_file():
+        problem = ""
+        if not self.path.is_dir():
+            problem = "does not exist"
+        elif not (self.path / INDEX).is_file():
             advice = ": give the folder of a model that transformers saved"
             if pickled := sorted(self.path.glob("*.bin")):
                 advice = (
                     f", but {pickled[0].name}: load the model with transformers and save it with "
                     "save_pretrained, which writes safetensors"
                 )
-            raise CheckpointError(f"'{self.path}' holds neither {SINGLE} nor {INDEX}{advice}")
+            problem = f"holds neither {SINGLE} nor {INDEX}{advice}"
+        if problem:
+            raise CheckpointError(f"'{self.path}' {problem}")
         shards = read_json(self.path / INDEX, CheckpointError, dict).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(
@@ -196,11 +199,9 @@ class Weights(Mapping[str, Tensor]):
 
 def _open(path: Path) -> Any:
     require_file(path, CheckpointError)
-    try:
+    with raised_as(CheckpointError, f"'{path}' is not valid safetensors", OSError, SafetensorError):
         file = safe_open(path, framework="pt")
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' is not valid safetensors: {error}") from error
     for name, kind in kinds.items():
         if kind not in DTYPES:
             raise CheckpointError(

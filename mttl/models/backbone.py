@@ -69,7 +69,7 @@ def load_pretrained(
     if masked and not config.is_encoder_decoder:
         kind = AutoModelForMaskedLM
     where = _where(revision, gguf_file)
-    try:
+    with _reached("backbone.name", name):
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         if empty:
             with torch.device("meta"):
@@ -91,23 +91,23 @@ def load_pretrained(
             **where,
             **packed,
         )
-    except (MemoryError, ConfigError):
-        raise
-    except Exception as error:  # transformers answers bad files with errors of all sorts
-        raise ConfigError(_unreachable("backbone.name", name, error)) from error
     model, report = loaded
     # transformers fills what is missing with random weights, and only warns.
-    if missing := sorted(report["missing_keys"] & dict(model.named_parameters()).keys()):
-        raise ConfigError(
-            f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
-            f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
+    missing = sorted(report["missing_keys"] & dict(model.named_parameters()).keys())
+    values = model.named_parameters()
+    strange = (weight for weight, value in values if not stored(value)[1].isfinite().all())
+    problem = ""
+    if missing:
+        problem = (
+            f"lacks {len(missing)} weights that its config.json asks for, such as '{missing[0]}'. "
+            "Take a whole checkpoint of a language model"
         )
-    for weight, value in model.named_parameters():
-        if not stored(value)[1].isfinite().all():
-            raise ConfigError(
-                f"backbone.name ('{name}') holds weights that are not finite, such as '{weight}'. "
-                "Copy it again, or take another"
-            )
+    elif (weight := next(strange, None)) is not None:
+        problem = (
+            f"holds weights that are not finite, such as '{weight}'. Copy it again, or take another"
+        )
+    if problem:
+        raise ConfigError(f"backbone.name ('{name}') {problem}")
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
         # The weights are plain by now; a model that says otherwise refuses to be saved.
         model.hf_quantizer.remove_quantization_config(model)
@@ -122,10 +122,8 @@ def read_architecture(
 ) -> tuple[Any, PretrainedConfig]:
     """Read the class and configuration of a language model and no weights."""
     where = _where(revision, gguf_file)
-    try:
+    with _reached("backbone.name", name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
-    except Exception as error:  # transformers answers bad files with errors of all sorts
-        raise ConfigError(_unreachable("backbone.name", name, error)) from error
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM, config
 
 
@@ -139,16 +137,19 @@ def _packing(
     """Return further arguments for a backbone that is, or will be, quantised."""
     kept = getattr(config, "quantization_config", None) or {}
     method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
+    problem = ""
     if method is not None and quantize is not None:
-        raise ConfigError(
+        problem = (
             f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is stored quantised "
             f"already ({method}); remove it, or name a backbone in floating point"
         )
-    if method is not None and train:
-        raise ConfigError(
+    elif method is not None and train:
+        problem = (
             f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
             "cannot be trained; set it to false, or name a backbone in floating point"
         )
+    if problem:
+        raise ConfigError(problem)
     # Trainers and commands move models; by itself transformers would take the first GPU.
     device = {"device_map": {"": "cpu"}}
     if quantize is not None:
@@ -266,11 +267,8 @@ def load_tokenizer(
     if name == BYTE_TOKENIZER:
         return ByT5Tokenizer()
     where = _where(revision, gguf_file)
-    try:
+    with _reached("backbone.tokenizer" if Path(name).is_dir() else key, name):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
-    except Exception as error:  # transformers answers bad files with errors of all sorts
-        blamed = "backbone.tokenizer" if Path(name).is_dir() else key
-        raise ConfigError(_unreachable(blamed, name, error)) from error
     # Where the files are missing, transformers builds one of special tokens and a word boundary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise ConfigError(
@@ -283,6 +281,17 @@ def load_tokenizer(
 def is_decoder_only(backbone: nn.Module) -> bool:
     """Return whether a model continues its input rather than answering it from an encoder."""
     return not backbone.config.is_encoder_decoder  # type: ignore[union-attr]
+
+
+@contextmanager
+def _reached(key: str, name: str) -> Iterator[None]:
+    """Say of which setting a name is whose files cannot be read."""
+    try:
+        yield
+    except (MemoryError, ConfigError):
+        raise
+    except Exception as error:  # transformers answers bad files with errors of all sorts
+        raise ConfigError(_unreachable(key, name, error)) from error
 
 
 def _unreachable(key: str, name: str, error: Exception) -> str:

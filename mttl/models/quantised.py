@@ -25,16 +25,16 @@ GROUPS: dict[Quantisation, int] = {"nf4": 64, "int8": 1, "int4": 32}
 
 def check_quantisation(kind: Quantisation) -> None:
     """Refuse a quantisation whose libraries, or kernels, are absent here."""
+    problem = ""
     if missing := missing_libraries(*LIBRARIES[kind]):
-        raise ConfigError(
-            f"backbone.quantize ('{kind}') needs {' and '.join(missing)}: "
-            f"pip install {' '.join(missing)}"
+        problem = f"needs {' and '.join(missing)}: pip install {' '.join(missing)}"
+    elif kind == "int4" and torch.cuda.is_available():
+        problem = (
+            "has a kernel for processors only, and this machine has a GPU: take nf4, or hide the "
+            "GPU (CUDA_VISIBLE_DEVICES=)"
         )
-    if kind == "int4" and torch.cuda.is_available():
-        raise ConfigError(
-            "backbone.quantize ('int4') has a kernel for processors only, and this machine has a "
-            "GPU: take nf4, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
-        )
+    if problem:
+        raise ConfigError(f"backbone.quantize ('{kind}') {problem}")
 
 
 def quantisation_settings(kind: Quantisation, empty: PreTrainedModel, dtype: torch.dtype) -> Any:

@@ -80,18 +80,17 @@ class MoELayer(nn.Module):
     ) -> None:
         super().__init__()
         experts.require_use("token")
-        if router.n_experts != experts.n_skills:
-            raise ValueError(
-                f"the router chooses among {router.n_experts} experts and the layer has "
-                f"{experts.n_skills}"
-            )
-        if causal and not router.causal:
-            raise ValueError(
-                f"{type(router).__name__} chooses a token's experts by looking at other tokens, "
-                "later ones among them, so it cannot route a causal decoder; use it in an encoder"
-            )
-        if experts.reads == "output" and base is None:
-            raise ValueError(f"{type(experts).__name__} act on the output of a base; give one")
+        problems = {
+            f"the router chooses among {router.n_experts} experts and the layer has "
+            f"{experts.n_skills}": router.n_experts != experts.n_skills,
+            f"{type(router).__name__} chooses a token's experts by looking at other tokens, later "
+            "ones among them, so it cannot route a causal decoder; use it in an encoder": causal
+            and not router.causal,
+            f"{type(experts).__name__} act on the output of a base; give one": base is None
+            and experts.reads == "output",
+        }
+        if found := next((problem for problem, wrong in problems.items() if wrong), None):
+            raise ValueError(found)
         self.experts, self.router, self.slot = experts, router, slot
         self.base, self.shared = base, shared
         self.name, self.stack = name, stack

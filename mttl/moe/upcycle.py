@@ -53,14 +53,10 @@ def _bias(linear: nn.Linear) -> torch.Tensor:
 
 
 def _plain(module: nn.Module) -> nn.Linear:
-    if not isinstance(module, nn.Linear):
-        raise ValueError(
-            f"a feed-forward block with {type(module).__name__} in it cannot be copied into "
-            "experts; leave it out of the skills' targets"
-        )
-    if is_packed(module.weight):
-        raise ValueError(
-            "a feed-forward block whose weights are quantised cannot be copied into experts; use "
-            "added experts (lora, adapter), or remove backbone.quantize"
-        )
-    return module
+    if isinstance(module, nn.Linear) and not is_packed(module.weight):
+        return module
+    what, remedy = f"with {type(module).__name__} in it", "leave it out of the skills' targets"
+    if isinstance(module, nn.Linear):
+        what = "whose weights are quantised"
+        remedy = "use added experts (lora, adapter), or remove backbone.quantize"
+    raise ValueError(f"a feed-forward block {what} cannot be copied into experts; {remedy}")

@@ -34,28 +34,29 @@ class PeftFolder:
 def read_peft(folder: str | Path) -> PeftFolder:
     """Read a folder of PEFT whose tensors are floating-point numbers, and not pickled."""
     path = Path(folder)
+    problem = ""
     if not (path / CONFIG).exists():
-        raise CheckpointError(f"'{path}' is not a folder of PEFT: it has no {CONFIG}")
-    if not (path / TENSORS).exists():
+        problem = f"is not a folder of PEFT: it has no {CONFIG}"
+    elif not (path / TENSORS).exists():
+        problem = f"has no {TENSORS}. Copy the whole folder again"
         if (path / PICKLE).is_file():
-            raise CheckpointError(
-                f"'{path}' holds {PICKLE}, a pickle, which can run any program when it is opened; "
-                "if you trust it, load it with PEFT and save it again (save_pretrained)"
+            problem = (
+                f"holds {PICKLE}, a pickle, which can run any program when it is opened; if you "
+                "trust it, load it with PEFT and save it again (save_pretrained)"
             )
-        raise CheckpointError(f"'{path}' has no {TENSORS}. Copy the whole folder again")
+    if problem:
+        raise CheckpointError(f"'{path}' {problem}")
     config = read_json(path / CONFIG, CheckpointError)
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise CheckpointError(f"'{path / CONFIG}' names no peft_type. Copy the folder again")
     named: dict[str, Tensor] = {}
     for name, tensor in read_tensors(path / TENSORS).items():
         if not tensor.is_floating_point():
-            raise CheckpointError(
-                f"'{path}': '{name}' is stored as {tensor.dtype}; save it in floating point"
-            )
-        if not name.startswith(PREFIX):
-            raise CheckpointError(
-                f"'{path}' holds a tensor '{name}'; PEFT's names begin with '{PREFIX}'"
-            )
+            problem = f": '{name}' is stored as {tensor.dtype}; save it in floating point"
+        elif not name.startswith(PREFIX):
+            problem = f" holds a tensor '{name}'; PEFT's names begin with '{PREFIX}'"
+        if problem:
+            raise CheckpointError(f"'{path}'{problem}")
         named[name.removeprefix(PREFIX)] = tensor
     if not named:
         raise CheckpointError(f"'{path}' holds no tensors")

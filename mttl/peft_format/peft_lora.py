@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, raised_as
 from mttl.merging.fold import fold, require_plain, unfold
 from mttl.merging.low_rank_factors import LowRank, mixture
 from mttl.peft_format.peft_folder import PeftFolder, by_layer
@@ -133,21 +133,22 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
             or is damaged.
     """
     config = folder.config
-    if config["peft_type"] != "LORA":
-        raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not LORA")
     used = [name for name in OTHER_MODELS if config.get(name)]
     if config.get("bias", "none") != "none":
         used.append("bias")
-    if used:
-        raise CheckpointError(
-            f"'{folder.path}' uses {', '.join(used)}: it is more than a low-rank change of weights"
-        )
     start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
-        raise CheckpointError(
-            f"'{folder.path}' began with init_lora_weights '{start}', which changes the base model "
-            "itself; convert it with PEFT (path_initial_model_for_weight_conversion)"
+    problem = ""
+    if config["peft_type"] != "LORA":
+        problem = f"is a {config['peft_type']} adapter, not LORA"
+    elif used:
+        problem = f"uses {', '.join(used)}: it is more than a low-rank change of weights"
+    elif isinstance(start, str) and start.lower().startswith(OTHER_BASES):
+        problem = (
+            f"began with init_lora_weights '{start}', which changes the base model itself; convert "
+            "it with PEFT (path_initial_model_for_weight_conversion)"
         )
+    if problem:
+        raise CheckpointError(f"'{folder.path}' {problem}")
     return {
         path: _factors(folder, path, tensors[DOWN], tensors[UP], scaled)
         for path, tensors in by_layer(folder, (DOWN, UP)).items()
@@ -179,20 +180,20 @@ def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
 
 
 def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bool) -> LowRank:
-    if (down.ndim, up.ndim) != (2, 2) or down.shape[0] != up.shape[1]:
-        raise CheckpointError(
-            f"'{folder.path}': the factors of '{path}' have shapes {tuple(down.shape)} and "
-            f"{tuple(up.shape)}; those of a linear layer are (r, I) and (O, r)"
-        )
     config = folder.config
     rank = down.shape[0]
-    if rank < 1:
-        raise CheckpointError(f"'{folder.path}': the factors of '{path}' have rank 0")
+    problem = "rank 0" if rank < 1 else ""
+    if (down.ndim, up.ndim) != (2, 2) or rank != up.shape[1]:
+        problem = (
+            f"shapes {tuple(down.shape)} and {tuple(up.shape)}; those of a linear layer are (r, I) "
+            "and (O, r)"
+        )
+    if problem:
+        raise CheckpointError(f"'{folder.path}': the factors of '{path}' have {problem}")
     patterns = config.get("alpha_pattern") or {}
-    try:
+    place = f"'{folder.path}': lora_alpha or alpha_pattern"
+    with raised_as(CheckpointError, place, AttributeError, TypeError, re.error):
         found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
         alpha: Any = next(found, config.get("lora_alpha"))
         scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-    except (AttributeError, TypeError, re.error) as error:
-        raise CheckpointError(f"'{folder.path}': lora_alpha or alpha_pattern: {error}") from error
     return LowRank(down.t().float(), (scale if scaled else 1) * up.float())

@@ -63,16 +63,19 @@ def poly_checkpoint(
     tensors = {}
     rank = 0
     for path, layer in layers.items():
-        skills = layer.inventory
+        skills: Any = layer.inventory
+        problem = ""
         if not isinstance(skills, LoRAInventory):
-            raise CheckpointError(f"'{path}' holds {type(skills).__name__}; Poly's skills are LoRA")
-        if skills.mix != "factors" and not one_each:
-            raise CheckpointError(
+            problem = f"'{path}' holds {type(skills).__name__}; Poly's skills are LoRA"
+        elif skills.mix != "factors" and not one_each:
+            problem = (
                 f"skills.mix is '{skills.mix}', and Poly averages the factors: another function. "
                 "Export tasks one by one (--task)"
             )
-        if type(layer.base) is not nn.Linear:
-            raise CheckpointError(f"'{path}' is {type(layer.base).__name__}; Poly takes nn.Linear")
+        elif type(layer.base) is not nn.Linear:
+            problem = f"'{path}' is {type(layer.base).__name__}; Poly takes nn.Linear"
+        if problem:
+            raise CheckpointError(problem)
         down, up = (factor.detach() for factor in skills.columns())
         rank = down.shape[2]
         up = up * (skills.scale * rank)

@@ -6,7 +6,7 @@ A line is a tuple of cells: the input, then every right answer.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 
-from mttl.io.errors import TaskError
+from mttl.io.errors import TaskError, raised_as
 from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
 from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.rows import TSV
@@ -95,10 +95,8 @@ def _each(
         return function(records)
     except RecordError:
         for number, record in zip(numbers, records, strict=True):
-            try:
+            with raised_as(TaskError, _place(task, split, number), RecordError):
                 function([record])
-            except RecordError as error:
-                raise TaskError(f"{_place(task, split, number)}: {error}") from error
         raise
 
 

@@ -54,14 +54,15 @@ class Gym:
         self.directory = Path(directory)
         self.table = self.directory / "TASKS.csv"
         self.metrics = metrics or {}
+        problem = ""
         if not self.directory.is_dir():
-            what = "is not a folder" if self.directory.exists() else "does not exist"
-            raise TaskError(f"the gym '{self.directory}' {what}. {_HOW_TO_BUILD}")
-        if not self._files:
-            raise TaskError(
-                f"the gym '{self.directory}' holds no task: no file is named "
-                f"<task>/<task>_<k>_<sample>_train.tsv, nor .jsonl. {_HOW_TO_BUILD}"
+            problem = "is not a folder" if self.directory.exists() else "does not exist"
+        elif not self._files:
+            problem = (
+                "holds no task: no file is named <task>/<task>_<k>_<sample>_train.tsv, nor .jsonl"
             )
+        if problem:
+            raise TaskError(f"the gym '{self.directory}' {problem}. {_HOW_TO_BUILD}")
         for task in self.metrics:
             self._files_of(task, "data.metrics: ")
 

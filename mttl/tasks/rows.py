@@ -60,13 +60,13 @@ class RowFile:
             for line in file:
                 digest.update(line)
                 n_lines += bool(line.strip(_BLANK))
+        problem = ""
         if not n_lines:
-            form = _FORM[path.suffix]
-            raise TaskError(f"'{path}' is empty; it must hold at least one line '{form}'.")
-        if n_lines == 1 and b"\r" in line and not line.endswith(b"\n"):
-            raise TaskError(
-                f"'{path}' ends its lines with carriage returns alone; save it with line feeds."
-            )
+            problem = f"is empty; it must hold at least one line '{_FORM[path.suffix]}'"
+        elif n_lines == 1 and b"\r" in line and not line.endswith(b"\n"):
+            problem = "ends its lines with carriage returns alone; save it with line feeds"
+        if problem:
+            raise TaskError(f"'{path}' {problem}.")
         return cls(path, n_lines, digest.hexdigest())
 
     def rows(self, max_rows: int | None = None) -> Iterator[Row]:
@@ -137,12 +137,12 @@ def _parse_json_line(text: str, place: str) -> Row:
 
 def _row(source: str, outputs: Sequence[str], place: str) -> Row:
     source, outputs = source.strip(), [output.strip() for output in outputs]
-    if not source:
-        raise TaskError(f"{place}: the input is empty.")
-    for n, output in enumerate(outputs, 1):
-        if not output:
-            which = "the output" if len(outputs) == 1 else f"output {n} of {len(outputs)}"
-            raise TaskError(f"{place}: {which} is empty.")
+    if not (source and all(outputs)):
+        which = "the input"
+        if source:
+            number, count = outputs.index("") + 1, len(outputs)
+            which = "the output" if count == 1 else f"output {number} of {count}"
+        raise TaskError(f"{place}: {which} is empty.")
     return Row(source, tuple(outputs))
 
 
@@ -160,15 +160,18 @@ def read_records(path: str | Path, columns: Sequence[str] = ()) -> Iterator[dict
         TaskError: If the file is missing or cut short, or a line malformed (file, line, reason).
     """
     path = Path(path)
+    problem = ""
     if not path.name.endswith(RECORD_ENDINGS):
-        raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(RECORD_ENDINGS)}.")
+        problem = f" must be a file of one of the kinds {', '.join(RECORD_ENDINGS)}"
+    elif columns and ".jsonl" in path.suffixes[-2:]:
+        problem = ": JSON Lines name their fields; leave 'columns' out"
+    if problem:
+        raise TaskError(f"'{path}'{problem}.")
     if ".jsonl" not in path.suffixes[-2:]:
         delimiter = "\t" if ".tsv" in path.suffixes[-2:] else ","
         table = {"delimiter": delimiter, "names": columns}
         yield from (row for _, row in table_rows(_lines(path), str(path), TaskError, **table))
         return
-    if columns:
-        raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
     for number, line in enumerate(_lines(path), 1):
         if line.strip():
             yield parse_json(line, f"{path}, line {number}", TaskError, dict)
@@ -182,9 +185,10 @@ def _lines(path: Path) -> Iterator[str]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 yield _decoded(line, f"{path}, line {number}", first=number == 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TaskError(
-            f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again."
-        ) from error
-    except OSError as error:
-        raise TaskError(f"cannot read '{path}': {reason(error)}.") from error
+    except (EOFError, OSError, zlib.error) as error:
+        problem = f"cannot read '{path}': {reason(error)}"
+        if not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile):
+            problem = (
+                f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again"
+            )
+        raise TaskError(f"{problem}.") from error

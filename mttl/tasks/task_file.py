@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mttl.io import yaml12
-from mttl.io.errors import TaskError
+from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
 from mttl.tasks.rows import RECORD_ENDINGS
@@ -70,10 +70,7 @@ def crossfit() -> Mapping[str, Task]:
 
 def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, Task]:
     """Read the tasks of a document."""
-    try:
-        tree = yaml12.parse(text)
-    except yaml12.YAMLError as error:
-        raise TaskError(f"{place}: {yaml12.problem(error)}") from error
+    tree = yaml12.parse_at(place, text, TaskError)
     if not isinstance(tree, dict) or not isinstance(tree.get("tasks"), dict) or not tree["tasks"]:
         raise TaskError(f"{place}: there must be a key 'tasks' with the tasks by name")
     shared = {key: value for key, value in tree.items() if key != "tasks"}
@@ -82,16 +79,20 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
         if type(name) is int and re.search(rf"(?m)\b{name}\s*:", text):  # as it is written
             name = str(name)
         where = f"{place}, task '{name}'"
+        keys = {**shared, **own} if isinstance(own, dict) else {}
+        problem = ""
         if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
-            raise TaskError(
-                f"{where}: a name must be letters, digits, '_', '-' and '.', as it names files; "
-                "quote it if it looks like a number or a boolean"
+            problem = (
+                "a name must be letters, digits, '_', '-' and '.', as it names files; quote it if "
+                "it looks like a number or a boolean"
             )
-        if not isinstance(own, dict) or "name" in (keys := {**shared, **own}):
-            raise TaskError(f"{where}: {shown(own)} must be a mapping of settings without a 'name'")
+        elif not isinstance(own, dict) or "name" in keys:
+            problem = f"{shown(own)} must be a mapping of settings without a 'name'"
+        if problem:
+            raise TaskError(f"{where}: {problem}")
         if isinstance(own.get("source"), dict) and isinstance(shared.get("source"), dict):
             keys["source"] = {**shared["source"], **own["source"]}
-        tasks[name] = _task(name, keys, where, folder or Path())
+        tasks[str(name)] = _task(str(name), keys, where, folder or Path())
     return tasks
 
 
@@ -120,7 +121,7 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         is not None
         and task.source.holdout is not None,
     }
-    try:
+    with raised_as(TaskError, where, TaskError):
         for mistake, made in rules.items():
             if made:
                 raise TaskError(mistake)
@@ -128,8 +129,6 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         compile_template(task.output, task.labels)
         if task.rows is not None:
             compile_condition(task.rows, task.labels)
-    except TaskError as error:
-        raise TaskError(f"{where}: {error}") from error
     return task
 
 

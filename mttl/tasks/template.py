@@ -190,16 +190,21 @@ def _named(field: str, read: Read) -> Read:
 def _filter(filter_: str, read: Read, labels: Sequence[str], template: str) -> Read:
     """Return a column after one more filter."""
     name, colon, argument = filter_.partition(":")
+    problem = ""
     if name not in FILTERS:
-        raise TaskError(
-            f"the template '{template}' names the filter '{name}', which does not exist."
-            f"{nearest(name, FILTERS)} There are {', '.join(sorted(FILTERS))}"
+        problem = (
+            f" names the filter '{name}', which does not exist.{nearest(name, FILTERS)} There are "
+            f"{', '.join(sorted(FILTERS))}"
         )
-    if (name in ("at", "at1", "pick")) is not bool(argument) and name != "join":
+    elif (name in ("at", "at1", "pick")) is not bool(argument) and name != "join":
         form = f"{name}:FIELD" if name in ARGUMENT_FILTERS else name
-        raise TaskError(f"the template '{template}': write the filter '{filter_}' as '{form}'")
+        problem = f": write the filter '{filter_}' as '{form}'"
+    elif name in LABEL_FILTERS and not labels:
+        problem = " needs the task to have labels"
+    if problem:
+        raise TaskError(f"the template '{template}'{problem}")
     if name in LABEL_FILTERS:
-        return _names(read, labels, start=int(name == "name1"), template=template)
+        return _names(read, labels, start=int(name == "name1"))
     if name in ("at", "at1", "pick"):
         return _choice(read, name, argument)
     if name == "join":
@@ -235,9 +240,7 @@ def _texts_mapped(read: Read, function: Callable[[str], str]) -> Read:
     return mapped
 
 
-def _names(read: Read, labels: Sequence[str], start: int, template: str) -> Read:
-    if not labels:
-        raise TaskError(f"the template '{template}' needs the task to have labels")
+def _names(read: Read, labels: Sequence[str], start: int) -> Read:
     table: dict[Any, str] = {}
     for index, label in enumerate(labels, start):
         table[index] = table[str(index)] = label
@@ -264,8 +267,6 @@ def _choice(read: Read, name: str, argument: str) -> Read:
             if name == "pick":
                 return list(map(pick, column, indices))
             return [item_at(_items(v), i, start) for v, i in zip(column, indices, strict=True)]
-        except FieldError:
-            raise
         except RecordError as error:
             raise FieldError(f"the field '{argument}' {error}") from error
         except (KeyError, TypeError, ValueError) as error:

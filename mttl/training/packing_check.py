@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, raised_as
 from mttl.skills.skilled_model import SkilledModel
 
 # What rounding may change, as a share of the largest logit.
@@ -37,15 +37,14 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
         return
     ids = model.backbone.get_input_embeddings().weight.shape[0] - 1  # type: ignore[operator]
     text = torch.arange(N_TOKENS) % ids
-    try:
-        with evaluating(model):
-            alone = _logits(model, [text])
-            behind = [_logits(model, [(text + shift) % ids, text]) for shift in (1, 2)]
-    except (TypeError, ValueError) as error:  # it takes no positions, or has no such mask
-        raise ConfigError(f"{setting} does not work with this backbone: {error}") from error
+    fails = f"{setting} does not work with this backbone"
+    # It may take no positions, or have no such mask.
+    with raised_as(ConfigError, fails, TypeError, ValueError), evaluating(model):
+        alone = _logits(model, [text])
+        behind = [_logits(model, [(text + shift) % ids, text]) for shift in (1, 2)]
     if max(apart(other, alone) for other in behind) > 1:
         raise ConfigError(
-            f"{setting} does not work with this backbone: its rows see each other where they share "
+            f"{fails}: its rows see each other where they share "
             "a sequence, or its positions do not start at 0. Leave it out"
         )
 

@@ -19,7 +19,7 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.option_scores import OptionScorer, OptionTraining
-from mttl.io.errors import ConfigError, TrainingError
+from mttl.io.errors import ConfigError, TrainingError, raised_as
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
@@ -301,10 +301,8 @@ class TextToTextModule(ResumableModule):
 
 def build_loss(section: PluginSection) -> nn.Module:
     """Build a custom loss; one with parameters is a ConfigError."""
-    try:
+    with raised_as(ConfigError, "section loss", ValueError):
         loss = section.make()
-    except ValueError as error:
-        raise ConfigError(f"section loss: {error}") from error
     if any(True for _ in loss.parameters()):
         raise ConfigError(
             f"section loss: '{section.kind}' has parameters, which nothing trains; keep what is "

@@ -38,6 +38,10 @@ def test_an_undefined_score_counts_as_0_and_is_told() -> None:
     assert cells == ["20.0 ± 28.3", "0.0", "10.0"]
     assert "Undefined scores count as 0: 2 test" in caption(rows)
     assert "Undefined" not in caption([result("a", 0.4)])
+    # Development rows that nothing was chosen by have no score.
+    table = few_shot_table([replace(result("a", 0.4), dev=math.nan, n_trained=0)], "title")
+    assert [list(column.cells) for column in table.columns[2:4]] == [["", ""], ["40.0", "40.0"]]
+    assert "Undefined" not in str(table.caption)
 
 
 def test_the_interval_is_printed_where_every_task_has_two_samples() -> None:
@@ -88,14 +92,6 @@ def test_the_gain_is_over_samples_of_the_same_rows_and_metric() -> None:
     found = caption(ours, theirs)
     assert "+50.0 %" in found
     assert "3 of 4 samples left out, which it lacks, or has of other rows" in found
-
-
-def test_development_rows_that_nothing_was_chosen_by_have_no_score() -> None:
-    rows = [replace(result("a", 0.4), dev=math.nan, n_trained=0)]
-    table = few_shot_table(rows, "title")
-    assert list(table.columns[2].cells) == ["", ""]
-    assert list(table.columns[3].cells) == ["40.0", "40.0"]
-    assert "Undefined" not in str(table.caption)
 
 
 def test_average_relative_gain() -> None:

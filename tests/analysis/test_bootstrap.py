@@ -80,6 +80,10 @@ def test_equal_scores_have_no_interval() -> None:
     """Two seeds that agree in everything do not make a method certain."""
     scores = {(task, 0, seed, 1): 0.1 + 0.2 for task in "ab" for seed in (13, 14)}
     assert mean_and_interval(scores) == pytest.approx((0.3, math.nan, math.nan), nan_ok=True)
+    # Tasks that are not drawn add no spread.
+    scores = {(task, fold, n, 0): float(fold) for fold, task in enumerate("ab") for n in (0, 1)}
+    assert math.isnan(mean_and_interval(scores, draw_tasks=False)[1])
+    assert mean_and_interval(scores)[1:] == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +100,6 @@ def test_equal_scores_have_no_interval() -> None:
 def test_an_interval_of_one_task_by_hand(samples, level, expected) -> None:
     scores = {("a", 0, n, m): x for n, own in enumerate(samples) for m, x in enumerate(own)}
     assert mean_and_interval(scores, level=level, draw_tasks=False)[1:] == expected
-
-
-def test_tasks_that_are_not_drawn_add_no_spread() -> None:
-    scores = {(task, fold, n, 0): float(fold) for fold, task in enumerate("ab") for n in (0, 1)}
-    assert math.isnan(mean_and_interval(scores, draw_tasks=False)[1])
-    assert mean_and_interval(scores)[1:] == (0.0, 1.0)
 
 
 def test_the_interval_equals_that_of_scipy() -> None:

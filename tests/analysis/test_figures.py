@@ -61,7 +61,7 @@ def row_names(axes: Axes) -> list[str]:
     return [label.get_text() for label in labels]
 
 
-def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
+def test_heat_map_rows_follow_the_tree_with_their_categories_and_share_a_scale() -> None:
     weights = np.arange(12.0).reshape(1, 4, 3) / 12
     figure = heat_maps(weights, ["mean"], order=ORDER, title="Weights", **NAMED)
     axes = figure.axes[0]
@@ -74,9 +74,7 @@ def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
     assert {"Weights", "mean", "skill", "a", "b", "c", "mixing weight"} <= set(words(figure))
     # Below the map and above it.
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"] * 2
-
-
-def test_panels_share_one_scale_and_one_list_of_tasks() -> None:
+    # Several panels share one scale and one list of tasks.
     weights = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
     names = ["encoder.block.0.layer.0.SelfAttention.q", "v"]
     figure = heat_maps(weights, names, order=ORDER, title="Weights", **NAMED)
@@ -208,14 +206,14 @@ def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
     return dict(drawings(crossfit_view, crossfit_view))
 
 
-NAMES = (
-    *("heat_map_encoder.layers.0", "similarity"),
-    *("dendrogram", "dendrogram_radial", "skill_subsets", "task_map_pca", "statistics_by_layer"),
-    *("statistics_over_training", "compare_crossfit"),
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("heat_map_encoder.layers.0", "similarity", "dendrogram", "dendrogram_radial"),
+        *("skill_subsets", "task_map_pca", "statistics_by_layer"),
+        *("statistics_over_training", "compare_crossfit"),
+    ],
 )
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_160_tasks_are_legible(drawn: dict[str, Figure], name: str) -> None:
     check_legible(drawn[name])
 

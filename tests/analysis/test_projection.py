@@ -21,9 +21,7 @@ def test_similarity_against_numpy_and_scikit_learn() -> None:
     np.testing.assert_allclose(task_similarity(weights), np.corrcoef(rows), atol=1e-12)
     cosine = task_similarity(weights, "cosine")
     np.testing.assert_allclose(cosine, cosine_similarity(rows), atol=1e-12)
-
-
-def test_tasks_without_a_direction_are_like_each_other_only() -> None:
+    # Tasks without a direction are like each other only.
     weights = np.array([[[0.5, 0.5], [0.1, 0.1], [1.0, 0.0]]])
     np.testing.assert_array_equal(task_similarity(weights), [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
 
@@ -41,9 +39,7 @@ def test_against_scikit_learn() -> None:
     np.testing.assert_allclose(on_components(weights, weights.swapaxes(0, 1)), points, atol=1e-12)
     two = weights[:, :2]
     assert np.abs(on_components(two, two.swapaxes(0, 1))[:, 1]).max() < 1e-12
-
-
-def test_tasks_on_a_line_or_in_one_point() -> None:
+    # Tasks on a line, and in one point.
     line, shares = principal_components(np.array([[[0.0], [1.0], [3.0]]]))
     np.testing.assert_allclose(line, [[-4 / 3, 0], [-1 / 3, 0], [5 / 3, 0]], atol=1e-12)
     np.testing.assert_allclose(shares, [1, 0])

@@ -34,28 +34,6 @@ def collected(n: int = 4000, merge: int | None = None) -> TokenCounts:
     return counts
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    (tmp_path / "plots").mkdir()
-    write_token_record(
-        tmp_path / "plots" / "token_routing.npz",
-        collected(),
-        layers=("encoder.block.0.q", "encoder.block.1.q", "decoder.block.0.q"),
-        tasks=TASKS,
-        text_of=lambda token: WORDS[token],
-    )
-    load = np.full((2, 3, 4), 0.25)
-    load[1, 0] = [1, 0, 0, 0]
-    np.savez(
-        tmp_path / "plots" / "token_history.npz",
-        steps=np.array([50, 100]),
-        load=load,
-        dropped=np.zeros((2, 3)),
-        layers=np.array(["q"] * 3),
-    )
-    return tmp_path
-
-
 def test_information_agrees_with_scikit_learn() -> None:
     generator = np.random.default_rng(1)
     x = generator.integers(0, 5, 50_000)
@@ -76,9 +54,24 @@ def test_chance_tells_nothing() -> None:
     assert entropy_bits(np.zeros(3)) == 0
 
 
-def test_a_record_tells_what_decides(run: Path) -> None:
-    assert has_token_record(run)
-    record = read_token_record(run)
+def test_a_record_its_figures_and_page_tell_what_decides(tmp_path: Path) -> None:
+    (tmp_path / "plots").mkdir()
+    write_token_record(
+        tmp_path / "plots" / "token_routing.npz",
+        collected(),
+        layers=("encoder.block.0.q", "encoder.block.1.q", "decoder.block.0.q"),
+        tasks=TASKS,
+        text_of=lambda token: WORDS[token],
+    )
+    load = np.full((2, 3, 4), 0.25)
+    load[1, 0] = [1, 0, 0, 0]
+    np.savez(
+        tmp_path / "plots" / "token_history.npz",
+        **{"steps": np.array([50, 100]), "load": load},
+        **{"dropped": np.zeros((2, 3)), "layers": np.array(["q"] * 3)},
+    )
+    assert has_token_record(tmp_path)
+    record = read_token_record(tmp_path)
     # Four equally frequent tokens make 2 bits, three tasks log2(3); samples of 8,000 are near it.
     np.testing.assert_allclose(record.token_bits, [2, 0, 0], atol=0.01)
     np.testing.assert_allclose(record.task_bits, [0, np.log2(3), 0], atol=0.01)
@@ -91,9 +84,13 @@ def test_a_record_tells_what_decides(run: Path) -> None:
     assert set(record.previous[0, 0][:5]) == {*WORDS, "start"}
     np.testing.assert_allclose(record.token_shares[0, :, 0], 1)
     assert expert_tokens(record, 0, 2, 5)[0].startswith("' ' 100% (after ")
-    shares = record.as_routing().weights
-    np.testing.assert_allclose(shares.sum(2), 1)
-    np.testing.assert_allclose(shares[1, :, :3], np.eye(3))
+    routing = record.as_routing()
+    np.testing.assert_allclose(routing.weights.sum(2), 1)
+    np.testing.assert_allclose(routing.weights[1, :, :3], np.eye(3))
+    assert set(dict(token_drawings(record, "run"))) == {"tokens_by_layer", "tokens_over_training"}
+    assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
+    page = explore_page([RoutingView(routing, ("x",) * 3, tokens=record)])
+    assert "A choice has 2.00 bits" in page
 
 
 def test_many_keys_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +99,3 @@ def test_many_keys_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     merged = collected().bigrams(0)
     for name in ("experts", "previous", "tokens", "counts"):
         np.testing.assert_array_equal(getattr(merged, name), getattr(whole, name))
-
-
-def test_figures_and_page(run: Path) -> None:
-    record = read_token_record(run)
-    drawn = dict(token_drawings(record, "run"))
-    assert set(drawn) == {"tokens_by_layer", "tokens_over_training"}
-    assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
-    routing = record.as_routing()
-    page = explore_page([RoutingView(routing, ("x",) * 3, tokens=record)])
-    assert "A choice has 2.00 bits" in page

@@ -79,16 +79,19 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config, "first", *SHORT).path
 
 
-def averaged(learned: Path, *overrides: str):
-    given = [f"run.start={learned}", "skills.n_skills=2", *overrides]
-    return load_config(f"{learned}/config.yaml+router/average.yaml", given)
-
-
-def test_the_average_of_a_run_is_trained_further(learned: Path) -> None:
+def test_the_average_of_a_run_is_trained_further(
+    learned: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It starts as the average of the run's skills, which folding computes by itself."""
     run, saved = load_run(learned), read_inventory(learned)
-    n_skills = run.model.router.n_skills
-    built = build_model(averaged(learned, f"skills.n_skills={n_skills}"), run.tasks)
+    given = [f"run.start={learned}", f"skills.n_skills={run.model.router.n_skills}"]
+    files = f"{learned}/config.yaml+router/average.yaml"
+    config = load_config(files, given)
+    built = build_model(config, run.tasks)
+    assert "data.prefix" not in caplog.text
+    build_model(load_config(files, [*given, "data.prefix=code"]), run.tasks)
+    told = f"have read inputs with data.prefix={config.data.prefix} and go on with code"
+    assert told in caplog.text  # inputs would begin otherwise
     ids = torch.arange(len(run.tasks))
     rows = {"input_ids": torch.full((len(ids), 4), 70), "labels": torch.full((len(ids), 3), 80)}
     folded = fold(run.model, average_mixing(run.model.router))
@@ -104,16 +107,3 @@ def test_the_average_of_a_run_is_trained_further(learned: Path) -> None:
     assert not any(torch.equal(moved.skills[name], saved.skills[name]) for name in saved.skills)
     changes = [(moved.skills[name] - one).abs().max() for name, one in saved.skills.items()]
     assert max(changes) < 0.01  # two small steps from there, not a draw
-
-
-def test_inputs_that_begin_otherwise_are_told(
-    learned: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tasks, n_skills = read_inventory(learned).tasks, load_run(learned).model.router.n_skills
-    same = averaged(learned, f"skills.n_skills={n_skills}")
-    build_model(same, tasks)
-    assert "data.prefix" not in caplog.text
-    other = averaged(learned, f"skills.n_skills={n_skills}", "data.prefix=code")
-    build_model(other, tasks)
-    told = f"have read inputs with data.prefix={same.data.prefix} and go on with code"
-    assert told in caplog.text

@@ -20,7 +20,6 @@ from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
 TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
-
 TASKS = ("verb_past", "noun_plural", "ordinal")
 TINY = [
     f"backbone.config.{name}={value}"
@@ -31,9 +30,6 @@ TINY = [
 def build(fragment: str = "", *overrides: str) -> Built:
     names = f"{TINY_T5}+{fragment}" if fragment else TINY_T5
     return build_model(load_config(names, [*TINY, *overrides]), TASKS)
-
-
-# What is shipped, in its real size.
 
 
 @pytest.mark.parametrize(("name", "decoder_only"), [("tiny_t5", False), ("tiny_llama", True)])
@@ -74,9 +70,6 @@ def test_only_the_first_process_of_a_sharded_run_has_the_weights_of_the_backbone
     for name, value in model.named_parameters():
         assert (value.device.type == "cpu") == name.startswith("router."), name
     assert {value.device.type for value in first.parameters()} == {"cpu"}
-
-
-# Settings arrive.
 
 
 def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
@@ -138,9 +131,6 @@ def test_the_settings_of_optimizers_arrive() -> None:
     assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
 
 
-# Mistakes.
-
-
 @pytest.mark.parametrize(
     ("fragment", "override", "message"),
     [
@@ -151,27 +141,20 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ("", "backbone.train=[layer_norms.weight]", "backbone.train: 'layer_norms.weight' matches"),
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is not a folder"),
         ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
-        (
-            "router/expert.yaml",
-            "router.matrix=expert_lexical",
-            "Did you mean 'router/expert_lexical",
-        ),
+        ("router/expert.yaml", "router.matrix=expert_lexical", "Did you mean 'router/expert_lex"),
         ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
         ("router/retrieval.yaml", "router.top_k=1", "'retrieval': its members exist already"),
+        ("router/arrow.yaml", "run.seed=1", "'arrow': its members exist already. Make a run"),
+        ("router/token_example.yaml", "moe.stacks=[decoder]", "cannot route a causal decoder"),
+        ("router/token_top2.yaml", "moe.stacks=[model]", "stacks: this backbone has no 'model'"),
+        ("router/token_top2.yaml", "moe.targets=[wrong]", "section moe: the target 'wrong' match"),
+        # A backbone that is missing is not blamed on the tokenizer.
+        ("", "backbone.kind=pretrained; backbone.name=./nowhere", "is now: backbone.name=DIR, or"),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        build(fragment, override)
-
-
-def test_a_backbone_that_is_missing_is_not_blamed_on_the_tokenizer() -> None:
-    message = r"^backbone\.name \('\./nowhere'\) is not a folder.* Give the folder where it is now"
-    with pytest.raises(ConfigError, match=message):
-        build("", "backbone.kind=pretrained", "backbone.name=./nowhere")
-
-
-# The matrix of the Expert baseline.
+        build(fragment, *override.split("; "))
 
 
 def matrix(folder: Path, content: str | bytes) -> str:
@@ -187,13 +170,6 @@ def test_rows_are_returned_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     # Spreadsheets write a byte-order mark, and end lines as Windows does.
     content = b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode()
     assert read_expert_matrix(matrix(tmp_path, content), TASKS, 2).tolist() == expected
-
-
-def test_rows_are_normalised_in_the_router(tmp_path: Path) -> None:
-    path = matrix(tmp_path, "task,a,b\nordinal,1,0\nverb_past,1,3\nnoun_plural,0,1\n")
-    router = build("router/expert.yaml", f"router.matrix={path}", "skills.n_skills=2").model.router
-    expected = torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]])
-    assert torch.equal(router.matrix()[0, :, 0], expected)
 
 
 HEADER = "must have the columns task, and none twice"

@@ -43,8 +43,8 @@ def test_each_skill_has_as_many_parameters_as_any_other(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_planned_and_told_is_what_is_built(kind: str) -> None:
-    config = frozen_config(kind)
+def test_what_is_planned_told_and_trained_is_what_is_built(kind: str) -> None:
+    config = of_size(kind, 3)
     built = build_model(config, TASKS)
     model, planned = built.model, fake_model(config, TASKS)
     shapes = [
@@ -58,14 +58,9 @@ def test_what_is_planned_and_told_is_what_is_built(kind: str) -> None:
     told = attachment_table(built.attachment, model).caption
     assert f" {n_trained:,} of {n_all:,} parameters are trained." in str(told)
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_adaptation_tells_how_many_parameters_it_trains(kind: str) -> None:
-    model = build_model(of_size(kind, 3), TASKS).model
-    skills = size(own_parameters(model))
     for mode in TRAINED_ROLES:
         with adapted(model, mode):
             trained = (value for value in model.parameters() if value.requires_grad)
             assert count_trained(model) == sum(value.numel() for value in trained), mode
     with adapted(model, "skills_only", init="private_skill"):  # it has one skill
-        assert 3 * count_trained(model) == skills
+        assert 3 * count_trained(model) == size(skills)

@@ -23,6 +23,7 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_tokenizer
 
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
+SHORT = {"max_steps": 1, "eval_every": 1, "batch_size": 2}
 
 
 def train_frozen(folder: Path) -> Path:
@@ -43,7 +44,7 @@ def test_a_folder_needs_nothing_else(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = mttl.load(source)
-    settings = {"mode": "router_only", "max_steps": 1, "eval_every": 1, "batch_size": 2}
+    settings = {"mode": "router_only", **SHORT}
     described = {"description": "new"} if run.form.descriptions else {}
     adapted = mttl.adapt_to(source, PAIRS, task="new", **described, **settings)
     adapted.save(tmp_path / "adapted")
@@ -104,8 +105,7 @@ def test_the_network_of_a_prefix_is_for_training_alone(tmp_path: Path) -> None:
         torch.testing.assert_close(found, run.model(ids, **inputs).logits, rtol=0, atol=0)
     assert plain.predict("reverse", QUESTIONS) == run.predict("reverse", QUESTIONS)
     assert "bottleneck: 5" not in (tmp_path / "plain" / "config.yaml").read_text()
-    settings = {"mode": "all", "max_steps": 1, "eval_every": 1, "batch_size": 2}
-    assert mttl.adapt_to(tmp_path / "plain", PAIRS, task="new", **settings)(QUESTIONS)
+    assert mttl.adapt_to(tmp_path / "plain", PAIRS, task="new", mode="all", **SHORT)(QUESTIONS)
 
 
 def test_what_is_given_away_names_no_folder_of_a_backbone(
@@ -127,9 +127,7 @@ def test_what_is_given_away_names_no_folder_of_a_backbone(
     assert named == ["config.yaml"]  # data and results
     # Another folder of that name is not taken for it, nor is that of an adapted task.
     Path("backbone").mkdir()
-    adapted = mttl.adapt_to(
-        "given", PAIRS, task="new", mode="router_only", max_steps=1, eval_every=1, batch_size=2
-    )
+    adapted = mttl.adapt_to("given", PAIRS, task="new", mode="router_only", **SHORT)
     adapted.save("adapted")
     assert mttl.load("adapted").predict("new", QUESTIONS) == adapted(QUESTIONS)
     assert ADD.main(["given", "--adapted", "adapted", "--out", "more"]) == 0

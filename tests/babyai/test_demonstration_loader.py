@@ -87,18 +87,15 @@ NAMES = ["PickupLoc", "GoToObjS4"]
 
 
 @pytest.fixture(scope="module")
-def record() -> list[Demonstration]:
-    return record_demonstrations(["GoToObjS4", "GoToObj", "PickupLoc"], 5)
-
-
-@pytest.fixture(scope="module")
-def path(record: list[Demonstration], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Demonstration], Path]:
+    record = record_demonstrations(["GoToObjS4", "GoToObj", "PickupLoc"], 5)
     path = tmp_path_factory.mktemp("record") / "record.npz"
     save_demonstrations(record, path)
-    return path
+    return record, path
 
 
-def test_a_batch_holds_whole_episodes(path: Path, record: list[Demonstration]) -> None:
+def test_a_batch_holds_whole_episodes(recorded: tuple[list[Demonstration], Path]) -> None:
+    record, path = recorded
     chosen = np.array([[4, 0, 0, 3], [2, 1, 3, 4]])
     batch = pad_episodes(read_demonstrations(path, NAMES), chosen)
     n_steps = 0
@@ -122,7 +119,8 @@ def test_a_batch_holds_whole_episodes(path: Path, record: list[Demonstration]) -
     assert (batch.images.dtype, batch.actions.dtype) == (torch.uint8, torch.int64)
 
 
-def test_a_file_that_cannot_be_used_is_explained(path, record, tmp_path) -> None:
+def test_a_file_that_cannot_be_used_is_explained(recorded, tmp_path) -> None:
+    record, path = recorded
     foreign, damaged = tmp_path / "foreign.npz", tmp_path / "damaged.npz"
     save_demonstrations([replace(record[0], mission="go to the moon")], foreign)
     damaged.write_bytes(path.read_bytes()[:999])

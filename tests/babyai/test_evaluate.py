@@ -17,27 +17,22 @@ from mttl.runtime import progress_bar
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
-def policies() -> ComposedModel:
+def test_the_same_seed_is_the_same_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log file tells the time left."""
     base = Policy(N_TOKENS, n_channels=8, memory_size=8, instruction_size=8, word_size=8)
-    return ComposedModel(base, ModuleInventory(base, 1, kind="dense"), SharedRouter(1, 2))
-
-
-def test_the_same_seed_is_the_same_game() -> None:
-    model, levels = policies().train(), ["GoToObjS4", "GoToObjS6"]
+    inventory, levels = ModuleInventory(base, 1, kind="dense"), ["GoToObjS4", "GoToObjS6"]
+    model = ComposedModel(base, inventory, SharedRouter(1, 2)).train()
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
+    to = Console(file=io.StringIO(), width=200)
     first, second, other = (
-        play_levels(model, levels, n_episodes=3, seed=seed, choose="sampled") for seed in (1, 1, 2)
+        play_levels(model, levels, to, n_episodes=3, seed=seed, choose="sampled")
+        for seed in (1, 1, 2)
     )
+    assert "playing, sampled: 5 of 6, about " in to.file.getvalue()
     np.testing.assert_array_equal(first.steps, second.steps)
     assert first.steps.shape == (2, 3)
     assert not np.array_equal(first.steps, other.steps)
     assert model.training
-
-
-def test_a_log_file_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
-    to = Console(file=io.StringIO(), width=200)
-    play_levels(policies(), ["GoToObjS4", "GoToObjS6"], to, n_episodes=2, seed=1, choose="greedy")
-    assert "playing, greedy: 3 of 4, about " in to.file.getvalue()
 
 
 def test_results_are_means_per_level_and_over_levels() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from mttl.commands import babyai_film as FILM
 from mttl.io import yaml12
@@ -74,6 +74,15 @@ def test_a_run_leaves_the_same_behind_as_one_with_rewards(whole: RunFolder) -> N
     wanted = ("GoToObjS4", "greedy", "success")
     (rate,) = (row["score"] for row in rows if keys(row) == wanted)
     assert float(rate) == pytest.approx(episodes.success[0].mean(), abs=1e-6)
+    # One episode is played as in evaluation.
+    for task, level in enumerate(levels):
+        actions, success = play_episode(model, task, level, 2, seed=SEED, choose="greedy")
+        found = len(actions), success
+        assert found == (episodes.steps[task, 2], episodes.success[task, 2])
+        one, two = (
+            play_episode(model, task, level, 2, seed=SEED, choose="sampled") for _ in range(2)
+        )
+        assert one == two
 
 
 @pytest.mark.parametrize("step", [N_BATCHES + 1, 2 * N_BATCHES - 1], ids=["within", "last"])
@@ -111,29 +120,6 @@ def test_processes_share_a_pass(config: Path) -> None:
     assert list(column(run.metrics, "train/accuracy")) == [1, 3, 5]
 
 
-def test_one_episode_is_played_as_in_evaluation(whole: RunFolder) -> None:
-    model, levels = load_policies(whole.path)
-    expected = play_levels(model, levels, n_episodes=3, seed=SEED, choose="greedy")
-    for task, level in enumerate(levels):
-        actions, success = play_episode(model, task, level, 2, seed=SEED, choose="greedy")
-        found = len(actions), success
-        assert found == (expected.steps[task, 2], expected.success[task, 2])
-        one, two = (
-            play_episode(model, task, level, 2, seed=SEED, choose="sampled") for _ in range(2)
-        )
-        assert one == two
-
-
-def duration(path: Path) -> float:
-    """Return how long a GIF takes, in seconds."""
-    with Image.open(path) as film:
-        total = 0.0
-        for number in range(getattr(film, "n_frames", 1)):
-            film.seek(number)
-            total += film.info["duration"]
-    return total / 1000
-
-
 def test_films_show_every_step(whole, tmp_path, capsys) -> None:
     level = LEVELS[1]
     model, _ = load_policies(whole.path)
@@ -145,7 +131,9 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
         actions, success = play_episode(model, 1, level, episode, seed=SEED, choose="greedy")
         # Four frames a second, the last one for a second; one that repeats the one before only
         # makes that last longer.
-        assert duration(tmp_path / f"film-{episode}.gif") == len(actions) / 4 + 1
+        with Image.open(tmp_path / f"film-{episode}.gif") as film:
+            duration = sum(frame.info["duration"] for frame in ImageSequence.Iterator(film))
+        assert duration / 1000 == len(actions) / 4 + 1
         outcome = "success" if success else "no success"
         assert f"episode {episode}: {outcome} in {len(actions)} steps" in line
 

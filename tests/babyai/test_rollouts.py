@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -14,6 +13,7 @@ from envs.interface import Observation, Transition, VectorEnv
 from envs.vector import make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
 from helpers.babyai import TINY
+from helpers.trainer import quiet_trainer
 from mttl.babyai.build_policy import build_policies
 from mttl.babyai.policy import Policy
 from mttl.babyai.rl.learning_curve import EpisodeLog
@@ -39,9 +39,9 @@ def policies(n_tasks: int = 2) -> ComposedModel:
     return ComposedModel(base, inventory, PolytroponRouter(1, n_tasks, 1, 3, init_scale=1.0))
 
 
-def loader(model: ComposedModel, settings: Ppo = SETTINGS) -> RolloutLoader:
+def loader(model: ComposedModel) -> RolloutLoader:
     environments = make_vector_env(LEVELS, 4, seed=5)
-    return RolloutLoader(model, environments, EpisodeLog(LEVELS, 5), settings, seed=1)
+    return RolloutLoader(model, environments, EpisodeLog(LEVELS, 5), SETTINGS, seed=1)
 
 
 def test_what_is_learned_from_is_what_was_played() -> None:
@@ -118,10 +118,7 @@ def test_rollouts_are_played_in_the_precision_they_are_learned_from(
         return play(self)
 
     monkeypatch.setattr(RolloutLoader, "play", spy)
-    trainer = pl.Trainer(
-        precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
-    )
-    with learning.open_data(trainer) as data:
+    with learning.open_data(quiet_trainer(precision=precision)) as data:
         batch = next(iter(data.train_dataloader()))
     assert used == [dtype]
     assert batch.log_probs.dtype == batch.values.dtype == torch.float32

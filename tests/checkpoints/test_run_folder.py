@@ -13,8 +13,6 @@ from mttl.checkpoints.run_folder import (
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
-
-
 STATE = {"global_step": 7, "callbacks": {"best": {"best_model_score": torch.tensor(0.5)}}}
 
 
@@ -26,13 +24,6 @@ def interrupted(tmp_path: Path) -> RunFolder:
     folder.config.write_text(CONFIG)
     torch.save(STATE, folder.last)
     return folder
-
-
-def test_a_folder_that_was_removed_is_noticed_at_the_end(interrupted: RunFolder) -> None:
-    check_still_there(interrupted)
-    interrupted.config.unlink()
-    with pytest.raises(TrainingError, match="was removed while the run went on"):
-        check_still_there(interrupted)
 
 
 def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> None:
@@ -62,6 +53,10 @@ def test_an_interrupted_run_continues_at_its_step(
     other = CONFIG.replace("lr: 0.1", "lr: 0.2")
     with pytest.raises(ConfigError, match=r"other settings: optim\.lr \(0\.1 before, 0\.2 now\)\."):
         step_to_start_from(interrupted, other, resume=True)
+    check_still_there(interrupted)
+    interrupted.config.unlink()
+    with pytest.raises(TrainingError, match="was removed while the run went on"):
+        check_still_there(interrupted)
 
 
 def test_lost_and_damaged_files_are_named(interrupted: RunFolder) -> None:

@@ -26,7 +26,6 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import build_random
 
 TINY_T5 = "crossfit.yaml+backbone/tiny_t5.yaml"
-
 LLAMA = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
 LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 FRAGMENTS = [
@@ -72,9 +71,6 @@ def frozen(pretrained: Path) -> list[str]:
     return ["backbone.kind=pretrained", f"backbone.name={pretrained}"]
 
 
-# Round trips.
-
-
 HYBRID = "router/token_hybrid.yaml+experts/adapter.yaml"
 ROUND_TRIPS = [
     *((fragment, [*small(T5), *BESIDES.get(fragment, [])]) for fragment in FRAGMENTS),
@@ -112,9 +108,6 @@ def test_what_is_saved_reads_back_bit_by_bit(
     assert torch.equal(logits(loaded), expected)
 
 
-# Writing.
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -145,9 +138,6 @@ def test_an_interrupted_write_leaves_the_earlier_one(
         save(run, load_config(TINY_T5, small(T5)), saved.parent)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["skills"]
-
-
-# Damage.
 
 
 def refused(folder: Path) -> str:
@@ -219,9 +209,6 @@ def test_facts_of_another_version(change: dict, messages: list[str], saved: Path
     assert [part for part in messages if part not in message] == []
 
 
-# What does not fit.
-
-
 def state(built: Built) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
 
@@ -231,6 +218,14 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None:
+    larger = load_config(TINY_T5, [*small({**T5, "d_ff": 32}), "skills.rank=2"])
+    built = build_model(larger, TASKS)
+    before = state(built)
+    with pytest.raises(CheckpointError, match="trained on the backbone 'random t5'") as caught:
+        load_into(built.model, read_inventory(saved))
+    assert str(saved) in str(caught.value)
+    assert same(state(built), before)
+
     path = saved / "skills.safetensors"
     tensors = load_file(path)
     first, second, *others = sorted(tensors)
@@ -257,16 +252,6 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
     assert lines[3] == "router, missing: temperature"
 
 
-def test_a_trained_backbone_of_another_size(saved: Path) -> None:
-    larger = load_config(TINY_T5, [*small({**T5, "d_ff": 32}), "skills.rank=2"])
-    built = build_model(larger, TASKS)
-    before = state(built)
-    with pytest.raises(CheckpointError, match="trained on the backbone 'random t5'") as caught:
-        load_into(built.model, read_inventory(saved))
-    assert str(saved) in str(caught.value)
-    assert same(state(built), before)
-
-
 def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) -> None:
     backbone = Path(shutil.copytree(pretrained, tmp_path / "backbone"))
     config = load_config(TINY_T5, frozen(backbone))
@@ -278,9 +263,6 @@ def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) 
     message = refused(skills)
     assert f"'{skills}' was trained on the backbone '{backbone}'" in message
     assert "Its weights must be the same ones" in message
-
-
-# Names and fingerprints.
 
 
 def test_a_fingerprint_knows_names_shapes_and_values() -> None:

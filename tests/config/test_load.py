@@ -25,10 +25,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     return write_file
 
 
-# Where files come from
-
-
-def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
+def test_a_file_or_folder_is_looked_up_as_given_first(write: Writer) -> None:
     write("")
     Path("crossfit.yaml").write_text("run: {seed: 99}\n")
     assert find_file("crossfit.yaml") == Path("crossfit.yaml")
@@ -42,6 +39,10 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
         find_file("/none/mine.yaml", setting="data.tasks")
     with pytest.raises(ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not"):
         find_file("lexicl.json", setting="data.partition")
+    assert resolve_folder("data/lexical") == configs_dir().parent / "data" / "lexical"
+    assert resolve_folder("nowhere") == Path("nowhere")
+    Path("data/lexical").mkdir(parents=True)
+    assert resolve_folder("data/lexical") == Path("data/lexical")
 
 
 @pytest.mark.parametrize(
@@ -57,16 +58,6 @@ def test_a_file_that_is_missing(names: str, message: str) -> None:
         load_config(names)
 
 
-def test_a_folder_is_looked_up_beside_the_configurations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert resolve_folder("data/lexical") == configs_dir().parent / "data" / "lexical"
-    assert resolve_folder("nowhere") == Path("nowhere")
-    (tmp_path / "data" / "lexical").mkdir(parents=True)
-    assert resolve_folder("data/lexical") == Path("data/lexical")
-
-
 @pytest.mark.parametrize(
     ("names", "name"),
     [
@@ -80,9 +71,6 @@ def test_the_run_is_named_after_its_files(write: Writer, names: str | list[str],
     write("")
     Path("my.own.yaml").write_text("")
     assert load_config(names).run.name == name
-
-
-# Merging
 
 
 def test_later_files_and_overrides_win(write: Writer) -> None:
@@ -110,9 +98,6 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
         load_config("babyai/shared.yaml")
     with pytest.raises(ConfigError, match=r"section 'data' has no 'dri'\. Did you mean 'dir'\?$"):
         load_config(write("data: {dri: x}"))
-
-
-# YAML
 
 
 @pytest.mark.parametrize(
@@ -189,9 +174,6 @@ def test_malformed_files(write: Writer, text: str, message: str) -> None:
         load_config(write(text))
 
 
-# Overrides
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -205,9 +187,6 @@ def test_malformed_files(write: Writer, text: str, message: str) -> None:
 def test_the_form_of_an_override(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"-k {text}: {message}")):
         load_config("crossfit.yaml", [text])
-
-
-# Mistakes in values
 
 
 @pytest.mark.parametrize(
@@ -244,9 +223,6 @@ def test_all_mistakes_are_told_at_once_with_their_sources(write: Writer) -> None
     assert len(lines) == 4
     assert lines[0].startswith("-k: run.seed: '-3' must be")
     assert all(line.startswith("f.yaml: ") for line in lines[1:])
-
-
-# Writing
 
 
 @pytest.mark.parametrize("name", ["crossfit", "crossfit_paper", "crossfit+router/polytropon_ibp"])

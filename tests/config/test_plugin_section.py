@@ -95,10 +95,7 @@ def test_settings_have_types_and_defaults() -> None:
         ("loss: {kind: 3}", r"loss: kind \(3\) must name a loss"),
         ("loss: {}", r"loss\.kind: is required and missing"),
         ("loss: {kind: 'mine_parts:MyLoss', powr: 1}", "loss.powr: .*Did you mean 'power'"),
-        (
-            f"{LOSS}\noptim: {{label_smoothing: 0.1}}",
-            r"label_smoothing must be 0 with a custom",
-        ),
+        (f"{LOSS}\noptim: {{label_smoothing: 0.1}}", "label_smoothing must be 0 with a custom"),
         (f"trainer: {{callbacks: [{CALLBACK}]}}", r"callbacks\.0\.ever: .* Did you mean 'every'"),
         ("data: {metrics: {verb_past: 'mine_parts:MyLoss'}}", "no Metric: a metric is a subclass"),
     ],

@@ -60,10 +60,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("router.kind=private", "skills.n_skills (8) must be 'per_task' for the private router"),
         ("skills.n_skills=per_task", "skills.n_skills 'per_task' is for the private router, not"),
         ("router.kind=c_poly; router.shared_skill=true", "shared_skill (True) must be False for"),
-        (
-            "router.kind=c_poly; router.normalise=average_correction",
-            "normalise (average_correction) must be sum for the c_poly router",
-        ),
+        ("router.kind=c_poly; router.normalise=average_correction", "correction) must be sum for"),
         ("router.n_private=2", "section 'router' has no 'n_private'. It belongs to kind c_poly"),
         ("router.kind=task_moe; router.top_k=9", "router.top_k (9) must not exceed"),
         ("router.kind=hyperformer; skills.n_heads=4", "'hyperformer': it generates whole"),

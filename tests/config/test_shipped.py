@@ -42,9 +42,9 @@ def test_fragments_validate_on_the_default(name: str) -> None:
         load_config(f"crossfit.yaml+{name}")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_file_says_what_it_is(name: str) -> None:
-    assert (configs_dir() / name).read_text(encoding="utf-8").startswith("# ")
+def test_every_file_says_what_it_is() -> None:
+    texts = {name: (configs_dir() / name).read_text(encoding="utf-8") for name in FILES}
+    assert [name for name, text in texts.items() if not text.startswith("# ")] == []
 
 
 def test_every_kind_has_a_fragment() -> None:
@@ -90,8 +90,6 @@ def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     for row in rows:
         task = row.pop("task")
         assert [top for top in tops if row[top] == "1"] == [crossfit()[task].category.split("/")[0]]
-    tasks = [task for side in _partition(config).values() for task in side]
-    assert read_expert_matrix(config.router.matrix, tasks, config.skills.n_skills).shape == (160, 4)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,6 @@ def test_a_skill_per_column_needs_columns(files: str, override: str, message: st
 def test_baselines_adapt_as_published() -> None:
     private = load_config("crossfit_paper.yaml+router/private.yaml").adapt
     assert (private.mode, private.init) == ("skills_only", "private_skill")
-    assert load_config("crossfit_paper.yaml+router/expert.yaml").adapt.init == "expert_row"
     fused = load_config("crossfit.yaml+router/private.yaml+aggregation/fusion.yaml").adapt
     assert (fused.mode, fused.init) == ("all", "auto")
 

@@ -23,7 +23,7 @@ def row(prompt, answer, task_id=0, **more):
 ROWS = [row([5, 6, 7], [8, 1], task_id=2), row([9], [4, 3, 1], task_id=0)]
 
 
-def test_encoder_decoder_training_batch():
+def test_encoder_decoder_batches():
     batch = TrainCollator(PAD, decoder_only=False)(ROWS)
     assert set(batch) == {"input_ids", "attention_mask", "labels", "task_ids"}
     assert batch["input_ids"].tolist() == [[5, 6, 7], [9, 0, 0]]
@@ -33,6 +33,13 @@ def test_encoder_decoder_training_batch():
     for tensor in batch.values():
         assert tensor.dtype == torch.long
         assert tensor.is_contiguous()
+    evaluated = EvalCollator(PAD, decoder_only=False)(ROWS)
+    for name in ("input_ids", "attention_mask"):
+        assert torch.equal(evaluated["generation_inputs"][name], batch[name])
+        assert torch.equal(evaluated[name], batch[name])
+    assert evaluated["references"] == [["x", "y"], ["x", "y"]]
+    assert (evaluated["inputs"], evaluated["samples"]) == (["text", "text"], [13, 13])
+    assert evaluated["rows"] == [7, 7]
 
 
 @pytest.mark.parametrize("pad", [PAD, 1])  # also where padding is the end token
@@ -50,15 +57,6 @@ def test_decoder_only_generation_pads_prompts_on_the_left():
     assert generation["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
     # The loss of the same batch is still computed on right-padded sequences.
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-
-
-def test_encoder_decoder_generation_uses_the_encoder_input():
-    batch = EvalCollator(PAD, decoder_only=False)(ROWS)
-    for name in ("input_ids", "attention_mask"):
-        assert torch.equal(batch["generation_inputs"][name], batch[name])
-    assert batch["references"] == [["x", "y"], ["x", "y"]]
-    assert (batch["inputs"], batch["samples"]) == (["text", "text"], [13, 13])
-    assert batch["rows"] == [7, 7]
 
 
 @pytest.mark.parametrize("decoder_only", [False, True])

@@ -43,14 +43,13 @@ class Recorder(pl.LightningModule):
         self.asks_for_n_steps = asks_for_n_steps
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.seen = []
-        self.n_validations = 0
 
     def training_step(self, batch, batch_idx):
         self.seen.append([ids.tolist() for ids in batch["input_ids"]])
         return self.weight.square().sum() + batch["task_ids"].sum()
 
     def validation_step(self, batch, batch_idx):
-        self.n_validations += 1
+        pass
 
     def configure_optimizers(self):
         # Schedules need it; it makes Lightning build the loader before it restores its own state.
@@ -81,16 +80,6 @@ class StopAt(Callback):
 
     def on_train_batch_end(self, trainer, *_):
         trainer.should_stop |= trainer.global_step == self.step
-
-
-def test_training_batches(make_module):
-    data = make_module()
-    assert len(data.train_rows) == N_ROWS
-    loader = data.train_dataloader()
-    batches = list(loader)
-    assert len(batches) == len(loader) == 5
-    assert sum(len(batch["task_ids"]) for batch in batches) == N_ROWS
-    assert set(batches[0]) == {"input_ids", "attention_mask", "labels", "task_ids"}
 
 
 def test_evaluation_batches(make_module):

@@ -68,13 +68,18 @@ def test_failures_are_left_out(record, monkeypatch) -> None:
     assert as_lists(short) == as_lists([record[0], *record[2:12]])
 
 
-def test_a_level_the_bot_cannot_play_is_told() -> None:
+def test_what_the_bot_cannot_play_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BotFailed, match="it plans for ever at step 161"):
+        demonstrate("Unlock", 63)
     with pytest.raises(
         LevelError,
         match=f"bot cannot play level 'KeyInBox': it failed {MOST_FAILURES} times in a row, at "
         r"last: it gives up at step \d+ \(AssertionError\), seed \d+; leave the level out",
     ):
         record_demonstrations(["KeyInBox"], 5)
+    monkeypatch.setattr(demonstrations._BoundedBot, "replan", lambda self: 6)
+    with pytest.raises(BotFailed, match="its 64 steps do not fulfil the mission"):
+        demonstrate("GoToObj", 0)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks into /proc")
@@ -114,19 +119,15 @@ def test_what_is_saved_is_loaded(record: list[Demonstration], tmp_path: Path) ->
         save_demonstrations([record[1], broken], path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["record.npz"]
-
-
-def test_a_file_that_is_missing_foreign_or_damaged_is_told(record, tmp_path) -> None:
-    path = tmp_path / "record.npz"
-    with pytest.raises(FileNotFoundError):
-        load_demonstrations(path)
-    save_demonstrations(record, path)
-    whole = path.read_bytes()
+    # What is foreign, damaged or missing is told.
     np.savez(path, images=record[0].images)
-    for data in (path.read_bytes(), b"text", whole[: len(whole) // 2]):
+    for data in (path.read_bytes(), b"text", before[: len(before) // 2]):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="' is not a file of demonstrations, or damaged: "):
             load_demonstrations(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        load_demonstrations(path)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +153,3 @@ def test_a_demonstration_is_what_the_bot_does_in_minigrid(level: str, seed: int)
     assert reward > 0
     for array in (demonstration.images, demonstration.directions, demonstration.actions):
         assert array.dtype == np.uint8
-
-
-def test_planning_for_ever_ends() -> None:
-    with pytest.raises(BotFailed, match="it plans for ever at step 161"):
-        demonstrate("Unlock", 63)
-
-
-def test_running_out_of_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstrations._BoundedBot, "replan", lambda self: 6)
-    with pytest.raises(BotFailed, match="its 64 steps do not fulfil the mission"):
-        demonstrate("GoToObj", 0)

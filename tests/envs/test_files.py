@@ -27,13 +27,9 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path) -
     path = tmp_path / "a.txt"
     path.write_text("old")
 
-    def write_half() -> None:
-        with written_whole(path) as temporary:
-            temporary.write_text("ha")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_half()
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as temporary:  # noqa: PT012
+        temporary.write_text("ha")
+        raise KeyboardInterrupt
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 

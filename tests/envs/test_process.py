@@ -28,8 +28,14 @@ def start(started: list[WorkerProcess], function: str) -> WorkerProcess:
     return started[-1]
 
 
-def test_messages_are_answered_in_order(started, capfd) -> None:
+def test_messages_are_answered_in_order_and_interrupts_are_for_the_parent(started, capfd) -> None:
     worker = start(started, "echo")
+    for message in ("still here?", "and now?"):  # at first before it can have done anything
+        os.kill(worker.pid, signal.SIGINT)
+        worker.ask(message)
+        assert worker.answer() == message
+    # What the parent does about interrupts is as before.
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     for message in ("a", {"b": 1}, b"c"):
         worker.ask(message)
     assert worker.answer() == "a"
@@ -47,16 +53,6 @@ def test_errors_are_raised_here_and_the_worker_goes_on(started: list[WorkerProce
         worker.answer()
     assert "In the worker:" in caught.value.__notes__[0]
     assert worker.answer() is None
-
-
-def test_interrupts_are_for_the_parent_alone(started: list[WorkerProcess]) -> None:
-    worker = start(started, "echo")
-    for message in ("still here?", "and now?"):  # at first before it can have done anything
-        os.kill(worker.pid, signal.SIGINT)
-        worker.ask(message)
-        assert worker.answer() == message
-    # What the parent does about interrupts is as before.
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_an_interrupted_step_is_finished_before_what_comes_next(env, monkeypatch
     local.load_state(env.state())
     actions = random_actions(3)
     with monkeypatch.context() as patch:
-        patch.setattr(WorkerProcess, "answer", interrupt)
+        patch.setattr(WorkerProcess, "answer", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             env.step(actions[0])
     local.step(actions[0])
@@ -113,10 +114,6 @@ def test_an_interrupted_step_is_finished_before_what_comes_next(env, monkeypatch
         assert_same(env.step(action), local.step(action))
     back = local.load_state(saved)
     assert_same(env.load_state(saved), back)
-
-
-def interrupt(worker: WorkerProcess) -> None:
-    raise KeyboardInterrupt
 
 
 def test_workers_end_with_the_object() -> None:

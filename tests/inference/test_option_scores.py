@@ -19,6 +19,7 @@ from mttl.inference.option_scores import (
 from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills import SkilledModel
+from training.test_text_to_text import answer_losses
 
 TASKS = torch.tensor([2, 0, 2])
 PROMPTS = [[5, 6, 7, 8], [9], [11, 12]]
@@ -36,22 +37,10 @@ def tiny_mistral():
     return model
 
 
-@torch.no_grad()
 def of_one_token_after_another(model: SkilledModel, task: int, prompt, answer) -> list[float]:
     """Return the log-probability of every token of an answer, each from a pass of its own."""
-    config = model.backbone.config
-    found = []
-    for place, token in enumerate(answer):
-        before = answer[:place]
-        if config.is_encoder_decoder:
-            start = [config.decoder_start_token_id, *before]
-            inputs = {"input_ids": [prompt], "decoder_input_ids": [start]}
-        else:
-            inputs = {"input_ids": [[*prompt, *before]]}
-        tensors = {name: torch.tensor(value) for name, value in inputs.items()}
-        logits = model(torch.tensor([task]), **tensors).logits[0, -1]
-        found.append(float(logits.log_softmax(-1)[token]))
-    return found
+    row = {"input_ids": prompt, "labels": answer, "task_id": task}
+    return (-answer_losses(model, row)).tolist()
 
 
 def expected(model):

@@ -50,22 +50,22 @@ def run(folder: Path) -> Built:
     return mttl.load(folder)
 
 
-def evaluated(folder: Path) -> list[tuple[str, str, str]]:
-    """Return task, question as the model read it, and answer of every scored row."""
-    return [
+def evaluated(folder: Path, run: Built) -> tuple[list[str], list[str], list[str]]:
+    """Return task, question and answer of every scored row."""
+    rows = [
         (path.stem.rpartition("_")[0], row["input"], row["prediction"])
         for path in sorted((folder / "predictions").glob("*.jsonl"))
         for row in map(json.loads, path.read_text().splitlines())
     ]
+    questions = [shown.removeprefix(run.form.prompt_prefix(task).text) for task, shown, _ in rows]
+    return [task for task, *_ in rows], questions, [answer for *_, answer in rows]
 
 
 def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
-    rows = evaluated(folder)
-    assert len({answer for *_, answer in rows}) > 2
-    questions = [shown.removeprefix(run.form.prompt_prefix(task).text) for task, shown, _ in rows]
+    tasks, questions, answers = evaluated(folder, run)
+    assert len(set(answers)) > 2
     assert all(len(question) <= 4 for question in questions)
-    found = run.predict([task for task, *_ in rows], questions, batch_size=4)
-    assert found == [answer for *_, answer in rows]
+    assert run.predict(tasks, questions, batch_size=4) == answers
 
 
 def test_a_chat_shows_the_day_on_which_its_run_began(tmp_path, monkeypatch) -> None:
@@ -94,10 +94,8 @@ def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:
         return
     turn_ends = run.tokenizer.convert_tokens_to_ids("<extra_id_2>")
     assert run.model.backbone.generation_config.eos_token_id == [1, turn_ends]
-    asked = [
-        {"role": "system", "content": "what copy does"},
-        {"role": "user", "content": "[copy] ab"},
-    ]
+    said = (("system", "what copy does"), ("user", "[copy] ab"))
+    asked = [{"role": role, "content": text} for role, text in said]
     seen: list[list[int]] = []
     run.model.backbone.register_forward_pre_hook(
         lambda model, args, inputs: seen.extend(inputs["input_ids"].tolist()), with_kwargs=True
@@ -206,10 +204,8 @@ def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> 
     mixed = ("trainer.precision=bf16-mixed", "data.eval_batch_size=1")
     folder = make_run(tmp_path, *mixed, **SETTINGS["llama"])
     run = mttl.load(folder)
-    rows = evaluated(folder)
-    questions = [shown.removeprefix(run.form.prompt_prefix(task).text) for task, shown, _ in rows]
-    tasks = [task for task, *_ in rows]
-    assert run.predict(tasks, questions, batch_size=1) == [answer for *_, answer in rows]
+    tasks, questions, answers = evaluated(folder, run)
+    assert run.predict(tasks, questions, batch_size=1) == answers
     single = replace(run, precision=Precision())
     chosen = [
         model.choose("copy", ["abc"], ["a", "b"])[0].probabilities["a"] for model in (run, single)

@@ -73,15 +73,13 @@ def test_the_embedding_is_that_of_a_truncated_svd(by: str, n_components: int) ->
     np.testing.assert_allclose(ours * signs, theirs, atol=1e-6)
 
 
-def test_members_around_three_points_are_three_clusters() -> None:
-    points = embedded(inner_products(members(lacking=False)), 8)
+def test_members_around_three_points_are_three_clusters_of_the_best_silhouette() -> None:
+    products = inner_products(members(lacking=False))
+    points = embedded(products, 8)
     labels = k_means(points, 3)
     assert labels.tolist() == TRUTH  # numbered by their first members
     assert silhouette(points, labels) > 0.5
-
-
-def test_the_number_is_that_of_the_best_silhouette() -> None:
-    points = embedded(inner_products(members(lacking=False)), 64)
+    points = embedded(products, 64)
     labels, scores = best_clusters(points, 20)
     assert labels.tolist() == TRUTH
     assert scores.keys() == set(range(2, 12))

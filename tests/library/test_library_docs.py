@@ -19,12 +19,9 @@ TASKS = ("third_past", "noun_plural", "verb_gerund")
 PATHS = ("encoder.block.0.layer.0.SelfAttention.q", "encoder.block.1.layer.0.SelfAttention.q")
 SIZE = 160
 SMALL = [
-    "data.partition=partition.json",
-    "data.max_rows=16",
-    "data.evaluate=[]",
-    "trainer.max_steps=2",
+    *("-k", "data.partition=partition.json", "data.max_rows=16", "data.evaluate=[]"),
+    *("trainer.max_steps=2", "data.validation=none", "trainer.accelerator=cpu"),
 ]
-SMALL = ["-k", *SMALL, "data.validation=none", "trainer.accelerator=cpu"]
 
 
 def commands() -> list[list[str]]:

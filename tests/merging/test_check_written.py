@@ -1,6 +1,7 @@
 """What is written for others is read by them: a mismatch ends in status 2 and leaves nothing."""
 
 import importlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -123,8 +124,6 @@ def test_rounding_follows_from_the_type(kind: str, dtype: torch.dtype, tmp_path:
     answer = logits(network)
     for share in (0.5, 10):
         off = answer + share * rounding(network) * answer
-        if share > 1:
-            with pytest.raises(CheckpointError, match="answers off"):
-                check_written(tmp_path, network, {"it": off})
-        else:
+        refused = pytest.raises(CheckpointError, match="answers off")
+        with refused if share > 1 else nullcontext():
             check_written(tmp_path, network, {"it": off})

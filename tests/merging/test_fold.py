@@ -19,8 +19,6 @@ from mttl.skills.weights.supermask import SupermaskInventory
 
 # Folded weights are rounded once more (6e-8 each) in every layer of two to four blocks.
 ROUNDING = 1e-5
-
-
 MASKS = partial(SupermaskInventory, threshold=0.0)  # they read the weight of an nn.Linear
 
 
@@ -57,11 +55,15 @@ def test_every_router_is_folded_as_it_answers(router):
         unfold(folded)
 
 
-def test_unmerging_restores_every_bit():
+def test_it_is_saved_as_a_plain_model_and_unmerging_restores_every_bit(tmp_path):
     model = skilled(tiny_t5())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     expected = model(torch.tensor([1, 2, 0]), **batch(3)).logits
-    folded = fold(model, task_mixing(model.router, 1))
+    alone = model(torch.full((3,), 2), **batch(3)).logits
+    folded = fold(model, task_mixing(model.router, 2))
+    folded.backbone.save_pretrained(tmp_path)
+    plain = type(folded.backbone).from_pretrained(tmp_path).eval()
+    assert relative_error(plain(**batch(3)).logits, alone) < ROUNDING
     unfold(folded)
     after = model.state_dict()
     assert list(after) == list(before)
@@ -77,26 +79,15 @@ def test_the_average_is_that_of_adaptation():
     assert relative_error(folded.backbone(**batch(3)).logits, expected) < ROUNDING
 
 
-def test_it_is_saved_as_a_plain_model(tmp_path):
-    model = skilled(tiny_t5())
-    expected = model(torch.full((3,), 2), **batch(3)).logits
-    folded = fold(model, task_mixing(model.router, 2))
-    folded.backbone.save_pretrained(tmp_path)
-    plain = type(folded.backbone).from_pretrained(tmp_path).eval()
-    assert relative_error(plain(**batch(3)).logits, expected) < ROUNDING
-
-
 def test_half_precision_is_rounded_once():
     model = skilled(tiny_t5(), train_backbone=False)
-    layer = next(iter(model.skilled_layers().values()))
+    path, layer = next(iter(model.skilled_layers().items()))
     model.backbone.bfloat16()
     for skilled_layer in model.skilled_layers().values():
         skilled_layer.inventory.float()
     mixing = task_mixing(model.router, 0)
     exact = layer.weight.float() + layer.inventory.delta(mixing[layer.group][None])[0]
-    path = next(iter(model.skilled_layers()))
-    folded = fold(model, mixing)
-    plain = folded.backbone.get_submodule(path)
+    plain = fold(model, mixing).backbone.get_submodule(path)
     assert torch.equal(plain.weight, exact.bfloat16())
     assert not plain.weight.requires_grad
 

@@ -158,6 +158,5 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
 
 def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path, pretrained(base), {"kind": "bitfit", "targets": ["mlp"]})
-    message = "the layer has no bias to change"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="the layer has no bias to change"):
         merge_models(recipe(base, run), tmp_path / "out")

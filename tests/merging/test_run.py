@@ -203,9 +203,10 @@ def test_values_that_cannot_be_kept_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def with_models(recipe: Recipe, *folders: Path) -> Recipe:
+def with_models(recipe: Recipe, *folders: Path, base: Path | None = None) -> Recipe:
     given = [Ingredient(model=str(folder)) for folder in folders]
-    return recipe.model_copy(update={"models": given})
+    start = recipe.base.model_copy(update={"model": str(base)}) if base else recipe.base
+    return recipe.model_copy(update={"models": given, "base": start})
 
 
 def test_all_that_differs_is_listed_and_nothing_is_written(
@@ -247,16 +248,15 @@ def test_another_vocabulary_or_other_whole_numbers_are_refused(
         folder = tmp_path / name
         shutil.copytree(models / name.replace("other", "good"), folder)
         (folder / "tokenizer.json").write_text(f'{{"model": {{"vocab": {tokens}}}}}')
-    recipe = with_models(make("arithmetic"), tmp_path / "other")
-    base = recipe.base.model_copy(update={"model": str(tmp_path / "base")})
-    with pytest.raises(CheckpointError, match="another vocabulary"):
-        merge_models(recipe.model_copy(update={"base": base}), tmp_path / "out")
     for name in ("a", "b"):
         save_file({"ids": torch.tensor([ord(name)])}, tmp_path / f"{name}.safetensors")
-    recipe = with_models(make("arithmetic"), tmp_path / "a.safetensors")
-    base = recipe.base.model_copy(update={"model": str(tmp_path / "b.safetensors")})
-    with pytest.raises(CheckpointError, match="whole numbers with other values: ids"):
-        merge_models(recipe.model_copy(update={"base": base}), tmp_path / "out")
+    for name, base, message in (
+        ("other", "base", "another vocabulary"),
+        ("a.safetensors", "b.safetensors", "whole numbers with other values: ids"),
+    ):
+        recipe = with_models(make("arithmetic"), tmp_path / name, base=tmp_path / base)
+        with pytest.raises(CheckpointError, match=message):
+            merge_models(recipe, tmp_path / "out")
 
 
 def test_fisher_information_that_does_not_fit_is_refused(

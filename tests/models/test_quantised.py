@@ -34,10 +34,10 @@ def load(folder: Path, kind: str, **settings: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_linear_layers_are_packed_but_the_head(
-    folders: dict[str, Path], family: str, kind: str
+def test_all_linear_layers_but_the_head_are_packed_and_unpacked_nearly_the_plain_ones(
+    folders: dict[str, Path], family: str, kind: str, tmp_path: Path
 ) -> None:
-    model = load(folders[family], kind)
+    model, original = load(folders[family], kind), load_pretrained(str(folders[family]))
     packed = packed_layers(model)
     plain = {
         path.rpartition(".")[2]
@@ -51,20 +51,11 @@ def test_linear_layers_are_packed_but_the_head(
     assert not any(
         value.requires_grad for name, value in model.named_parameters() if name in packed
     )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_unpacked_it_is_the_plain_model_nearly(
-    folders: dict[str, Path], family: str, kind: str, tmp_path: Path
-) -> None:
-    model, original = load(folders[family], kind), load_pretrained(str(folders[family]))
     ids = torch.arange(3, VOCABULARY)[None]
     error = quantisation_error(model, original)
     logits = model(input_ids=ids, labels=ids).logits
     assert 0 < error.overall <= error.largest < (0.01 if kind == "int8" else 0.12)
-    n_layers = len(packed_layers(model))
-    assert dequantise(model) == n_layers
+    assert dequantise(model) == len(packed)
     assert packed_layers(model) == {}
     assert torch.allclose(model(input_ids=ids, labels=ids).logits, logits, atol=1e-4)
     # It is saved as a model like any other.

@@ -67,12 +67,9 @@ def test_two_processes_equal_one(folder: Path, kind: str, case: str) -> None:
             torch.testing.assert_close(local, whole, **CLOSE)
 
 
-def test_experts_must_divide_evenly(folder: Path) -> None:
+def test_a_slice_is_a_copy_of_some_experts_which_divide_evenly(folder: Path) -> None:
     message = (folder / "refused0.txt").read_text()
     assert message.startswith("3 experts cannot be shared out evenly among 2 processes")
-
-
-def test_a_slice_is_a_copy_of_some_experts() -> None:
     whole = AdapterInventory(6, 6, 4, hidden_features=3)
     part = expert_slice(whole, 1, 3)
     assert part.n_skills == part.blocks.n_skills == 2

@@ -26,23 +26,18 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_copies_compute_what_the_block_did(name):
-    inputs = batch(2)
-    before = MODELS[name]()(**inputs).logits
-    model = token_model(MODELS[name](), experts="copies", filled=False)
-    assert len(model.token_layers()) == (2 if name == "llama" else 4)
-    # Gates that sum to 1 up to rounding, through a few layers.
-    torch.testing.assert_close(model(TASKS, **inputs).logits, before, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_they_do_while_training_and_the_gradients_are_shared_out(name):
+def test_copies_compute_what_the_block_did_and_share_its_gradients(name):
     inputs = batch(2)
     dense = MODELS[name]().double().train()  # small entries are what is left of large terms
-    dense(**inputs).loss.backward()
+    before = dense(**inputs)
+    before.loss.backward()
     plain = {path: block.down.weight.grad for path, block in feed_forward_blocks(dense).items()}
     model = token_model(MODELS[name](), experts="copies", filled=False, train_backbone=True)
-    model.double().train()(TASKS, **inputs).loss.backward()
+    assert len(model.token_layers()) == (2 if name == "llama" else 4)
+    found = model.double().train()(TASKS, **inputs)
+    # Gates that sum to 1 up to rounding, through a few layers.
+    torch.testing.assert_close(found.logits, before.logits, rtol=1e-4, atol=1e-5)
+    found.loss.backward()
     for path, layer in model.token_layers().items():
         # Every expert's gradient is that of its tokens, by their gates: together, the block's.
         found = layer.experts.down.grad.sum(0)
@@ -79,21 +74,15 @@ def test_a_shared_expert_that_is_silent_changes_nothing():
     assert not torch.allclose(model(TASKS, **inputs).logits, before, atol=1e-2)
 
 
-def test_a_block_whose_projections_have_skills_cannot_be_copied():
+def test_blocks_that_cannot_be_copied_are_refused_with_the_reason():
     backbone, slot = tiny_t5(), RoutingSlot()
     attach_skills(backbone, lambda i, o: INVENTORIES["ia3"](i, o, 2), targets=["mlp"], slot=slot)
     block = next(iter(feed_forward_blocks(backbone).values()))
     with pytest.raises(ValueError, match="block with SkilledLinear in it cannot be copied"):
         upcycle(block, 2)
-
-
-def test_a_block_without_a_known_activation():
     backbone = tiny_llama()
     del backbone.model.layers[0].mlp.act_fn
     with pytest.raises(ValueError, match="LlamaMLP looks like a feed-forward block with no"):
         feed_forward_blocks(backbone)
-
-
-def test_other_architectures_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="no feed-forward block of a known form"):
         token_model(tiny_gpt2(), experts="copies", router=top2)

@@ -127,8 +127,6 @@ def test_scales_and_a_layer_at_two_paths_are_refused():
         mixture_adapter(twice, average_mixing(twice.router))
 
 
-# Adapters of peft as skills.
-
 SETTINGS = {
     "plain": {"r": 4, "lora_alpha": 8},
     "rank stabilised": {"r": 2, "lora_alpha": 3, "use_rslora": True},
@@ -178,8 +176,6 @@ def test_adapters_become_skills(family, tmp_path):
         found = model(torch.full((3,), skill), **batch(3)).logits
         assert relative_error(found, logits) < ROUNDING
 
-
-# What PEFT's users set.
 
 OPTIONS = {"alpha": 6.0, "rslora": True, "dropout": 0.25}
 

@@ -41,10 +41,10 @@ def model() -> Model:
     return Model()
 
 
-def start(model: Model, *, most: int = 100, wait: float = 0.0) -> RequestQueue:
+def start(model: Model, *, most: int = 100, wait: float = 0.0) -> Any:
     """Return a queue whose model is busy with a first batch."""
-    queue = RequestQueue(batch_size=3, wait=wait, most=most, answer=model)
-    queue.put(ONE, [row("first")])  # type: ignore[arg-type]
+    queue: Any = RequestQueue(batch_size=3, wait=wait, most=most, answer=model)
+    queue.put(ONE, [row("first")])
     assert model.began.wait(60)
     return queue
 
@@ -58,11 +58,10 @@ def finish(queue: RequestQueue, model: Model) -> list[tuple[Any, list[str]]]:
 
 def test_what_waits_is_collected_by_model_and_search(model: Model) -> None:
     queue = start(model)
-    put: Any = queue.put
-    put(ONE, [row("a"), row("b", most_tokens=9, temperature=1.0)])
-    put(OTHER, [row("c")])
-    put(ONE, [row("d", n_beams=2), row("e", n_beams=2, most_tokens=6)])
-    put(ONE, [row("f", n_beams=2), row("g"), row("h")])
+    queue.put(ONE, [row("a"), row("b", most_tokens=9, temperature=1.0)])
+    queue.put(OTHER, [row("c")])
+    queue.put(ONE, [row("d", n_beams=2), row("e", n_beams=2, most_tokens=6)])
+    queue.put(ONE, [row("f", n_beams=2), row("g"), row("h")])
     assert len(queue) == 8
     assert finish(queue, model) == [
         (ONE, ["a", "b", "g"]),
@@ -76,23 +75,21 @@ def test_what_waits_is_collected_by_model_and_search(model: Model) -> None:
 def test_what_shares_a_batch_fits_the_positions_together(model: Model) -> None:
     """The longest prompt and the longest answer: with padding, each row goes that far."""
     queue = start(model)
-    put: Any = queue.put
     limit: dict[str, Any] = {"n_positions": 10}
-    put(ONE, [row("a", prompt=[2] * 8, most_tokens=2, **limit)])
-    put(ONE, [row("b", prompt=[2], most_tokens=9, **limit)])
-    put(ONE, [row("c", prompt=[2] * 3, most_tokens=2, **limit)])
-    put(ONE, [row("d", prompt=[2], most_tokens=3, **limit)])
+    queue.put(ONE, [row("a", prompt=[2] * 8, most_tokens=2, **limit)])
+    queue.put(ONE, [row("b", prompt=[2], most_tokens=9, **limit)])
+    queue.put(ONE, [row("c", prompt=[2] * 3, most_tokens=2, **limit)])
+    queue.put(ONE, [row("d", prompt=[2], most_tokens=3, **limit)])
     assert finish(queue, model) == [(ONE, ["a", "c"]), (ONE, ["b", "d"])]
 
 
 def test_an_idle_model_waits_a_moment_for_more(model: Model) -> None:
     model.may_go.set()
-    queue = RequestQueue(batch_size=2, wait=30.0, most=10, answer=model)
-    put: Any = queue.put
-    put(ONE, [row("a")])
-    put(ONE, [row("b")])  # the batch is full: nothing to wait for
+    queue: Any = RequestQueue(batch_size=2, wait=30.0, most=10, answer=model)
+    queue.put(ONE, [row("a")])
+    queue.put(ONE, [row("b")])  # the batch is full: nothing to wait for
     assert model.began.wait(20)
-    put(ONE, [row("c")])
+    queue.put(ONE, [row("c")])
     queue.close()  # neither now
     queue.join()
     assert [names for _, names in model.batches] == [["a", "b"], ["c"]]
@@ -100,33 +97,30 @@ def test_an_idle_model_waits_a_moment_for_more(model: Model) -> None:
 
 def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
     queue = start(model, most=2)
-    put: Any = queue.put
-    put(ONE, [row("a")])
+    queue.put(ONE, [row("a")])
     with pytest.raises(ApiError, match="1 answers are waiting, at most 2 can; try again"):
-        put(ONE, [row("b"), row("c")])
+        queue.put(ONE, [row("b"), row("c")])
     dropped = row("d")
-    put(ONE, [dropped])
+    queue.put(ONE, [dropped])
     dropped.dropped = True
-    put(ONE, [row("e")])  # into the place of the one that nobody waits for
+    queue.put(ONE, [row("e")])  # into the place of the one that nobody waits for
     assert finish(queue, model) == [(ONE, ["a", "e"])]
 
 
 def test_a_closed_queue_answers_what_it_has(model: Model) -> None:
     queue = start(model)
-    put: Any = queue.put
-    put(ONE, [row("a")])
+    queue.put(ONE, [row("a")])
     assert queue.is_open
     queue.close()
     assert not queue.is_open
     with pytest.raises(ApiError, match="shutting down"):
-        put(ONE, [row("b")])
+        queue.put(ONE, [row("b")])
     assert finish(queue, model) == [(ONE, ["a"])]
-
-
-def test_a_queue_that_is_closed_at_once_drops_what_it_has(model: Model) -> None:
+    # One that is closed at once drops it.
+    model = Model()
     queue = start(model)
     waiting = row("a")
-    queue.put(ONE, [waiting])  # type: ignore[arg-type]
+    queue.put(ONE, [waiting])
     queue.close(at_once=True)
     assert waiting.dropped
     assert finish(queue, model) == []

@@ -43,9 +43,6 @@ def test_the_printed_form_names_sizes_and_settings(kind):
     assert "in_features=8, out_features=12, n_skills=3, n_heads=2" in repr(inventory)
     if hasattr(inventory, "mix"):
         assert f"mix={inventory.mix}" in repr(inventory)
-
-
-def test_the_printed_form_of_inventories_around_others():
     lora = LoRAInventory(4, 6, K, rank=2, alpha=3.0)
     assert "n_heads=1, rank=2, scale=1.5, rslora=False, dropout=0.0" in repr(lora)
     assert "query=input" in repr(AttendedInventory(lora, query="input"))
@@ -138,9 +135,6 @@ def test_what_a_kind_cannot_do_is_refused():
         AttendedInventory(IA3Inventory(8, 8, 2)).merge(weights)
 
 
-# Tensors of any shape.
-
-
 @pytest.mark.parametrize("layer", ["linear", "convolution"])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_kaiming_draws_as_the_layers_of_pytorch_do(layer, kind):
@@ -151,12 +145,8 @@ def test_kaiming_draws_as_the_layers_of_pytorch_do(layer, kind):
     assert values.abs().max() <= weight[0].numel() ** -0.5
     # Uniform draws, at least 10 000 of them: their spread is within 3 % with near certainty.
     assert float(values.std() / weight.detach().std()) == pytest.approx(1, abs=0.03)
-
-
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_kaiming_leaves_vectors_at_zero(kind):
-    skills = KINDS[kind].of_tensor((50,), K, init="kaiming")
-    assert not any(parameter.any() for parameter in skills.parameters())
+    vectors = KINDS[kind].of_tensor((50,), K, init="kaiming")
+    assert not any(parameter.any() for parameter in vectors.parameters())
 
 
 def test_kaiming_draws_both_sides_of_a_low_rank_skill():

@@ -23,17 +23,17 @@ TASK_IDS = torch.tensor([2, 0, 1, 0, 2])
 # encoder and decoder): errors are a few dozen roundings of 6e-8 each.
 ROUNDING = 1e-5
 
+TARGETS = ["q", "k", "v", "o", "wi", "wo"]
 FAMILIES = {
-    "t5": (tiny_t5, ["q", "k", "v", "o", "wi", "wo"], "SEQ_2_SEQ_LM"),
+    "t5": (tiny_t5, TARGETS, "SEQ_2_SEQ_LM"),
     "llama": (tiny_llama, ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"], "CAUSAL_LM"),
 }
 
 
-def ours(backbone, targets, make_router, n_tasks):
-    n_skills = make_router(1, n_tasks).n_skills
-    sizes = {"n_tasks": n_tasks, "n_skills": n_skills}
+def ours(backbone, targets, n_tasks, n_skills, router, **settings):
     made = partial(LoRAInventory, rank=RANK)
-    return skilled(backbone, inventory=made, router=make_router, targets=targets, **sizes)
+    sizes = {"n_tasks": n_tasks, "n_skills": n_skills, **settings}
+    return skilled(backbone, inventory=made, router=router, targets=targets, **sizes)
 
 
 def theirs(backbone, targets, kind, skilled, skill):
@@ -50,65 +50,40 @@ def theirs(backbone, targets, kind, skilled, skill):
     return model, layers
 
 
-def largest_errors(skilled, layers, skill):
-    """Return the largest relative errors of the two factors' gradients over all layers."""
-    down = [
-        relative_error(
-            skilled[path].inventory.down.grad[skill], layer.lora_A["default"].weight.grad.t()
-        )
-        for path, layer in layers.items()
-    ]
-    up = [
-        relative_error(skilled[path].inventory.up.grad[skill], layer.lora_B["default"].weight.grad)
-        for path, layer in layers.items()
-    ]
-    return max(down), max(up)
+def largest_error(skilled, layers, skill):
+    """Return the largest relative error of a factor's gradient in any layer."""
+    errors = []
+    for path, layer in layers.items():
+        own = skilled[path].inventory
+        errors.append(relative_error(own.down.grad[skill], layer.lora_A["default"].weight.grad.t()))
+        errors.append(relative_error(own.up.grad[skill], layer.lora_B["default"].weight.grad))
+    return max(errors)
 
 
+@pytest.mark.parametrize("router", [SharedRouter, PrivateRouter])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_shared_skill_equals_lora(family):
+def test_skills_equal_loras(family, router):
+    """One that all tasks share is a LoRA; private ones are LoRAs that run apart."""
     make, targets, kind = FAMILIES[family]
-    model = ours(make(), targets, SharedRouter, 3)
+    model, inputs = ours(make(), targets, 3, 1 if router is SharedRouter else 3, router), batch(5)
     skilled = model.skilled_layers()
-    reference, layers = theirs(make(), targets, kind, skilled, 0)
-    inputs = batch(5)
-    found, expected = model(TASK_IDS, **inputs), reference(**inputs)
-    assert relative_error(found.logits, expected.logits) < ROUNDING
-    torch.testing.assert_close(found.loss, expected.loss, rtol=ROUNDING, atol=0)
-    # The skills do something: without them the output is another.
-    with reference.disable_adapter():
-        assert relative_error(reference(**inputs).logits, expected.logits) > 0.1
-    found.loss.backward()
-    expected.loss.backward()
-    assert max(largest_errors(skilled, layers, 0)) < 10 * ROUNDING
+    found = model(TASK_IDS, **inputs).logits
+    found.square().sum().backward()
+    for skill in range(model.router.n_skills):
+        rows = slice(None) if router is SharedRouter else skill == TASK_IDS
+        reference, layers = theirs(make(), targets, kind, skilled, skill)
+        own = {name: tensor[rows] for name, tensor in inputs.items()}
+        expected = reference(**own).logits
+        assert relative_error(found[rows], expected) < ROUNDING
+        # The skills do something: without them the output is another.
+        with reference.disable_adapter():
+            assert relative_error(reference(**own).logits, expected) > 0.1
+        expected.square().sum().backward()
+        assert largest_error(skilled, layers, skill) < 10 * ROUNDING
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_private_skills_equal_loras_that_run_apart(family):
-    make, targets, kind = FAMILIES[family]
-    model = ours(make(), targets, PrivateRouter, 3)
-    skilled = model.skilled_layers()
-    inputs = batch(5)
-    found = model(TASK_IDS, **inputs)
-    found.logits.square().sum().backward()
-    for task in range(3):
-        rows = (task == TASK_IDS).nonzero().flatten()
-        reference, layers = theirs(make(), targets, kind, skilled, task)
-        expected = reference(**{name: tensor[rows] for name, tensor in inputs.items()})
-        assert relative_error(found.logits[rows], expected.logits) < ROUNDING
-        expected.logits.square().sum().backward()
-        assert max(largest_errors(skilled, layers, task)) < 10 * ROUNDING
-
-
-TARGETS = ["q", "k", "v", "o", "wi", "wo"]
 N_SKILLS, N_TASKS = 3, 4
 POLY_IDS = torch.tensor([2, 0, 3, 0, 2])
-
-
-def ours_mixed(n_heads):
-    made = partial(LoRAInventory, rank=RANK)
-    sizes = {"n_tasks": N_TASKS, "n_skills": N_SKILLS, "n_heads": n_heads}
-    return skilled(tiny_t5(), inventory=made, targets=TARGETS, **sizes)
 
 
 def to_splits(factor, n_heads):
@@ -171,7 +146,8 @@ def share_noise(monkeypatch, layers, model, n_heads):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("n_heads", [1, 4])
 def test_polytropon_equals_poly(monkeypatch, n_heads, training):
-    model = ours_mixed(n_heads).train(training)
+    sizes = {"n_tasks": N_TASKS, "n_skills": N_SKILLS, "n_heads": n_heads}
+    model = ours(tiny_t5(), TARGETS, router="polytropon", **sizes).train(training)
     reference, layers = poly(model, n_heads)
     reference.train(training)
     inputs = batch(len(POLY_IDS))

@@ -126,9 +126,6 @@ HARD = ("supermask", "head_mask")  # a rounding may flip a gate
 CASES = [(kind, name) for name in USES for kind in HAVING[name]]
 
 
-# Each use against its definition.
-
-
 @pytest.mark.parametrize("n_heads", [1, H])
 @pytest.mark.parametrize("kind", TASK)
 def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
@@ -233,9 +230,6 @@ def test_a_composed_tensor_is_the_common_one_and_the_weighted_changes(kind, shap
         torch.testing.assert_close(base + inventory.delta(weights).view(-1, *shape), expected)
 
 
-# Promises of all uses.
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_fresh_skills_change_nothing(kind):
     inventory, base, x = make_kind(kind, I, O, K), nn.Linear(I, O), torch.randn(B, L, I)
@@ -273,6 +267,7 @@ def test_a_copy_and_a_saved_state_give_the_same_bit_for_bit(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_autocast_computes_in_bfloat16_and_keeps_float32_gradients(kind, name):
+    """Skills that are in bfloat16 themselves run too."""
     _, inventory = layer(kind, dtype=torch.float32)
     expected = use(kind, name, inventory, torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=name != "composed"):
@@ -285,16 +280,10 @@ def test_autocast_computes_in_bfloat16_and_keeps_float32_gradients(kind, name):
     found.float().square().sum().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in inventory.parameters())
     assert all(parameter.grad.isfinite().all() for parameter in inventory.parameters())
-
-
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_skills_in_bfloat16_run(kind, name):
-    _, inventory = layer(kind, dtype=torch.float32)
-    expected = use(kind, name, inventory, torch.float32)
-    found = use(kind, name, inventory.to(torch.bfloat16), torch.bfloat16)
-    assert found.dtype == torch.bfloat16
+    half = use(kind, name, inventory.to(torch.bfloat16), torch.bfloat16)
+    assert half.dtype == torch.bfloat16
     if kind not in HARD:
-        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.1)
+        torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TASK if kind not in HARD])
@@ -357,9 +346,6 @@ def test_gradients_agree_with_finite_differences(kind):
     assert torch.autograd.gradcheck(run, (x, weights, *skills))
 
 
-# Refused uses.
-
-
 def test_uses_that_a_kind_has_not_are_refused():
     experts, supermask = FeedForwardExperts(I, 3, O, K), make_kind("supermask", I, O, K)
     message = "FeedForwardExperts cannot be mixed by task, only chosen by token; choose another ki"
@@ -370,6 +356,9 @@ def test_uses_that_a_kind_has_not_are_refused():
         MoELayer(supermask, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
     with pytest.raises(ValueError, match=message):
         supermask.dispatch(torch.randn(N, I), random_pairs())
+    for kind in ("ia3", "adapter", "supermask"):
+        with pytest.raises(NotImplementedError, match="does not add to the base weight"):
+            make_kind(kind, I, O, K).delta(mixing(B, 1, K))
 
 
 @pytest.mark.parametrize("use", USES)
@@ -383,12 +372,6 @@ def test_the_registry_knows_the_kinds_of_every_use(use):
             kind_for(use, kind)
 
 
-@pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask"])
-def test_a_kind_that_adds_to_no_weight_has_no_change_of_one(kind):
-    with pytest.raises(NotImplementedError, match="does not add to the base weight"):
-        make_kind(kind, I, O, K).delta(mixing(B, 1, K))
-
-
 @pytest.mark.parametrize("kind", TASK)
 def test_segments_are_examples_of_other_lengths(kind):
     """Tokens of all examples in a row, against every example alone; gradients too."""
@@ -397,14 +380,7 @@ def test_segments_are_examples_of_other_lengths(kind):
     draw = torch.Generator().manual_seed(5)
     x = torch.randn(sum(segments), I, generator=draw, dtype=torch.float64, requires_grad=True)
     weights = mixing(len(segments), 1, K).double().requires_grad_()
-    found, expected = [], []
-    for together, kept in ((True, found), (False, expected)):
-        if together:
-            y = inventory.combine_segments(x, base, inventory.merge(weights), segments)
-        else:
-            alone = zip(x.split(segments), weights.split(1), strict=True)
-            y = torch.cat([mixed(kind, inventory, base, own[None], one)[0] for own, one in alone])
-        inputs = [x, weights, *inventory.parameters()]
-        kept += [y, *torch.autograd.grad(y.square().sum(), inputs, allow_unused=True)]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    found = inventory.combine_segments(x, base, inventory.merge(weights), segments)
+    alone = zip(x.split(segments), weights.split(1), strict=True)
+    expected = [mixed(kind, inventory, base, own[None], one)[0] for own, one in alone]
+    assert_same(found, torch.cat(expected), [x, weights, *inventory.parameters()])

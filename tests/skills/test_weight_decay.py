@@ -36,11 +36,6 @@ def test_of_a_backbone_decay_is_for_what_transformers_says(family):
     assert len(decayed(backbone)) > 5
 
 
-def test_a_module_may_say_what_its_parameters_are():
-    model = nn.Sequential(Stacks(), nn.Linear(2, 2))
-    assert decayed(model) == {"0.values", "1.weight"}
-
-
 # What is a bias or a scale. Of a kind that is not here, that is a number of each skill's.
 VECTORS = {
     "ia3": {"difference"},
@@ -68,12 +63,6 @@ def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
     assert VECTORS.get(kind, numbers) <= named.keys()
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_of_feed_forward_experts_decay_is_for_the_products(gated):
-    experts = FeedForwardExperts(4, 8, 6, 3, gated=gated, bias=True)
-    assert decayed(experts) == {"up", "down"}
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "composed" in KINDS[kind].uses])
 def test_a_change_of_a_bias_is_a_bias(kind):
     """Dense and sparse changes of biases and norms are stacked into matrices, or flattened."""
@@ -97,8 +86,12 @@ def test_a_change_of_a_bias_is_a_bias(kind):
         (nn.MultiheadAttention(4, 2), {"in_proj_weight", "out_proj.weight"}),
         (nn.GroupNorm(2, 4), set()),
         (nn.Embedding(3, 2), {"weight"}),
+        (FeedForwardExperts(4, 8, 6, 3, bias=True), {"up", "down"}),
+        (FeedForwardExperts(4, 8, 6, 3, gated=True, bias=True), {"up", "down"}),
+        # A module may say what its parameters are.
+        (nn.Sequential(Stacks(), nn.Linear(2, 2)), {"0.values", "1.weight"}),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_layers_of_pytorch(module, expected):
+def test_weights_of_layers(module, expected):
     assert decayed(module) == expected

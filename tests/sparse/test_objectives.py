@@ -118,7 +118,7 @@ def test_masked_text_asks_for_fifteen_percent_as_bert_does():
     torch.testing.assert_close(found, theirs(model, inputs, labels))
 
 
-def test_masks_are_found_or_asked_for():
+def test_masks_and_text_are_found_or_asked_for():
     assert mask_id(TOKENIZER, None) == TOKENIZER.convert_tokens_to_ids("<extra_id_0>")
     with pytest.raises(ConfigError, match=r"--mask \('ab'\) is 2 tokens; it must be one"):
         mask_id(TOKENIZER, "ab")
@@ -131,9 +131,6 @@ def test_masks_are_found_or_asked_for():
 
     with pytest.raises(ConfigError, match="Bare has no mask token; give the text of one by --mask"):
         mask_id(Bare(), None)  # type: ignore[arg-type]
-
-
-def test_text_without_lines_or_room_is_refused():
     for texts in ([], [""]):
         with pytest.raises(ConfigError, match="the text has no line to learn from"):
             CausalText(TOKENIZER, texts, 8)

@@ -13,8 +13,6 @@ def task(**keys):
 
 
 RECORDS = [{"x": f"word\n{n}", "y": n % 2} for n in range(2500)]
-
-
 ALL = {"references": "all"}
 
 

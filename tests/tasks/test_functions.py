@@ -12,6 +12,7 @@ NOTICE = (
     "This article's plot summary may be too long or excessively detailed. Please help improve it "
     "by removing unnecessary details and making it more concise."
 )
+ANN = {"AnswersName": [["ann"]]}
 
 
 def lines(name, records):
@@ -93,15 +94,7 @@ CASES = {
     "freebase_qa": (
         table(
             "RawQuestion Parses",
-            (
-                "Who?",
-                {
-                    "Answers": [
-                        {"AnswersName": [["zoe", "Bo"], ["ann"]]},
-                        {"AnswersName": [["ann"]]},
-                    ]
-                },
-            ),
+            ("Who?", {"Answers": [{"AnswersName": [["zoe", "Bo"], ["ann"]]}, ANN]}),
             ("What?", [{"Answers": [{"AnswersName": ["b"]}, {"AnswersName": ["a"]}]}]),
             ("Not parsed", None),
         ),

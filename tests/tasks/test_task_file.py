@@ -128,17 +128,13 @@ def test_holdout(holdout, expected):
         ("tasks:\n", "task:\n", "f: there must be a key 'tasks' with the tasks by name"),
         ("    labels", "    input: x\n    labels", 'found duplicate key "input"'),
         ("{path", "{path: [", "f: line"),
+        (ONE, "tasks: {a: 3}", "f, task 'a': 3 must be a mapping"),
     ],
 )  # fmt: skip
 def test_mistakes_are_explained(old, new, message):
     assert old in ONE
     with pytest.raises(TaskError, match=re.escape(message)):
         parse_tasks(ONE.replace(old, new), "f")
-
-
-def test_a_task_must_be_a_mapping():
-    with pytest.raises(TaskError, match="f, task 'a': 3 must be a mapping"):
-        parse_tasks("tasks: {a: 3}", "f")
 
 
 def test_the_example_of_the_documents(tmp_path):

@@ -22,6 +22,7 @@ from mttl.data.token_sampler import TokenBatchSampler
 from mttl.io.errors import DivergedError
 from mttl.routing import PolytroponRouter, ScoreFunctionRouter
 from mttl.routing.task.priors import RoutingPrior
+from mttl.skills import SkilledModel
 from mttl.training.loss import global_mean, token_losses
 from mttl.training.text_to_text import TextToTextModule
 from training.test_text_to_text import tokenizer
@@ -44,6 +45,12 @@ class Rows(Dataset):
 SIZES = np.array([[3 + row] for row in range(12)])
 
 
+def module_of(model: SkilledModel, **optim: Any) -> TextToTextModule:
+    return TextToTextModule(
+        model, tokenizer(), dict.fromkeys("abc", "EM"), AdamW(kind="adamw", **optim)
+    )
+
+
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("t5", "rows"), ("llama", "rows"), ("llama", "budget"), ("llama", "packed")],
@@ -55,9 +62,7 @@ def test_the_gradient_is_that_of_one_large_batch(family: str, kind: str) -> None
     model = skilled(BACKBONES[family]())
     prior = RoutingPrior(sparsity=0.5)
     model.router = PolytroponRouter(model.router.n_groups, 3, 1, 3, relaxed=False, prior=prior)
-    module = TextToTextModule(
-        model, tokenizer(), dict.fromkeys("abc", "EM"), AdamW(kind="adamw", lr=1e-12)
-    )
+    module = module_of(model, lr=1e-12)
     parameters = [value for value in model.parameters() if value.requires_grad]
     collate: TrainCollator = TrainCollator(0, decoder_only)
     sampler = TaskBatchSampler([0] * 12, batch_size=2)
@@ -95,7 +100,7 @@ def test_a_router_that_learns_from_its_draws_weighs_rows_alike() -> None:
     model.router = ScoreFunctionRouter(model.router.n_groups, 3, 1, 3, entropy=0.5)
     fixed = torch.randn(12, 3)
     model.router._baselines = lambda task_ids, losses: fixed[task_ids, 0]  # the same in any batch
-    module = TextToTextModule(model, tokenizer(), dict.fromkeys("abc", "EM")).eval()
+    module = module_of(model).eval()
     collate = TrainCollator(0, False)
     whole = collate([Rows()[row] for row in range(12)])
     wanted = module.training_losses(whole)[2].losses["choice"]
@@ -112,10 +117,7 @@ def test_a_router_that_learns_from_its_draws_weighs_rows_alike() -> None:
 def test_a_last_step_to_huge_weights_is_not_saved(tmp_path: Path, name: str) -> None:
     """The weights are finite, and no loss with them is."""
     collate = TrainCollator(0, False)
-    optim = AdamW(kind="adamw", lr=1e30, schedule="constant", warmup=0)  # type: ignore[arg-type]
-    module = TextToTextModule(
-        skilled(BACKBONES["t5"]()), tokenizer(), dict.fromkeys("abc", "EM"), optim
-    )
+    module = module_of(skilled(BACKBONES["t5"]()), lr=1e30, schedule="constant", warmup=0)
     trainer = quiet_trainer(max_steps=1)
     sampler = TaskBatchSampler([0] * 12, batch_size=2)
     trainer.fit(module, ResumableLoader(Rows(), sampler, collate_fn=collate))
@@ -125,34 +127,17 @@ def test_a_last_step_to_huge_weights_is_not_saved(tmp_path: Path, name: str) -> 
     assert not list(tmp_path.iterdir())
 
 
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 4, 7, generator=generator)
-    labels = torch.randint(0, 7, (3, 4), generator=generator)
-    labels[0, 2:] = -100
-    labels[2, 1:] = -100
-    return logits, labels
-
-
-def test_equals_cross_entropy_with_and_without_smoothing():
-    logits, labels = batch()
+def test_the_loss_is_cross_entropy_and_shares_of_a_step_add_up_to_it():
+    logits, labels = torch.randn(3, 4, 7), torch.randint(0, 7, (3, 4))
+    labels[0, 2:] = labels[2, 1:] = -100
     for smoothing in (0.0, 0.1):
-        expected = functional.cross_entropy(
+        whole = functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing
         )
-        found = global_mean(token_losses(logits, labels, smoothing), labels)
-        torch.testing.assert_close(found, expected)
-
-
-def test_a_batch_without_any_label_has_loss_zero():
-    logits, labels = batch()
-    labels = torch.full_like(labels, -100)
-    assert global_mean(token_losses(logits, labels), labels) == 0
-
-
-def test_shares_of_a_step_add_up_to_the_mean_over_its_tokens():
-    logits, labels = batch()
-    losses = token_losses(logits, labels)
-    tokens = (labels != -100).sum() / 3  # three batches of one row each
-    shares = [global_mean(losses[[i]], labels[[i]], tokens) for i in range(3)]
-    torch.testing.assert_close(sum(shares) / 3, global_mean(losses, labels))
+        losses = token_losses(logits, labels, smoothing)
+        torch.testing.assert_close(global_mean(losses, labels), whole)
+        tokens = (labels != -100).sum() / 3  # three batches of one row each
+        shares = [global_mean(losses[[i]], labels[[i]], tokens) for i in range(3)]
+        torch.testing.assert_close(sum(shares) / 3, whole)
+    nothing = torch.full_like(labels, -100)
+    assert global_mean(token_losses(logits, nothing), nothing) == 0

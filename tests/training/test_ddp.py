@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.command import arguments, column, read_csv, start, train
-from helpers.gyms import TASKS, TINY_T5, write_config, write_gym
+from helpers.gyms import TASKS
 from helpers.nodes import free_port, torchrun, train_on_two
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.io.torch_file import load_torch
@@ -26,17 +26,6 @@ from mttl.io.torch_file import load_torch
 TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
 SHARDED = ("trainer.devices=2", "trainer.strategy=fsdp2", "data.batch_size=4")
 STRATEGIES = {"ddp": TWO, "fsdp2": SHARDED}
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ddp")
-    return write_config(
-        folder / "tiny.yaml",
-        write_gym(folder / "gym", lengths=(1, 6)),
-        backbone={"config": {**TINY_T5["config"], "dropout_rate": 0.0}},
-        router={"relaxed": False},
-    )
 
 
 def finished(process: "subprocess.Popen[str]") -> str:
@@ -47,21 +36,23 @@ def finished(process: "subprocess.Popen[str]") -> str:
 
 
 @pytest.fixture(scope="module")
-def one(config: Path) -> RunFolder:
+def one(still: Path) -> RunFolder:
     """A run of one process."""
-    return train(config, "one")
+    return train(still, "one")
 
 
 @pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def two(request: pytest.FixtureRequest, config: Path, one: RunFolder) -> tuple[RunFolder, str]:
+def two(request: pytest.FixtureRequest, still: Path, one: RunFolder) -> tuple[RunFolder, str]:
     """A run of two processes, and what it said."""
-    said = config.parent / f"{request.param}.txt"
-    train_on_two("torchrun", config, (request.param, STRATEGIES[request.param], False), said=said)
+    said = still.parent / f"{request.param}.txt"
+    train_on_two("torchrun", still, (request.param, STRATEGIES[request.param], False), said=said)
     return RunFolder(one.path.parent / request.param), said.read_text(encoding="utf-8")
 
 
 def test_every_row_is_scored_once_and_alike(one: RunFolder, two: tuple[RunFolder, str]) -> None:
-    found, _ = two
+    found, said = two
+    for once in ("Skills on the backbone", "Scores per task", "step 4: mean score"):
+        assert sum(once in line for line in said.splitlines()) == 1  # the second process is quiet
     assert read_csv(found.results) == read_csv(one.results)
     for task in TASKS:
         for split in ("dev", "test"):
@@ -98,44 +89,27 @@ def _files(folder: Path) -> list[str]:
     return sorted(path for path in paths if not path.startswith("."))
 
 
-def test_the_second_process_is_quiet(two: tuple[RunFolder, str]) -> None:
-    lines = two[1].splitlines()
-    assert sum("Skills on the backbone" in line for line in lines) == 1
-    assert sum("Scores per task" in line for line in lines) == 1
-    assert sum("step 4: mean score" in line for line in lines) == 1
-
-
-def assert_same(found: RunFolder, expected: RunFolder) -> None:
-    """To the last bit: it is the same work, whoever has started the processes."""
-    assert found.metrics.read_text() == expected.metrics.read_text()
-    assert found.results.read_text() == expected.results.read_text()
-    for path in ("skills.safetensors", "router.safetensors", "backbone.safetensors"):
-        assert (found.skills / path).read_bytes() == (expected.skills / path).read_bytes()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("two", ["ddp"], indirect=True)
-def test_processes_that_lightning_starts_train_the_same(
-    config: Path, two: tuple[RunFolder, str]
+def test_whoever_starts_the_processes_they_train_the_same(
+    still: Path, two: tuple[RunFolder, str]
 ) -> None:
-    finished(start(config, "started", *TWO))
-    assert_same(RunFolder(two[0].path.parent / "started"), two[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("two", ["ddp"], indirect=True)
-def test_two_machines_under_torchrun_train_the_same(
-    config: Path, two: tuple[RunFolder, str]
-) -> None:
+    """Lightning, and two machines under torchrun: to the last bit, as it is the same work."""
+    finished(start(still, "started", *TWO))
     given = ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32-true"]
-    command = arguments(f"{config}+trainer/nodes.yaml", "nodes", (*given, TWO[2]), False)
+    command = arguments(f"{still}+trainer/nodes.yaml", "nodes", (*given, TWO[2]), False)
     meeting = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
     port = f"--master-port={free_port()}"
     machines = [torchrun(*meeting, port, f"--node-rank={n}", given=command) for n in (0, 1)]
     said = [machine.communicate(timeout=250)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
-    assert_same(RunFolder(two[0].path.parent / "nodes"), two[0])
     assert sum("Scores per task" in line for text in said for line in text.splitlines()) == 1
+    expected = two[0]
+    for found in (RunFolder(expected.path.parent / name) for name in ("started", "nodes")):
+        assert found.metrics.read_text() == expected.metrics.read_text()
+        assert found.results.read_text() == expected.results.read_text()
+        for path in ("skills.safetensors", "router.safetensors", "backbone.safetensors"):
+            assert (found.skills / path).read_bytes() == (expected.skills / path).read_bytes()
 
 
 @pytest.mark.slow
@@ -143,10 +117,10 @@ def test_two_machines_under_torchrun_train_the_same(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_both_processes_stop_together_and_continue(
-    config: Path, strategy: str, number: signal.Signals
+    still: Path, strategy: str, number: signal.Signals
 ) -> None:
     settings, name = STRATEGIES[strategy], f"stopped-{strategy}-{number.name}"
-    process = start(config, name, *settings, "trainer.max_steps=4000")
+    process = start(still, name, *settings, "trainer.max_steps=4000")
     assert process.stderr is not None
     for line in process.stderr:
         if "mean score" in line:
@@ -155,16 +129,16 @@ def test_both_processes_stop_together_and_continue(
     _, rest = process.communicate(timeout=300)
     assert process.returncode == (1 if number == signal.SIGTERM else 130), rest
     assert "the state was saved, continue with --resume" in rest
-    stopped = RunFolder(config.parent / "runs" / name)
+    stopped = RunFolder(still.parent / "runs" / name)
     step = torch.load(stopped.last, weights_only=False)["global_step"]
-    finished(start(config, name, *settings, f"trainer.max_steps={step + 4}", resume=True))
+    finished(start(still, name, *settings, f"trainer.max_steps={step + 4}", resume=True))
     assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path, strategy: str) -> None:
+def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(still: Path, strategy: str) -> None:
     """With noise of every kind: each process goes on in its own stream of random numbers."""
     # The learning rate must not depend on where the run is meant to end.
     settings = [*STRATEGIES[strategy], "optim.schedule=constant", "optim.warmup=0"]
@@ -172,8 +146,8 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path, stra
 
     def run(name: str, steps: int, resume: bool = False) -> dict[str, Any]:
         name = f"{name}-{strategy}"
-        finished(start(config, name, *settings, f"trainer.max_steps={steps}", resume=resume))
-        return torch.load(config.parent / "runs" / name / "checkpoints" / "last.ckpt")
+        finished(start(still, name, *settings, f"trainer.max_steps={steps}", resume=resume))
+        return torch.load(still.parent / "runs" / name / "checkpoints" / "last.ckpt")
 
     run("halves", 4)
     found, expected = run("halves", 8, resume=True), run("whole", 8)
@@ -189,7 +163,7 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path, stra
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", ["token_loss_free", "token_top2"])
-def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str, strategy: str) -> None:
+def test_experts_are_balanced_by_the_loads_of_both(still: Path, kind: str, strategy: str) -> None:
     """Biases move by counts, so they are equal; losses over all tokens differ by rounding.
 
     There are many experts, so that the signs of one process's loads would not do for all of them.
@@ -203,7 +177,7 @@ def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str, stra
     else:
         settings.append("moe.balance.global_statistics=true")
     # The settings of the task router and its skills are replaced by the fragment's.
-    recipe = f"{config}+router/{kind}.yaml"
+    recipe = f"{still}+router/{kind}.yaml"
     process = start(recipe, f"{strategy}-{kind}", *STRATEGIES[strategy], *settings)
     one = train(recipe, f"one-{strategy}-{kind}", *settings)
     finished(process)
@@ -227,14 +201,14 @@ def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str, stra
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
-    config: Path,
+    still: Path,
 ) -> None:
     """The checkpoint and ``skills/`` are those of any run: whatever reads them need not know."""
     # Fifteen rows for two processes, one by one: the last batch of one process has no row.
     # A step has as many rows whoever computes it.
     single = ("data.global_batch_size=8", "data.eval_batch_size=1")
-    process = start(config, "killed", *SHARDED, *single, "trainer.max_steps=4000")
-    killed = RunFolder(config.parent / "runs" / "killed")
+    process = start(still, "killed", *SHARDED, *single, "trainer.max_steps=4000")
+    killed = RunFolder(still.parent / "runs" / "killed")
     assert process.stderr is not None
     for line in process.stderr:
         if "mean score" in line and killed.last.is_file():  # of an earlier validation
@@ -245,5 +219,5 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
     alone = ("trainer.devices=1", "data.batch_size=4")
     for more, settings in enumerate((SHARDED, TWO, alone), start=1):
         end = f"trainer.max_steps={step + 2 * more}"
-        finished(start(config, "killed", *settings, *single, end, resume=True))
+        finished(start(still, "killed", *settings, *single, end, resume=True))
         assert load_torch(killed.last, "")["global_step"] == step + 2 * more

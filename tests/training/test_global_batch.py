@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.command import column, start, train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, write_config
 from mttl.assembly.trainer import with_shared_batches
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
@@ -15,28 +15,16 @@ from training.test_ddp import finished
 # 48 rows are four steps and one of 8 rows; a process has 10 of a step's rows in 3 batches, or two
 # have 5 each, in 2 batches.
 SIZES = ("data.global_batch_size=10", "data.batch_size=4", "data.evaluate=[]")
+SIZES += ("optim.schedule=constant", "optim.warmup=0")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    still = {**TINY_T5["config"], "dropout_rate": 0.0}
-    return write_config(
-        folder / "tiny.yaml",
-        write_gym(folder / "gym", lengths=(1, 6)),
-        backbone={"config": still},
-        router={"relaxed": False},
-        optim={"schedule": "constant", "warmup": 0},
-    )
-
-
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(config: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes(still: Path) -> None:
     """Losses differ by the order of additions: 1e-7 a step, which AdamW amplifies to some 1e-5."""
-    train(config, "shared", *SIZES, "trainer.max_steps=7")
-    process = start(config, "shared", *SIZES, *TWO, resume=True)
-    whole = train(config, "whole", *SIZES)
+    train(still, "shared", *SIZES, "trainer.max_steps=7")
+    process = start(still, "shared", *SIZES, *TWO, resume=True)
+    whole = train(still, "whole", *SIZES)
     finished(process)
     shared = type(whole)(whole.path.parent / "shared")
     for name, count in (("train/loss", 12), ("val/loss", 3), ("val/score", 3)):
@@ -50,11 +38,11 @@ def test_a_run_goes_on_with_another_number_of_processes(config: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_decoder_only_run_is_that_of_one_process(config: Path) -> None:
+def test_a_decoder_only_run_is_that_of_one_process(still: Path) -> None:
     """Validation after parts of an epoch; tasks drawn; the last step has a row per process."""
     llama = write_config(
-        config.parent / "llama.yaml",
-        config.parent / "gym",
+        still.parent / "llama.yaml",
+        still.parent / "gym",
         backbone=TINY_LLAMA,
         router={"relaxed": False},
         data={"sampler": {"kind": "uniform"}, "max_rows": 4},
@@ -70,35 +58,27 @@ def test_a_decoder_only_run_is_that_of_one_process(config: Path) -> None:
         assert column(two.metrics, name) == pytest.approx(expected, rel=1e-4), name
 
 
-def test_a_batch_follows_from_the_processes(config: Path) -> None:
-    settings = load_config(str(config), [*SIZES, "data.batch_size=3"])
+def test_a_batch_follows_from_the_processes(still: Path) -> None:
+    settings = load_config(str(still), [*SIZES, "data.batch_size=3"])
     own = with_shared_batches(settings)
     assert own.trainer.accumulate_grad_batches == 4
     assert own.data.batch_size == 3
     assert own.trainer.val_check_interval == 4 * 4
-    shared = with_shared_batches(load_config(str(config), [*SIZES, *TWO, "trainer.strategy=fsdp2"]))
+    shared = with_shared_batches(load_config(str(still), [*SIZES, *TWO, "trainer.strategy=fsdp2"]))
     assert (shared.trainer.strategy, shared.data.batch_size) == ("fsdp2", 3)
-    without = load_config(str(config))
+    without = load_config(str(still))
     assert with_shared_batches(without) is without
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            [*TWO, "data.global_batch_size=9"],
-            r"data.global_batch_size \(9\) must be a multiple of 2, the number of processes.*"
-            "take 8 or 10, or other devices",
-        ),
-        (
-            [*TWO, "trainer.num_nodes=4", "data.global_batch_size=6"],
-            r"data.global_batch_size \(6\) must be a multiple of 8.*take 8, or",
-        ),
-        (["trainer.accelerator=tpu", "data.global_batch_size=8"], "section trainer: "),
+        ([*TWO, 9], r"size \(9\) must be a multiple of 2, the number of processes.*take 8 or 10"),
+        ([*TWO, "trainer.num_nodes=4", 6], r"size \(6\) must be a multiple of 8.*take 8, or"),
+        (["trainer.accelerator=tpu", 8], "section trainer: "),
     ],
 )
-def test_what_processes_cannot_share_is_refused(
-    config: Path, settings: list[str], message: str
-) -> None:
+def test_what_processes_cannot_share_is_refused(still: Path, settings: list, message: str) -> None:
+    *given, size = settings
     with pytest.raises(ConfigError, match=message):
-        with_shared_batches(load_config(str(config), settings))
+        with_shared_batches(load_config(str(still), [*given, f"data.global_batch_size={size}"]))

@@ -239,9 +239,6 @@ def test_the_image_has_a_cell_for_every_weight() -> None:
     assert (routing_image(weights * 0) == 255).all()
 
 
-# The file of metrics.
-
-
 def test_a_row_per_step_with_what_was_logged_at_it(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.csv")
     file.log_metrics({"train/loss": 0.1}, 0)

@@ -35,6 +35,7 @@ def policies(train_base: bool = True) -> PolicyModule:
 
 
 BOTH = pytest.mark.parametrize("build", [text, policies])
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def saved(trained: ResumableModule) -> dict[str, Any]:
@@ -44,9 +45,8 @@ def saved(trained: ResumableModule) -> dict[str, Any]:
 
 
 def begin(trained: ResumableModule, **trainer: int) -> None:
-    trained._trainer = SimpleNamespace(
-        **{"world_size": 1, "global_step": 0, "global_rank": 0} | trainer
-    )  # type: ignore
+    given = {"world_size": 1, "global_step": 0, "global_rank": 0} | trainer
+    trained._trainer = SimpleNamespace(**given)  # type: ignore
     trained.on_train_start()
 
 
@@ -89,27 +89,17 @@ def test_a_checkpoint_of_other_settings_is_refused(build: Any, name: str) -> Non
 
 
 @BOTH
-def test_a_resumed_run_draws_on(build: Any) -> None:
-    trained = build()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_a_resumed_run_draws_on(build: Any, device: str) -> None:
+    trained = build().to(device)
     checkpoint = saved(trained)
-    expected = torch.rand(3)
+    expected = torch.rand(3, device=device)
     trained.on_load_checkpoint(checkpoint)
     begin(trained)
-    assert torch.equal(torch.rand(3), expected)
-    again = torch.rand(3)
+    assert torch.equal(torch.rand(3, device=device), expected)
+    again = torch.rand(3, device=device)
     begin(trained)  # a second training starts from nothing
-    assert not torch.equal(torch.rand(3), again)
-
-
-@BOTH
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_device_draws_on_too(build: Any) -> None:
-    trained = build().cuda()
-    checkpoint = saved(trained)
-    expected = torch.rand(3, device="cuda")
-    trained.on_load_checkpoint(checkpoint)
-    begin(trained)
-    assert torch.equal(torch.rand(3, device="cuda"), expected)
+    assert not torch.equal(torch.rand(3, device=device), again)
 
 
 @BOTH

@@ -21,9 +21,6 @@ def probabilities(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows)[:, None, None, :]
 
 
-# The numbers.
-
-
 def test_statistics_of_the_stacks_and_of_all() -> None:
     groups = ("encoder.block.0", "decoder.block.0", "decoder.block.1")
     found = routing_statistics(probabilities([1, 0], [0.5, 0.5], [0.75, 0.25]), groups)
@@ -52,9 +49,6 @@ def test_statistics_of_every_router_are_numbers_in_range(kind: str) -> None:
     assert len(found) == 9
     # Rounding in double precision.
     assert all(-1e-9 <= value <= 1 + 1e-9 for value in found.values())
-
-
-# The history.
 
 
 class Watched:

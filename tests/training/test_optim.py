@@ -34,17 +34,17 @@ def skilled(train_backbone=False, kind=LoRAInventory):
     return SkilledModel(backbone, PolytroponRouter(1, 3, 1, 2), slot)
 
 
-def test_a_parameter_without_a_role_is_listed():
+def test_mistakes_are_named():
     model = skilled()
     model.extra = nn.Linear(2, 2)
     model.router.role = "navigator"
     with pytest.raises(ValueError, match=r"no known role: router.logits, extra.weight, extra.bias"):
         parameter_roles(model)
-
-
-def test_nothing_to_train_is_an_error():
     with pytest.raises(ValueError, match="no trainable parameter"):
         parameter_groups(skilled().requires_grad_(False), lr=LR, weight_decay=0.0)
+    optim = AdamW(kind="adamw", up_lr_ratio=16.0)
+    with pytest.raises(ConfigError, match=r"up_lr_ratio \(16\) is for the second factors"):
+        build_optimizer(optim, skilled(kind=IA3Inventory))
 
 
 def test_two_speeds_and_weight_decay_by_role():
@@ -68,14 +68,9 @@ def test_schedules_equal_those_of_transformers(kind, reference):
     factor = learning_rate_factor(kind, 6, 40)
     # The reference rounds nothing: the formulas are the same.
     assert [factor(step) for step in range(41)] == pytest.approx([expected(s) for s in range(41)])
-
-
-def test_the_warmup_is_the_fraction_that_was_written():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = build_schedule(
-        AdamW(kind="adamw", schedule="constant", warmup=0.29), optimizer, 100
-    )
-    assert scheduler.lr_lambdas[0](28) == 28 / 29
+    # The warm-up is the fraction that was written.
+    constant = AdamW(kind="adamw", schedule="constant", warmup=0.29)
+    assert build_schedule(constant, optimizer, 100).lr_lambdas[0](28) == 28 / 29
 
 
 def test_second_factors_move_as_under_pefts_lora_plus():
@@ -106,9 +101,3 @@ def test_second_factors_move_as_under_pefts_lora_plus():
         # A fused kernel and a loop of operations round differently.
         torch.testing.assert_close(inventory.down[0], first.t(), msg=str(step))
         torch.testing.assert_close(inventory.up[0], second, msg=str(step))
-
-
-def test_a_rate_of_second_factors_needs_some():
-    optim = AdamW(kind="adamw", up_lr_ratio=16.0)
-    with pytest.raises(ConfigError, match=r"up_lr_ratio \(16\) is for the second factors"):
-        build_optimizer(optim, skilled(kind=IA3Inventory))

@@ -18,17 +18,16 @@ from training.test_text_to_text import module, rows
 METRICS = {"words": "EM", "more words": "ACC", "numbers": "Pearson-Correlation"}
 
 
-def answers(task_id: int, sample: int, *pairs: str, row: int = 0) -> list[Prediction]:
+def answers(task_id: int, sample: int, *pairs: str) -> list[Prediction]:
     """Return rows from pairs ``reference/answer``."""
+    apart = [pair.split("/") for pair in pairs]
     return [
-        Prediction(
-            task_id, sample, row + i, f"input {i}", (pair.split("/")[0],), pair.split("/")[1]
-        )
-        for i, pair in enumerate(pairs)
+        Prediction(task_id, sample, i, f"input {i}", (reference,), answer)
+        for i, (reference, answer) in enumerate(apart)
     ]
 
 
-def test_a_row_per_task_and_sample_in_their_order() -> None:
+def test_a_row_per_task_and_sample_in_their_order_and_the_mean_over_tasks() -> None:
     given = [
         *answers(1, 100, "x/X", "y/the y", "z/z"),
         *answers(0, 100, "x/z", "y/the y"),
@@ -41,9 +40,7 @@ def test_a_row_per_task_and_sample_in_their_order() -> None:
         Result("words", "dev", "100", 7, "EM", 0.5, 2),
         Result("more words", "dev", "100", 7, "ACC", pytest.approx(2 / 3), 3),
     ]
-
-
-def test_every_task_counts_alike_in_the_mean_however_many_samples_it_has() -> None:
+    # Every task counts alike in the mean, however many samples it has.
     samples = answers(0, 13, "x/y"), answers(0, 42, "x/y"), answers(0, 100, "x/x")
     mean = score([*chain(*samples), *answers(1, 100, "x/x")], METRICS, "test", 7)[-1]
     # The mean of 1/3 and 1; over task and sample it would be 1/2.
@@ -72,9 +69,8 @@ def test_predictions_are_a_file_per_task_with_one_line_per_row(tmp_path: Path) -
         Prediction(0, 100, 1, "ink", ("o",), "日本\u2028語"),
     ]
     write_predictions(tmp_path, given, list(METRICS), "test")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("numbers_test.jsonl", "words_test.jsonl")
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["numbers_test.jsonl", "words_test.jsonl"]
     text = (tmp_path / "words_test.jsonl").read_text(encoding="utf-8")
     assert "日本" in text  # as it is, not escaped
     lines = text.removesuffix("\n").split("\n")
@@ -88,11 +84,8 @@ def test_answers_come_in_the_order_of_tasks_and_rows_and_only_once() -> None:
     trained, trainer = module(skilled(tiny_t5())), quiet_trainer()
     # As the data module does: batches by length, not by task.
     batches = [[4, 0], [3], [2, 1]]
-    loader: Any = DataLoader(
-        rows(),
-        batch_sampler=batches,
-        collate_fn=EvalCollator(0, False),  # type: ignore[arg-type]
-    )
+    collate: Any = EvalCollator(0, False)
+    loader: Any = DataLoader(rows(), batch_sampler=batches, collate_fn=collate)
     for _ in range(2):  # the second time, the answers of the first are gone
         found = predict(trainer, trained, loader)
         assert [(row.task_id, row.row) for row in found] == [(0, 0), (0, 2), (2, 1), (2, 3), (2, 4)]

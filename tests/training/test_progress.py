@@ -46,9 +46,6 @@ class Run:
         return self.file.getvalue().splitlines()
 
 
-# A file, as of a batch job: lines.
-
-
 def test_a_line_from_time_to_time_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch)
     run.call("on_train_start")
@@ -105,9 +102,6 @@ def test_other_processes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         run.call("on_train_end")
         assert run.file.getvalue() == ""
         assert run.losses_read == 0
-
-
-# A terminal: one bar.
 
 
 def test_one_bar_for_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,6 @@ def test_what_was_attached() -> None:
     assert untrained.endswith(f"8 linear layers in mlp. {total:,} parameters.")
 
 
-# Scores beside their baselines.
-
-
 def test_scores_in_per_cent_beside_the_baselines_of_their_split() -> None:
     results = [
         *(result("a", "dev", 0.25), result("q[red]", "dev", 1.0), result("mean", "dev", 0.625)),
@@ -98,9 +95,6 @@ def test_scores_in_per_cent_beside_the_baselines_of_their_split() -> None:
         ["q[red]", "EM", "100.0", "20.0", "0.0"],
         ["mean", "", "62.5", "15.0", "6.2"],
     ]
-
-
-# Baselines.
 
 
 @pytest.fixture
@@ -146,9 +140,6 @@ def test_baselines_file(tmp_path: Path) -> None:
         "copy,a,dev,100,13,EM,0.333333,4\n"
         "majority,mean,test,all,13,mean,nan,4\n"
     )
-
-
-# The routing.
 
 
 @pytest.mark.parametrize("n_heads", [1, 2])

@@ -96,18 +96,15 @@ def handlers() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-# When it saves.
-
-
-def test_saves_every_so_many_steps_and_at_the_end(last: Recorder) -> None:
-    trainer(last, max_steps=5).fit(Sum(), loader())
-    assert last.saved == [(1, 1), (2, 2), (4, 4), (5, 5)]
-
-
-def test_the_first_checkpoint_comes_early_and_distances_double(tmp_path: Path) -> None:
-    last = Recorder(tmp_path / "last.ckpt", every_n_steps=40)
-    trainer(last, max_steps=100).fit(Sum(), loader())
-    assert [step for step, _ in last.saved] == [2, 4, 8, 16, 32, 64, 100]
+@pytest.mark.parametrize(
+    ("every", "end", "steps"), [(2, 5, [1, 2, 4, 5]), (40, 100, [2, 4, 8, 16, 32, 64, 100])]
+)
+def test_saves_early_at_distances_that_double_and_at_the_end(
+    every: int, end: int, steps: list[int], tmp_path: Path
+) -> None:
+    last = Recorder(tmp_path / "last.ckpt", every_n_steps=every)
+    trainer(last, max_steps=end).fit(Sum(), loader())
+    assert last.saved == [(step, step) for step in steps]
 
 
 def test_a_resumed_run_does_not_save_before_its_first_step(last: Recorder) -> None:
@@ -185,9 +182,6 @@ def test_epochs_are_counted_however_often_a_run_was_killed(tmp_path: Path) -> No
     assert resumed.global_step == 5 * N_BATCHES
     assert resumed.current_epoch == 5
     assert float(module.total.detach()) == 5 * sum(range(1, N_BATCHES + 1))
-
-
-# Signals.
 
 
 @pytest.mark.parametrize("batch", [6, 7, 8])

@@ -94,9 +94,6 @@ def answer(model: SkilledModel, row: dict[str, Any]) -> str:
     return str(tokenizer().decode(ids[0, start:], skip_special_tokens=True))
 
 
-# The loss.
-
-
 @pytest.mark.parametrize("family", BACKBONES)
 def test_every_token_is_predicted_from_those_before_it(family: str) -> None:
     model = skilled(BACKBONES[family]())
@@ -181,9 +178,6 @@ def test_two_draws_have_to_agree(family: str) -> None:
     assert torch.equal(learned, drawn)  # both passes learn to agree, and the others nothing
 
 
-# Validation.
-
-
 def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks() -> None:
     model, some = skilled(tiny_t5()), rows()
     for row in (0, 1, 4):  # which are answered rightly
@@ -204,9 +198,6 @@ def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks() -> None
     (logged,) = quiet_trainer().validate(module(model), loader, verbose=False)
     # The task without a row is not mentioned. float32 sums in another order.
     assert logged == pytest.approx(expected, rel=1e-5)
-
-
-# Answers.
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])

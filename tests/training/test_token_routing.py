@@ -1,5 +1,6 @@
 """Token routing in training and adaptation: losses, loads, biases, modes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,8 +69,8 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
     model = token_model(tiny_t5(), router=balanced).train()
     batches = [batch(), {**padded_batch(seed=2), "task_ids": TASKS}]
     batches[1]["attention_mask"][0, 2:] = 0
-    wanted = [torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]
+    wanted = [torch.zeros_like(p) for p in parameters]
     for one in batches:
         losses, labels, routing = module_of(model).nll(one)
         total = global_mean(losses, labels) + sum(routing.losses.values())
@@ -92,9 +93,6 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
     assert all(router.grad is not None for router in routers)
 
 
-# Balancing without a loss.
-
-
 def biases(model: SkilledModel) -> list[Tensor]:
     return [layer.router.bias.value.clone() for layer in model.token_layers().values()]
 
@@ -102,27 +100,18 @@ def biases(model: SkilledModel) -> list[Tensor]:
 def test_biases_move_against_the_load_once_a_step() -> None:
     model = token_model(tiny_t5(), router=biased).train()
     module, callback = module_of(model), BiasBalancing()
-
-    class Trainer:
-        global_step = 0
-
-        class strategy:
-            @staticmethod
-            def reduce(value: Tensor, reduce_op: str) -> Tensor:
-                return value
-
-    callback.on_train_start(Trainer, module)  # type: ignore[arg-type]
+    strategy = SimpleNamespace(reduce=lambda value, reduce_op: value)
+    trainer: Any = SimpleNamespace(global_step=0, strategy=strategy)
+    callback.on_train_start(trainer, module)
     outputs = module.training_step(batch(), 0)
-    callback.on_train_batch_end(Trainer, module, outputs, None, 0)  # type: ignore[arg-type]
+    callback.on_train_batch_end(trainer, module, outputs, None, 0)
     assert not any(bias.any() for bias in biases(model))  # a batch of two: no step yet
-    Trainer.global_step = 1
-    callback.on_train_batch_end(Trainer, module, outputs, None, 1)  # type: ignore[arg-type]
+    trainer.global_step = 1
+    callback.on_train_batch_end(trainer, module, outputs, None, 1)
     for bias, row in zip(biases(model), outputs[LOADS][:, :-1].float(), strict=True):
         assert torch.equal(bias, 0.5 * torch.sign(row.mean() - row))
     assert callback.loads is None
 
-
-# Adaptation.
 
 MODES = ("zero_shot", "router_only", "skills_only", "all", "from_scratch", "full")
 
@@ -132,33 +121,21 @@ def test_a_mode_trains_its_parts_and_leaves_the_model_as_it_was(mode: Any) -> No
     model = token_model(tiny_t5(), router=biased)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     flags = {name: value.requires_grad for name, value in model.named_parameters()}
-    rows = {
-        **padded_batch(),
-        "task_ids": torch.zeros(3, dtype=torch.long),
-        "references": [["x"]] * 3,
-        "inputs": ["x"] * 3,
-        "samples": [0] * 3,
-        "rows": [0, 1, 2],
-    }
+    rows = {**padded_batch(), "task_ids": torch.zeros(3, dtype=torch.long), "rows": [0, 1, 2]}
+    rows |= {"references": [["x"]] * 3, "inputs": ["x"] * 3, "samples": [0] * 3}
     rows["generation_inputs"] = {key: rows[key] for key in ("input_ids", "attention_mask")}
     with adapted(model, mode):
         module = module_of(model, max_output_length=2)
         parts = parts_by_role(model)
         trained = {name for name, value in model.named_parameters() if value.requires_grad}
-        for role, wanted in (("skills", mode not in ("zero_shot", "router_only")),):
-            assert all(p.requires_grad == wanted for m in parts[role] for p in m.parameters())
+        wanted = mode not in ("zero_shot", "router_only")
+        assert all(p.requires_grad == wanted for m in parts["skills"] for p in m.parameters())
         routers = mode in ("router_only", "all", "from_scratch", "full")
         assert any(".router.weight" in name for name in trained) == routers
         assert ("backbone.shared.weight" in trained) == (mode == "full")
         moved: list[bool] = []
-        fine_tune(
-            module,
-            [rows],
-            [rows],
-            n_steps=1,
-            eval_every=1,
-            on_step=lambda: moved.append(any(bias.any() for bias in biases(model))),
-        )
+        note = lambda: moved.append(any(bias.any() for bias in biases(model)))  # noqa: E731
+        fine_tune(module, [rows], [rows], n_steps=1, eval_every=1, on_step=note)
         assert moved == ([] if mode == "zero_shot" else [routers])
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
@@ -170,9 +147,6 @@ def test_modes_that_cannot_be() -> None:
         apply_mode(token_model(tiny_t5()), "average")
     with pytest.raises(ConfigError, match="'from_scratch' from fresh skills needs the backbone's"):
         apply_mode(token_model(tiny_t5(), experts="copies"), "from_scratch")
-
-
-# The report.
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])

@@ -1,7 +1,7 @@
 """Use finished runs as methods in a comparison: their scores are read, nothing is run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,18 +35,22 @@ class ExistingRuns:
 
     def check(self) -> None:
         """Refuse what are not finished runs of one method."""
+        if problem := next(self._problems(), None):
+            raise MttlError(f"--runs {self.name}: {problem}")
+
+    def _problems(self) -> Iterator[str]:
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
-                raise MttlError(
-                    f"--runs {self.name}: '{self.folders[0]}' and '{folder}' differ in more than "
-                    f"their seeds: {', '.join(other)}. Give each its own name"
+                yield (
+                    f"'{self.folders[0]}' and '{folder}' differ in more than their seeds: "
+                    f"{', '.join(other)}. Give each its own name"
                 )
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             if not any(score.seed == seed for score in self.scores):
                 results = RunFolder(folder).require_results()
-                raise MttlError(
-                    f"--runs {self.name}: '{results}' has no test scores of tasks (data.evaluate: "
-                    "[test]; mttl compare RUN shows others, those of BabyAI too). Leave the run out"
+                yield (
+                    f"'{results}' has no test scores of tasks (data.evaluate: [test]; mttl compare "
+                    "RUN shows others, those of BabyAI too). Leave the run out"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
             places = [folder / f"adapt-{mode}" for folder in self.folders]
@@ -54,10 +58,10 @@ class ExistingRuns:
             everything = set[Adapted]().union(*found.values())
             for place, own in found.items():
                 if own and own != everything:
-                    raise MttlError(
-                        f"--runs {self.name}: '{place}' has results of {len(own)} of the "
-                        f"{len(everything)} tasks and samples that its runs were adapted to; "
-                        "finish it with the same mttl adapt, or leave the run out"
+                    yield (
+                        f"'{place}' has results of {len(own)} of the {len(everything)} tasks and "
+                        "samples that its runs were adapted to; finish it with the same mttl "
+                        "adapt, or leave the run out"
                     )
 
     @cached_property
@@ -115,10 +119,13 @@ def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
     for text in texts:
         name, _, listed = text.partition("=")
         folders = tuple(Path(folder) for folder in listed.split(",") if folder)
+        problem = ""
         if not name or not folders:
-            raise MttlError(f"--runs '{text}' must have the form NAME=RUN[,RUN...]")
-        if name in found or name in taken:
-            raise MttlError(f"--runs {name}: there is another method of this name; choose one")
+            problem = f"'{text}' must have the form NAME=RUN[,RUN...]"
+        elif name in found or name in taken:
+            problem = f"{name}: there is another method of this name; choose one"
+        if problem:
+            raise MttlError(f"--runs {problem}")
         found[name] = ExistingRuns(name, folders)
         found[name].check()
     return list(found.values())

@@ -57,10 +57,13 @@ def read_view(
         built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
         require_features(built, {"plots": "a figure of routing"})
     record = read_token_record(folder).as_routing() if tokens_only else read_record(folder)
+    problem = ""
     if len(record.tasks) + len(adapted) < 2:
-        raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
-    if tokens_only and adapted:
-        raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row there")
+        problem = "has one task only, and figures compare tasks"
+    elif tokens_only and adapted:
+        problem = "routes tokens only: adapted tasks have no row there"
+    if problem:
+        raise TaskError(f"'{folder}' {problem}")
     trails: dict[str, np.ndarray] = {}
     if adapted:
         record = with_adapted(record, adapted, backbone)

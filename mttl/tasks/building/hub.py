@@ -178,12 +178,12 @@ def _explained(name: str) -> Iterator[None]:
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
         message = " ".join(str(error).split())
-        no_way = _OutOfReachError("there is no way to the hub, or HF_HUB_OFFLINE is set")
+        kind, why = UnavailableError, ""
         match error:
             case RuntimeError() if "scripts are no longer supported" in message:
-                raise _ScriptOnlyError(f"'{name}' is a loading script") from error
+                kind, why = _ScriptOnlyError, "is a loading script"
             case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
-                raise no_way from error
+                kind = _OutOfReachError
             case DatasetNotFoundError() if "gated" in message:
                 why = "is gated: accept its terms on its page, then log in with `hf auth login`"
             case DatasetNotFoundError():
@@ -194,7 +194,8 @@ def _explained(name: str) -> Iterator[None]:
                 # No such configuration, split or file; or files that are damaged, or no table.
                 why = f"cannot be loaded ({message})"
             case _ if type(error).__module__.startswith(_HTTP_LIBRARIES):
-                raise no_way from error
+                kind = _OutOfReachError
             case _:
                 raise
-        raise UnavailableError(f"'{name}' {why}") from error
+        no_way = "there is no way to the hub, or HF_HUB_OFFLINE is set"
+        raise kind(f"'{name}' {why}" if why else no_way) from error

@@ -115,7 +115,7 @@ def test_every_layer_of_experts_steps(
         step()
 
 
-def test_the_layers_are_of_one_size(moe_speed: ModuleType) -> None:
+def test_the_layers_are_of_one_size_and_the_naive_loop_computes_the_same(moe_speed) -> None:
     def size(variant: str) -> int:
         layer = moe_speed.make_layer(variant, 6, 4, 3)
         return sum(parameter.numel() for parameter in layer.parameters())
@@ -123,9 +123,6 @@ def test_the_layers_are_of_one_size(moe_speed: ModuleType) -> None:
     assert size("dense") == size("one expert") == 3 * 6 * 2 * 4
     with_router = 3 * (3 * 6 * 4) + 3 * 6
     assert size("ours") == size("Mixtral eager") == size("naive loop") == with_router
-
-
-def test_the_naive_loop_computes_the_same(moe_speed: ModuleType) -> None:
     ours, naive = (moe_speed.make_layer(name, 6, 4, 3) for name in ("ours", "naive loop"))
     with torch.no_grad():
         naive.router.weight.copy_(ours.router.weight)
@@ -136,7 +133,9 @@ def test_the_naive_loop_computes_the_same(moe_speed: ModuleType) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_a_missing_peer_is_left_out_with_the_reason(moe_speed, capsys, monkeypatch) -> None:
+def test_a_missing_peer_is_left_out_and_too_few_experts_refused(
+    moe_speed, capsys, monkeypatch
+) -> None:
     monkeypatch.setattr(moe_speed, "find_spec", lambda name: None)
     measured = []
     monkeypatch.setattr(
@@ -145,9 +144,6 @@ def test_a_missing_peer_is_left_out_with_the_reason(moe_speed, capsys, monkeypat
     assert moe_speed.main(["--experts", "8", "--tokens", "64"]) == 0
     assert "st-moe-pytorch is left out: it is not installed" in capsys.readouterr().err
     assert measured == [name for name in moe_speed.VARIANTS if name != moe_speed.ST_MOE]
-
-
-def test_too_few_experts_are_refused(moe_speed, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         moe_speed.main(["--experts", "1"])
     assert stopped.value.code == 2
@@ -188,32 +184,23 @@ def test_processor_and_wall_time_of_an_answer(startup: ModuleType, tmp_path: Pat
     }
     assert rows[f"{only}, processor"]["ratio"] > 1
     assert rows[f"{only}, wall"]["median"] < 60_000
-
-
-def test_every_command_line_is_one_of_a_recipe(startup: ModuleType) -> None:
     lines = [startup.command_line(variant) for variant in startup.VARIANTS[1:]]
     assert len(lines) == len(startup.COMMANDS) * len(startup.QUESTIONS)
     assert all(Path(line[0]).is_file() for line in lines)
 
 
 @pytest.mark.parametrize("model", ["t5", "llama"])
-def test_all_sides_train_on_the_same_rows(end_to_end, settings, model) -> None:
+def test_all_sides_train_on_the_same_rows_and_ours_again(end_to_end, settings, model) -> None:
     settings.model = model
     config = end_to_end.configuration(end_to_end.OURS, settings)
     data = end_to_end.data_of(config, 8)
     ours: Counter[tuple[int, ...]] = Counter()
     for batch in data.train_dataloader():
-        kept = batch["attention_mask"].bool()
-        rows = zip(batch["input_ids"], kept, strict=True)
+        rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
         ours.update(tuple(ids[mask].tolist()) for ids, mask in rows)
     peers = Counter(tuple(row["input_ids"]) for row in end_to_end.peer_rows(data, end_to_end.LOOP))
     assert ours == peers
     assert sum(peers.values()) == 8
-
-
-@pytest.mark.parametrize("model", ["t5", "llama"])
-def test_our_training_runs_again_and_again(end_to_end, settings, model) -> None:
-    settings.model = model
     step, _ = end_to_end.build(end_to_end.OURS, settings)
     step()
     step()

@@ -44,11 +44,8 @@ def test_without_a_gpu_it_says_what_it_would_run(gpu, capsys, monkeypatch) -> No
     assert "trainer.strategy=ddp" in rows[0]
 
 
-def test_all_rows_together_have_35_minutes(gpu: ModuleType) -> None:
+def test_rows_have_35_minutes_and_settings_that_exist(gpu, monkeypatch) -> None:
     assert sum(row.limit for row in gpu.ROWS) <= 60 * gpu.MINUTES == 2100
-
-
-def test_the_settings_of_all_trainings_exist(gpu, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     for row in gpu.ROWS:
         for command in (row.command, row.toy):

@@ -44,17 +44,13 @@ def test_messages_are_read_from_what_is_raised_and_warned() -> None:
     }
 
 
-def test_the_page_has_messages_of_every_command() -> None:
+def test_the_page_has_messages_of_every_command_and_what_troubleshooting_quotes() -> None:
     page = MESSAGES.messages_page(ROOT)
     assert "another comparison is at work in '{out}'" in page
     assert "the run folder '{path}' exists already and is never overwritten" in page
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert len(set(headings)) == len(headings)
     assert "mttl/commands/predict.py" in headings
-
-
-def test_what_troubleshooting_quotes_is_said() -> None:
-    page = MESSAGES.messages_page(ROOT)
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [
         part.strip(" ,()")
@@ -120,16 +116,14 @@ def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
     assert page == "# One\ntwo\n\n```python\nprint(1)\n```\n\n```text\n1\n2\n```\n"
 
 
-TERMINAL = (
-    "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n"
-    "\x1b[2Ktraining \x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
-    "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
-)
-
-
 def test_bars_and_colours_are_left_out() -> None:
+    terminal = (
+        "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n\x1b[2Ktraining "
+        "\x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
+        "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
+    )
     kept = "Scores\n┏━━━━━━━━━━━━┓\n│ verb │ 84.4 │\nThe run is in runs/x\n"
-    assert TUTORIALS.printed(TERMINAL) == kept
+    assert TUTORIALS.printed(terminal) == kept
 
 
 def test_a_cell_keeps_what_it_printed_and_no_warnings() -> None:

@@ -56,17 +56,12 @@ def test_the_folder_holds_the_trained_backbone_without_skills(given_, tmp_path) 
     assert (out / "model.safetensors").read_bytes() == stored
 
 
-def test_a_model_is_never_overwritten(given_, tmp_path, capsys) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "config.json").touch()
-    given = [*given_, "--out", str(tmp_path / "out")]
-    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
-    assert "holds a model already" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_frozen_backbone_and_a_foreign_folder_are_refused(given_, tmp_path, capsys) -> None:
-    (tmp_path / "other-run").mkdir()
+def test_a_frozen_backbone_and_folders_of_others_are_refused(given_, tmp_path, capsys) -> None:
+    for name in ("other-run", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "config.json").touch()
     for files, out, message in (
+        (given_[1], "full", "holds a model already"),
         (f"{given_[1]}+backbone/t5_small.yaml", "out", "is frozen, and only the backbone"),
         (given_[1], "other", "is needed for the training"),
     ):

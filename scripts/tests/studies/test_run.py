@@ -45,21 +45,16 @@ def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:
     folder = comparison.run_folder(first) / "search-all"
     folder.mkdir(parents=True)
     (folder / "best.yaml").write_text("adapt: {lr: 0.25, router_lr: 0.5}\n")
-    assert comparison.command(first, variant, "adapt-all")[-2:] == [
-        "adapt.lr=0.25",
-        "adapt.router_lr=0.5",
-    ]
+    command = comparison.command(first, variant, "adapt-all")
+    assert command[-2:] == ["adapt.lr=0.25", "adapt.router_lr=0.5"]
     comparison.cost_file(first, "adapt-all").write_text('{"ended": true}')
     assert comparison.note([first]).endswith("`shared_rank_128: all` 0.25 / 0.5 (1).")
 
 
-def test_every_folder_has_a_page_that_names_its_settings() -> None:
+def test_every_folder_has_a_page_that_names_its_settings_and_is_listed() -> None:
     assert {path.parent for path in STUDIES} <= {page.parent for page in PAGES}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [path.name for path in STUDIES if f"{path.parent.name}/{path.name}" not in text] == []
-
-
-def test_the_index_lists_every_page() -> None:
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"\((\w+)/README\.md\)", index)
     assert sorted(listed) == [page.parent.name for page in PAGES]

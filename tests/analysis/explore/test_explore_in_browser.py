@@ -73,7 +73,6 @@ class RunPage(Page):
     def __init__(self, driver: Any, view: RoutingView, path: Path) -> None:
         super().__init__(driver, path.as_uri())
         self.view = view
-        self.path = path
 
 
 @pytest.fixture

@@ -113,9 +113,7 @@ def test_ddp_copies_and_fsdp2_shares() -> None:
         **{"backbone": 23, "skills": 8, "optimizer": 15, "blocks put together": 60},
         **{"activations": 50, "gradients": 2 + 5},
     }
-
-
-def test_every_process_keeps_the_scales_and_a_layer_of_a_shared_base() -> None:
+    # Every process keeps the scales and a layer of a shared base.
     given = {"linear": {64: (4096, 1024)}, "largest": 12}
     shared = needs(**given).plan("fsdp2", 4, "nf4").training
     # Half a byte and a sixteenth of four per weight; plus three quarters of the scales.
@@ -123,10 +121,12 @@ def test_every_process_keeps_the_scales_and_a_layer_of_a_shared_base() -> None:
     assert (shared["scales of others"], shared["a layer in full"]) == (48, 12)
 
 
-def test_a_step_of_the_optimizer_can_be_the_peak() -> None:
+def test_a_step_of_the_optimizer_can_be_the_peak_and_a_tenth_is_to_spare() -> None:
     plan = needs(trained=500).plan("auto", 1)
     assert plan.training["gradients"] == 500
     assert "activations" not in plan.training
+    assert MemoryPlan({"weights": 9 * GIB}, {}).fits(10)
+    assert not MemoryPlan({"weights": 9 * GIB + 1}, {}).fits(10)
 
 
 def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -> None:
@@ -144,10 +144,9 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-# Routers of two sorts; the others are slow.
-OFTEN = ("token_top2", "token_base")
+OFTEN = ("router/token_top2.yaml", "router/token_base.yaml")  # of two sorts; the others are slow
 TOKENS = [
-    pytest.param(name, marks=() if Path(name).stem in OFTEN else pytest.mark.slow)
+    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
     for name in fragments("router")
     if "token" in name
 ]
@@ -170,11 +169,6 @@ def test_the_paper_s_configuration_is_planned_offline() -> None:
     config = load_config("crossfit_paper.yaml", ["data.batch_size=1"])
     weights = needs_of(config, TASKS, answers=False).weights
     assert weights["backbone (float32)"] == 4 * 406_291_456  # parameters, as published
-
-
-def test_a_tenth_is_to_spare() -> None:
-    assert MemoryPlan({"weights": 9 * GIB}, {}).fits(10)
-    assert not MemoryPlan({"weights": 9 * GIB + 1}, {}).fits(10)
 
 
 def test_the_peak_is_what_lives_at_once():

@@ -103,8 +103,7 @@ def test_the_mean_of_levels_counts():
     assert episodes_to(episodes[:1], np.array([[0.97, 1.0, 1.0]]), smoothing=1) == 10
     assert episodes_to(episodes[:1], np.array([[0.98999, 0.99]]), smoothing=1) is None
 
-
-def test_a_log_shorter_than_the_window_is_not_judged():
+    # A log shorter than the window is not judged.
     assert episodes_to(np.arange(99), np.ones((99, 2))) is None
     assert episodes_to(np.arange(100), np.ones((100, 2))) == 50
     assert episodes_to(np.arange(0), np.ones((0, 2))) is None

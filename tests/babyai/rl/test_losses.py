@@ -44,15 +44,10 @@ def slow_loss(frames, clip, value_coef, entropy_coef):
         entropy = -sum(p * math.log(p) for p in chances)
         kl = ratio - 1 - math.log(ratio)
         terms.append((policy, critic, entropy, kl, abs(ratio - 1) > clip))
-    policy, critic, entropy, kl, clipped = np.mean(terms, axis=0)
+    policy, critic, entropy, *_ = means = np.mean(terms, axis=0)
+    names = ("policy_loss", "value_loss", "entropy", "approximate_kl", "clip_fraction")
     loss = policy + value_coef * critic - entropy_coef * entropy
-    return loss, {
-        "policy_loss": policy,
-        "value_loss": critic,
-        "entropy": entropy,
-        "approximate_kl": kl,
-        "clip_fraction": clipped,
-    }
+    return loss, dict(zip(names, means, strict=True))
 
 
 def test_against_a_loop_over_frames():
@@ -135,15 +130,6 @@ def slow_advantages(rewards, values, ends, next_values, discount, decay):
     return result
 
 
-def random_rollout(n_steps, n_tasks, n_slots, seed):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (n_steps, n_tasks, n_slots)
-    rewards, values = torch.randn(2, *shape, generator=generator, dtype=torch.double)
-    ends = torch.rand(shape, generator=generator) < 0.3
-    next_values = torch.randn(shape[1:], generator=generator, dtype=torch.double)
-    return rewards, values, ends, next_values
-
-
 @given(
     sizes=st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
     seed=st.integers(0, 2**31),
@@ -151,19 +137,21 @@ def random_rollout(n_steps, n_tasks, n_slots, seed):
     decay=st.floats(0, 1),
 )
 def test_the_recursion_is_the_sum_of_the_definition(sizes, seed, discount, decay):
-    rollout = random_rollout(*sizes, seed)
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values = torch.randn(2, *sizes, generator=generator, dtype=torch.double)
+    ends = torch.rand(sizes, generator=generator) < 0.3
+    next_values = torch.randn(sizes[1:], generator=generator, dtype=torch.double)
+    rollout = rewards, values, ends, next_values
     found = generalised_advantages(*rollout, discount=discount, decay=decay)
     # At most nine terms of order 1 in double precision, added in another order.
     slow = slow_advantages(*rollout, discount, decay)
     torch.testing.assert_close(found, slow, rtol=0, atol=1e-12)
 
 
-def demonstrated_frames():
-    return torch.randn(2, 5, 4, 7), torch.randint(0, 7, (2, 5, 4)), torch.rand(2, 5, 4) < 0.6
-
-
 def test_against_cross_entropy_and_distributions_of_torch():
-    logits, actions, mask = demonstrated_frames()
+    """Frames that do not count have no gradient."""
+    logits, actions = torch.randn(2, 5, 4, 7), torch.randint(0, 7, (2, 5, 4))
+    mask = torch.rand(2, 5, 4) < 0.6
     loss, statistics = imitation_loss(logits, actions, mask, entropy_coef=0.1)
     expected = torch.nn.functional.cross_entropy(logits[mask], actions[mask])
     entropy = torch.distributions.Categorical(logits=logits[mask]).entropy().mean()
@@ -172,10 +160,6 @@ def test_against_cross_entropy_and_distributions_of_torch():
     torch.testing.assert_close(statistics["cross_entropy"], expected)
     torch.testing.assert_close(statistics["entropy"], entropy)
     torch.testing.assert_close(statistics["accuracy"], accuracy)
-
-
-def test_frames_that_do_not_count_have_no_gradient():
-    logits, actions, mask = demonstrated_frames()
     for counts in (mask, mask & False):
         given = logits.clone().requires_grad_()
         loss, statistics = imitation_loss(given, actions, counts, entropy_coef=0.1)

@@ -1,6 +1,5 @@
 from dataclasses import fields
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,21 +37,6 @@ def make_steps(n_steps, n_tasks=2, n_slots=3, memory=4):
     ]
 
 
-@pytest.fixture
-def rollout():
-    steps = make_steps(S, T, N)
-    rollout = stack_steps(steps, RECURRENCE)
-    for name, value in vars(rollout).items():
-        kept = steps[::RECURRENCE] if name == "memory" else steps
-        assert torch.equal(value, torch.stack([getattr(step, name) for step in kept])), name
-    return rollout
-
-
-@pytest.fixture
-def sequences(rollout):
-    return cut_sequences(rollout, rollout.log_probs + 0.5, -rollout.log_probs)
-
-
 def places(log_probs):
     """Return step, task and slot of frames: log probabilities number them."""
     number = log_probs.long()
@@ -77,14 +61,19 @@ def check_frames(batch, rollout):
     assert torch.equal(batch.memory, rollout.memory[cut, task[:, 0], slot[:, 0]])
 
 
-def test_sequences_are_in_order_with_the_memory_of_their_first_step(rollout, sequences):
+def test_an_epoch_uses_every_frame_once_in_an_order_of_its_own():
+    """Of sequences, which stand in order with the memory of their first step."""
+    steps = make_steps(S, T, N)
+    rollout = stack_steps(steps, RECURRENCE)
+    for name, value in vars(rollout).items():
+        kept = steps[::RECURRENCE] if name == "memory" else steps
+        assert torch.equal(value, torch.stack([getattr(step, name) for step in kept])), name
+    sequences = cut_sequences(rollout, rollout.log_probs + 0.5, -rollout.log_probs)
     assert sequences.actions.shape == (T, RECURRENCE, CUTS * N)
     check_frames(sequences, rollout)
     step, _, slot = places(sequences.log_probs[0, 0])
     assert (step // RECURRENCE * N + slot).tolist() == list(range(CUTS * N))
 
-
-def test_an_epoch_uses_every_frame_once_in_an_order_of_its_own(rollout, sequences):
     generator = torch.Generator().manual_seed(1)
     batches = list(minibatches(sequences, n_minibatches=4, n_epochs=3, generator=generator))
     assert len(batches) == 12
@@ -112,23 +101,23 @@ def test_what_was_collected_without_gradients_can_be_learned_from():
     assert not any(getattr(batch, field.name).is_inference() for field in fields(batch))
 
 
-def random_missions(*sizes, n_tokens, seed):
-    """Missions of different lengths, padded with 0."""
-    generator = torch.Generator().manual_seed(seed)
-    missions = torch.randint(1, n_tokens + 1, sizes, generator=generator)
-    lengths = torch.randint(0, sizes[-1] + 1, sizes[:-1], generator=generator)
-    return (missions * (torch.arange(sizes[-1]) < lengths[..., None])).to(torch.uint8)
-
-
 @given(
     sizes=st.tuples(*(st.integers(1, n) for n in (5, 3, 4, 6))),
     n_tokens=st.integers(1, 3),
     seed=st.integers(0, 2**31),
 )
 def test_the_distinct_missions_are_a_set_and_lead_back_to_every_frame(sizes, n_tokens, seed):
-    missions = random_missions(*sizes, n_tokens=n_tokens, seed=seed)
-    found, index = distinct_missions(missions)
-    missions = without_padding(missions)
+    """Missions of different lengths are padded with 0; what pads all of them is dropped."""
+    generator = torch.Generator().manual_seed(seed)
+    missions = torch.randint(1, n_tokens + 1, sizes, generator=generator)
+    lengths = torch.randint(0, sizes[-1] + 1, sizes[:-1], generator=generator)
+    padded = (missions * (torch.arange(sizes[-1]) < lengths[..., None])).to(torch.uint8)
+    missions = without_padding(padded)
+    length = missions.shape[-1]
+    assert torch.equal(missions, padded[..., :length])
+    assert not padded[..., length:].any()
+    assert length == 1 or padded[..., length - 1].any()
+    found, index = distinct_missions(padded)
     tasks = torch.arange(sizes[1])[:, None]
     assert torch.equal(found[tasks, index], missions)
     sets = [{tuple(row) for row in missions[:, t].flatten(0, 1).tolist()} for t in range(sizes[1])]
@@ -138,13 +127,3 @@ def test_the_distinct_missions_are_a_set_and_lead_back_to_every_frame(sizes, n_t
         assert set(rows) == distinct
         assert set(rows[: len(distinct)]) == distinct  # before the repetitions
         assert index[:, task].max() < len(distinct)
-
-
-@given(sizes=st.tuples(*(st.integers(1, n) for n in (4, 3, 6))), seed=st.integers(0, 2**31))
-def test_only_what_pads_every_mission_is_dropped(sizes, seed):
-    missions = random_missions(*sizes, n_tokens=3, seed=seed)
-    found = without_padding(missions)
-    length = found.shape[-1]
-    assert torch.equal(found, missions[..., :length])
-    assert not missions[..., length:].any()
-    assert length == 1 or missions[..., length - 1].any()

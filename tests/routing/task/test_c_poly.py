@@ -62,18 +62,14 @@ def test_without_skills_of_their_own_it_is_polytropon_bit_for_bit(settings: dict
     assert torch.equal(pair[0][1], pair[1][1])
 
 
-def test_a_new_task_has_the_common_skills() -> None:
-    router = make()
+def test_a_new_task_has_the_common_skills_and_may_have_fresh_ones_of_its_own() -> None:
+    router = make(init_scale=0.01)
     new = router.for_new_tasks(5)
     assert new.allowed.tolist() == [[1] * A + [0] * (K - A)] * 5
     expected = router.logits[..., :A].mean(1, keepdim=True).sigmoid()
     expected = expected / expected.sum(-1, keepdim=True)
     torch.testing.assert_close(new.matrix()[..., :A], expected.expand(-1, 5, -1, -1))
     assert not new.matrix()[..., A:].any()
-
-
-def test_a_new_task_may_have_skills_of_its_own_which_begin_afresh() -> None:
-    router = make(init_scale=0.01)
     new = router.for_new_tasks(2, private=True)
     assert torch.equal(new.allowed, router.allowed[:2])
     for task in range(2):

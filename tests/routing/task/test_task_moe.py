@@ -24,14 +24,11 @@ def test_equals_a_loop_that_keeps_the_best_and_renormalises(n_skills, data):
                 )
 
 
-def test_noise_changes_the_choice_while_training_only():
+def test_noise_changes_the_choice_while_training_only_with_one_over_the_skills_as_deviation():
     router = spread(TaskMoERouter(1, 1, 1, 4, top_k=2))
     ids = torch.zeros(200, dtype=torch.long)
     assert len(router.train()(ids).unique(dim=1)[0]) > 1
     assert len(router.eval()(ids).unique(dim=1)[0]) == 1
-
-
-def test_the_noise_has_one_over_the_skills_as_its_deviation():
     router = TaskMoERouter(1, 1, 1, 4, top_k=4).train()
     torch.nn.init.zeros_(router.logits)
     logits = router(torch.zeros(20_000, dtype=torch.long)).log()[0, :, 0]

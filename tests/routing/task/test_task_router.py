@@ -23,6 +23,8 @@ def test_evaluation_reads_rows_of_the_matrix_and_draws_nothing(name):
     router, before = make(name).train(), torch.get_rng_state()
     matrix = router.matrix()
     assert router.training
+    sizes = f"n_groups=2, n_tasks=5, n_heads={router.n_heads}, n_skills=4"
+    assert sizes + ", relaxed=True" * (name == "polytropon") in repr(router)
     torch.testing.assert_close(router.eval()(TASK_IDS), matrix[:, TASK_IDS])
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -114,17 +116,11 @@ def test_initial_rows():
         (lambda: PolytroponRouter(2, 0, 1, 2), r"n_tasks \(0\) must be at least 1"),
         (lambda: PolytroponRouter(2, 2, 0, 2), r"n_heads \(0\) must be at least 1"),
         (lambda: PolytroponRouter(2, 2, 1, 0), r"n_skills \(0\) must be at least 1"),
-        (
-            lambda: PolytroponRouter(1, 2, 1, 1, shared_skill=True),
-            r"\(1\) to be at least 2",
-        ),
+        (lambda: PolytroponRouter(1, 2, 1, 1, shared_skill=True), r"\(1\) to be at least 2"),
         (lambda: TaskMoERouter(1, 2, 1, 4, top_k=5), r"top_k \(5\) must be at most n_skills \(4\)"),
         (lambda: RetrievalRouter(1, 5, 1, 5, 8, top_k=6), r"top_k \(6\) must be at most n_skills"),
         *(
-            (
-                lambda n=name: make(n).for_new_tasks(2, init="zero"),
-                "init .'zero'. must be one of",
-            )
+            (lambda n=name: make(n).for_new_tasks(2, init="zero"), "init .'zero'. must be one of")
             for name in ("polytropon", "task_moe", "expert", "c_poly")
         ),
     ],
@@ -140,7 +136,3 @@ def test_a_router_may_route_nothing():
     assert router.matrix().shape == (0, 3, 1, 1)
     assert router.prior_loss() == 0
     assert router.for_new_tasks(4).matrix().shape == (0, 4, 1, 1)
-
-
-def test_the_printed_form_names_the_sizes_and_settings():
-    assert "n_groups=2, n_tasks=5, n_heads=3, n_skills=4, relaxed=True" in repr(make("polytropon"))

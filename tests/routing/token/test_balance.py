@@ -23,9 +23,9 @@ from mttl.routing.token.top_k import top_choice
 E = 4
 
 
-def by_hand() -> LoadSums:
+def test_by_hand() -> None:
     """Four tokens, two experts; three tokens go to the first."""
-    return LoadSums(
+    sums = LoadSums(
         tokens=torch.tensor(4.0),
         pairs=torch.tensor([3.0, 1.0]),
         first=torch.tensor([2.0, 2.0]),
@@ -34,10 +34,6 @@ def by_hand() -> LoadSums:
         load=torch.tensor([3.0, 1.0]),
         squared_z=torch.tensor(10.0),
     )
-
-
-def test_by_hand() -> None:
-    sums = by_hand()
     assert float(switch_loss(sums)) == pytest.approx(2 * (0.75 * 0.6 + 0.25 * 0.4))
     assert float(gshard_loss(sums)) == pytest.approx(2 * (0.5 * 0.6 + 0.5 * 0.4))
     assert float(squared_variation(sums.gates)) == pytest.approx(1 / 4)  # variance 1, mean 2

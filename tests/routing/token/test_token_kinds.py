@@ -27,9 +27,6 @@ def dense(found, n: int = N) -> torch.Tensor:
     return gates
 
 
-# Top-k.
-
-
 @pytest.mark.parametrize("normalise", [True, False])
 def test_gates_of_the_best_k(normalise: bool) -> None:
     router = TopKRouter(I, E, top_k=3, normalise=normalise, init_scale=5.0)
@@ -71,9 +68,6 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
     assert int(router(Tokens(x, prior=prior)).counts()[2]) == 0
 
 
-# Noisy top-k.
-
-
 def test_noise_explores_in_training_only() -> None:
     router = NoisyTopKRouter(I, E)
     x = torch.randn(N, I)
@@ -96,9 +90,6 @@ def test_the_expected_load_is_the_chance_to_be_chosen_under_new_noise() -> None:
         chosen = (drawn.topk(2, -1).indices == e).any(-1).float().mean()
         # Four standard errors of 20,000 draws.
         assert abs(float(chosen - found[0, e])) < 4 * 0.5 / math.sqrt(n)
-
-
-# GShard.
 
 
 def test_the_second_expert_comes_by_chance() -> None:
@@ -124,9 +115,6 @@ def test_the_second_expert_comes_by_chance() -> None:
     )
 
 
-# Expert choice.
-
-
 @pytest.mark.parametrize(
     ("capacity", "n_taken"), [(1.0, 10), (2.0, 20), (4.0, 40), (0.51, 6), (1.1, 11)]
 )
@@ -140,9 +128,6 @@ def test_experts_fill_themselves_exactly(capacity: float, n_taken: int) -> None:
         p = found.probabilities[:, e]
         assert set(mine.tolist()) == set(p.topk(n_taken).indices.tolist())
     torch.testing.assert_close(found.weights, found.probabilities[found.tokens, found.experts])
-
-
-# BASE.
 
 
 def test_base_deals_tokens_out_evenly_in_training() -> None:
@@ -168,10 +153,7 @@ def test_base_refuses_a_prior_that_forbids() -> None:
     assert 0 not in router.eval()(Tokens(torch.randn(N, I), prior=prior)).experts[:1].tolist()
 
 
-# Hash.
-
-
-def test_hashing_is_fixed_and_even() -> None:
+def test_hashing_is_fixed_and_even_and_takes_no_prior() -> None:
     router = HashRouter(I, E, vocabulary_size=10, seed=1)
     ids = torch.arange(10)
     found = router(Tokens(torch.randn(10, I), ids=ids))
@@ -180,15 +162,8 @@ def test_hashing_is_fixed_and_even() -> None:
     assert torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=1).table)
     assert not torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=2).table)
     assert (found.weights == 1).all()
-
-
-def test_hashing_takes_no_prior() -> None:
-    router, x, ids = HashRouter(I, E, vocabulary_size=10), torch.randn(3, I), torch.arange(3)
     with pytest.raises(ValueError, match="no logits that a prior could be added to"):
-        router(Tokens(x, ids=ids, prior=torch.zeros(3, E)))
-
-
-# Examples.
+        router(Tokens(torch.randn(10, I), ids=ids, prior=torch.zeros(10, E)))
 
 
 def test_an_example_is_routed_by_its_mean() -> None:

@@ -255,9 +255,6 @@ def test_skills_keep_a_fraction_of_both_projections_each_its_own():
     assert not up.any()
 
 
-# In stages.
-
-
 def alone(inventory, h, w):
     """What a mixture of the skills of one stage makes of h, by their networks one by one."""
     down, down_bias, up, up_bias = inventory.projections()

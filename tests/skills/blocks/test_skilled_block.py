@@ -11,20 +11,12 @@ from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import AdapterInventory, SkilledModel
 from mttl.skills.skilled_layer import SkilledBlock
 
-K, TASKS = 3, torch.tensor([2, 0, 1, 0])
+K = 3
 
 
 def attach(backbone, **where):
     settings = {"targets": ("attention", "mlp"), "slot": RoutingSlot()} | where
     return attach_kind(backbone, "adapter, behind", n_skills=K, **settings)
-
-
-def adapted(backbone, kind="adapter, behind"):
-    return skilled(backbone, inventory=kind, targets=["attention", "mlp"])
-
-
-def run(model, task_ids=TASKS):
-    return model(task_ids, **batch(len(task_ids)))
 
 
 @pytest.mark.parametrize("family", BACKBONES)
@@ -73,10 +65,10 @@ def hooked(backbone, model):
 @pytest.mark.parametrize("kind", ["adapter, behind", "adapter, outputs"])
 @pytest.mark.parametrize("family", BACKBONES)
 def test_outputs_and_gradients_are_those_of_hooks(family, kind):
-    model = adapted(BACKBONES[family](), kind).double()
+    model = skilled(BACKBONES[family](), inventory=kind, targets=["attention", "mlp"]).double()
     plain = hooked(BACKBONES[family]().requires_grad_(False).double(), model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    found = run(model, torch.ones(4, dtype=torch.long))
+    found = model(torch.ones(4, dtype=torch.long), **batch(4))
     expected = plain(**batch(4))
     assert_same(found.logits, expected.logits, trained)
     bare = BACKBONES[family]().double()(**batch(4)).logits

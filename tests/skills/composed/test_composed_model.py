@@ -192,18 +192,10 @@ def test_copies_and_saved_states_are_the_same_model(kind):
     assert gradients(model) == {}
 
 
-class Dropped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return nn.functional.dropout(self.linear(x), 0.5, training=self.training)
-
-
 @pytest.mark.parametrize("over_tasks", ["loop", "vmap"])
 def test_each_task_draws_noise_of_its_own(over_tasks):
-    model = composed(Dropped(), router="shared", over_tasks=over_tasks).train()
+    base = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    model = composed(base, router="shared", over_tasks=over_tasks).train()
     x = torch.randn(1, 20, 3).double().expand(T, -1, -1)
     found = model(IDS, x) == 0
     assert not torch.equal(found[0], found[1])
@@ -259,9 +251,6 @@ def test_arguments_and_ids_are_checked(over_tasks):
         model.task_module(-1)
 
 
-# Inventories over all parameters of a module.
-
-
 class Tower(nn.Module):
     """Layers at two depths, one that holds parameters beside its children, and a tied weight."""
 
@@ -279,19 +268,13 @@ def merged(inventory, base, weights):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_group_for_the_model_or_one_per_layer_with_skills(kind):
+def test_a_parameter_reads_the_row_of_its_layer_or_of_the_model(kind):
     base = Tower()
     whole = ModuleInventory(base, 3, kind=kind)
     assert (whole.groups, whole.n_groups) == (("model",), 1)
-    layers = ModuleInventory(base, 3, kind=kind, granularity="layer")
-    norm = [] if kind == "lora" else ["block.1"]  # it has vectors only
-    assert list(layers.groups) == ["", "first", "block.0", *norm]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_reads_the_row_of_its_layer(kind):
-    base = Tower()
     inventory = ModuleInventory(base, 3, kind=kind, granularity="layer")
+    norm = [] if kind == "lora" else ["block.1"]  # it has vectors only
+    assert list(inventory.groups) == ["", "first", "block.0", *norm]
     fill(inventory)
     weights = torch.rand(inventory.n_groups, 2, 1, 3)
     before = merged(inventory, base, weights)
@@ -310,21 +293,15 @@ def test_low_rank_skills_leave_vectors_alone():
         assert unchanged == (parameter.ndim < 2)
 
 
-def test_tensors_are_saved_under_the_paths_of_the_parameters():
-    inventory = ModuleInventory(Tower(), 3, kind="sparse", sparsity=0.5)
-    assert {name.rpartition(".")[0] for name in inventory.state_dict()} == {
-        f"skills.{name}" for name, _ in Tower().named_parameters()
-    }
-    assert inventory.state_dict()["skills.first.weight.values"].shape == (3, 8)
-    assert inventory.state_dict()["skills.first.weight.indices"].shape == (3, 8)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_skills_have_the_dtype_of_their_parameters(dtype):
+def test_tensors_are_saved_under_the_paths_and_in_the_dtype_of_the_parameters(dtype):
     base = Tower().to(dtype)
-    inventory = ModuleInventory(base, 3, kind="sparse")
-    for name, tensor in inventory.state_dict().items():
-        assert tensor.dtype == (torch.int64 if name.endswith("indices") else dtype)
+    saved = ModuleInventory(base, 3, kind="sparse", sparsity=0.5).state_dict()
+    paths = {f"skills.{name}" for name, _ in base.named_parameters()}
+    assert {name.rpartition(".")[0] for name in saved} == paths
+    for part, kept in (("values", dtype), ("indices", torch.int64)):
+        assert saved[f"skills.first.weight.{part}"].shape == (3, 8)
+        assert {tensor.dtype for name, tensor in saved.items() if name.endswith(part)} == {kept}
 
 
 def test_mistakes_of_an_inventory_are_named():

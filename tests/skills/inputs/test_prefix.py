@@ -298,14 +298,11 @@ def test_some_attention_alone(family: str, target: str, n_layers: int) -> None:
     assert relative_error(model(torch.tensor([2, 0, 1, 0]), **batch(4)).logits, bare) > 1e-3
 
 
-def test_other_functions_of_attention_are_refused() -> None:
+def test_other_functions_of_attention_and_packed_rows_are_refused() -> None:
     backbone = tiny_llama()
     backbone.set_attn_implementation("flex_attention")
     with pytest.raises(ConfigError, match=r"attn_implementation \('flex_attention'\) to be 'sdpa'"):
         read_prefixes(backbone)
-
-
-def test_packed_rows_are_refused() -> None:
     model = skilled(tiny_llama(), inventory="prefix", targets=["attention"])
     inputs = {"input_ids": batch(1)["input_ids"]}
     routing = model.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})

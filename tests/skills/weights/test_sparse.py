@@ -4,7 +4,7 @@ from torch import nn
 
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
-from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
+from mttl.skills import DenseInventory, SparseInventory, attach_skills
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.skills.weights.supports import random_indices
 
@@ -85,10 +85,7 @@ def test_a_support_can_be_given_and_changed():
         inventory.indices.copy_(torch.arange(4).expand(K, -1))
     expected, _ = dense_masked(inventory, x, y, weights)
     torch.testing.assert_close(inventory(x, y, weights), expected)
-
-
-def test_a_support_can_be_given_to_skills_without_values():
-    """Where a model is shared by processes, those of all but the first come later."""
+    # Where a model is shared by processes, the values of all but the first come later.
     inventory = SparseInventory(4, 3, 2).to("meta")
     inventory.set_support(torch.tensor([0, 5, 7]))
     assert inventory.indices.shape == inventory.values.shape == (2, 3)
@@ -123,11 +120,7 @@ def test_supports_are_placed_by_the_names_of_weights():
     backbone = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).requires_grad_(False)
     slot = RoutingSlot()
     attach_skills(backbone, lambda i, o: SparseInventory(i, o, 2), targets=["0", "1"], slot=slot)
-    layers = {
-        name: module
-        for name, module in backbone.named_modules()
-        if isinstance(module, SkilledLinear)
-    }
+    layers = {place: backbone.get_submodule(place) for place in "01"}
     assert place_supports(layers, {"1.weight": torch.tensor([2, 9])}) == ["0"]
     assert layers["0"].inventory.values.shape == (2, 0)
     assert layers["1"].inventory.indices.tolist() == [[2, 9], [2, 9]]

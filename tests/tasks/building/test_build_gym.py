@@ -68,7 +68,7 @@ def test_what_is_complete_is_not_built_again(raw, out):
     assert count_files(make_task(), out) == (9, 15)
 
 
-def test_a_damaged_or_missing_file_is_built_again(raw, out):
+def test_another_file_definition_or_source_is_built_again(raw, out):
     build_task(make_task(), out, raw=raw, samples=[13])
     whole = files(out)
     path = out / "colours" / "colours_2_13_dev.jsonl"
@@ -82,10 +82,6 @@ def test_a_damaged_or_missing_file_is_built_again(raw, out):
     assert check_task(make_task(), out, samples=[13]).detail == "1 of 3 files are missing"
     assert not build_task(make_task(), out, raw=raw, samples=[13]).skipped
     assert files(out) == whole
-
-
-def test_another_definition_or_source_is_built_again(raw, out):
-    build_task(make_task(), out, raw=raw, samples=[13])
     assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
     assert build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
     write_jsonl(raw / "colours__default/validation.jsonl", rows(8))
@@ -112,18 +108,6 @@ def test_published_sums(raw, out, monkeypatch):
     distinct = make_task(references="distinct", output="{label|name}")
     outcome = check_task(distinct, out)
     assert outcome.detail.endswith("the published order of several right answers is not known")
-
-
-def test_tabs_and_line_breaks_stay_in_their_texts(tmp_path, out):
-    """As TSV a tab would have moved the rest of an input into the answer that is trained."""
-    texts = [f"def f_{i}():\n\treturn {i}\r\n\n# end" for i in range(60)]
-    records = [{"text": text, "label": "a\tb\nc"} for text in texts]
-    path = write_jsonl(tmp_path / "mine.jsonl", records)
-    task = copying_task(source=Source(None, train=str(path)), input="{text}", output="{label}")
-    assert build_task(task, out).status == "built"
-    for row in Gym(out).rows("copying", "train", 13):
-        assert row.input in texts
-        assert row.outputs == ("a\tb\nc",)
 
 
 def test_all_rows_of_files_that_are_split_already(tmp_path, out):
@@ -231,11 +215,14 @@ def test_processes_build_what_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_fault_stops_no_other_task(tmp_path, n_workers):
+def test_a_fault_stops_no_other_task_and_a_full_disk_all(tmp_path, n_workers):
     found = build_played(["a", "faulty", "b", "c"], tmp_path, n_workers)
     outcomes = {outcome.task: outcome for outcome in found}
     assert outcomes["faulty"] == Outcome("faulty", "failed", "ZeroDivisionError: a fault")
     assert [outcomes[name].status for name in "abc"] == ["built"] * 3
+    with pytest.raises(OSError, match="No space left on device: 'some/file'") as caught:
+        list(build_played(["full", "a", "b", "c"], tmp_path, n_workers))
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_process_that_dies_costs_its_task_only(tmp_path):
@@ -260,13 +247,6 @@ def test_processes_that_die_before_they_have_read_their_task(tmp_path):
     assert [outcome.detail for outcome in found] == [
         "its process died; was there too little memory?"
     ] * 3
-
-
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_full_disk_ends_all(tmp_path, n_workers):
-    with pytest.raises(OSError, match="No space left on device: 'some/file'") as caught:
-        list(build_played(["full", "a", "b", "c"], tmp_path, n_workers))
-    assert caught.value.errno == errno.ENOSPC
 
 
 def test_processes_that_work_are_stopped_and_clean_up(tmp_path):

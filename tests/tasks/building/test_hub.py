@@ -97,13 +97,11 @@ def test_raw_records(tmp_path):
     assert list(open_records(COLOURS, "validation", raw=raw)) == rows(9)
     names = [path.name for path in local_files(COLOURS, raw)]
     assert names == ["train.jsonl.gz", "validation.jsonl"]
-
-
-def test_records_that_are_not_there(tmp_path):
+    # Records that are not there.
     message = r"has no file colours__default/train\.jsonl\[\.gz\]"
     with pytest.raises(UnavailableError, match=message):
-        open_records(COLOURS, "train", raw=tmp_path)
-    assert local_files(COLOURS, tmp_path) == local_files(COLOURS, None) == []
+        open_records(COLOURS, "train", raw=tmp_path / "other")
+    assert local_files(COLOURS, tmp_path / "other") == local_files(COLOURS, None) == []
     gone = Source("x", train="train", unavailable="it was withdrawn; ask its makers")
     with pytest.raises(UnavailableError, match="it was withdrawn; ask its makers"):
         open_records(gone, "train")

@@ -4,17 +4,16 @@ The runs differ by the order in which numbers are added: see `test_ddp.py`.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from helpers.command import column, train
-from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.nodes import train_on_two
 from mttl.checkpoints.run_folder import RunFolder
 
-STILL = {**TINY_T5["config"], "dropout_rate": 0.0}
 SETTINGS = (
     *("moe.n_experts=4", "moe.balance.global_statistics=true", "trainer.gradient_clip_val=0.05"),
     *("optim.schedule=constant", "optim.warmup=0", "moe.experts.kind=feed_forward"),
@@ -26,11 +25,8 @@ TWO = (
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("shared")
-    gym = write_gym(folder / "gym", lengths=(1, 6))
-    path = write_config(folder / "tiny.yaml", gym, backbone={"config": STILL})
-    return f"{path}+router/token_top2.yaml+experts/feed_forward.yaml"
+def config(still: Path) -> str:
+    return f"{still}+router/token_top2.yaml+experts/feed_forward.yaml"
 
 
 @pytest.fixture(scope="module")

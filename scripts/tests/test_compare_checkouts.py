@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from helpers.command import ROOT, load_recipe
 from mttl.io.errors import ConfigError
 
-SCRIPT = load_recipe(ROOT / "tests" / "compare_checkouts.py")
+SCRIPT = load_recipe(ROOT / "scripts" / "compare_checkouts.py")
 
 
 def write_folder(root: Path) -> Path:

@@ -1,7 +1,7 @@
 """Run the same commands in two checkouts and compare what they leave, bit for bit.
 
-python tests/compare_checkouts.py ../before . --out runs/compared
-python tests/compare_checkouts.py ../before . --only text adaptation
+python scripts/compare_checkouts.py ../before . --out runs/compared
+python scripts/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
 seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
@@ -134,10 +134,12 @@ class Job(NamedTuple):
 
     @property
     def case(self) -> Case:
+        """What it does."""
         return CASES[self.name]
 
     @property
     def place(self) -> Path:
+        """The folder of what it leaves."""
         return self.root / self.name
 
     def has_ended(self) -> bool:
