@@ -76,5 +76,5 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-    return alike and torch.equal(one, other.to(one.device))
+    same_form = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return same_form and torch.equal(one, other.to(one.device))

@@ -219,7 +219,7 @@ _OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
     "majority_label": majority_label,
     "math_options": math_options,
     "named_mask": lambda row: {"sentence": row["sentence"].replace("<mask>", "[MASK]")},
-    # Without the task's name in front; a line break after it counts as a blank.
+    # The task name that stands in front goes; a line break after it counts as a blank.
     "onestop_text": lambda row: {
         "text": row["text"].replace("\n", " ").removeprefix("Intermediate  ")
     },

@@ -119,7 +119,7 @@ def test_what_is_saved_is_loaded(record: list[Demonstration], tmp_path: Path) ->
         save_demonstrations([record[1], broken], path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["record.npz"]
-    # What is foreign, damaged or missing is told.
+    # Foreign, damaged and missing files.
     np.savez(path, images=record[0].images)
     for data in (path.read_bytes(), b"text", before[: len(before) // 2]):
         path.write_bytes(data)

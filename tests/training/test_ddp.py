@@ -226,9 +226,9 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("two", ["fsdp2"], indirect=True)
-def test_a_sharded_run_is_adapted_as_any(config: Path, two: tuple[RunFolder, str]) -> None:
+def test_a_sharded_run_is_adapted_as_any(still: Path, two: tuple[RunFolder, str]) -> None:
     run = two[0].path
-    given = ["-c", str(config), "--from", str(run), "--tasks", "copy", "--allow-seen"]
+    given = ["-c", str(still), "--from", str(run), "--tasks", "copy", "--allow-seen"]
     given += ["-k", "adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4"]
     assert adapt.main(given) == 0
     assert (run / "adapt-all" / "results.jsonl").read_text()

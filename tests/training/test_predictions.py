@@ -40,7 +40,7 @@ def test_a_row_per_task_and_sample_in_their_order_and_the_mean_over_tasks() -> N
         Result("words", "dev", "100", 7, "EM", 0.5, 2),
         Result("more words", "dev", "100", 7, "ACC", pytest.approx(2 / 3), 3),
     ]
-    # Every task counts alike in the mean, however many samples it has.
+    # Every task has the same weight in the mean, however many samples it has.
     samples = answers(0, 13, "x/y"), answers(0, 42, "x/y"), answers(0, 100, "x/x")
     mean = score([*chain(*samples), *answers(1, 100, "x/x")], METRICS, "test", 7)[-1]
     # The mean of 1/3 and 1; over task and sample it would be 1/2.
