@@ -1,6 +1,7 @@
 """Commands answer before they import what trains, and what they import may be interrupted."""
 
 import json
+import pkgutil
 import re
 import resource
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, python
+from mttl import config
 from mttl.__main__ import ALL as COMMANDS
 from mttl.runtime.command import INTERRUPTED, USER_MISTAKE
 
@@ -73,6 +75,11 @@ def test_every_command_helps_before_it_imports() -> None:
         status, text, _ = found[f"{name} --no-such-option"]
         assert status == USER_MISTAKE, name
         assert "usage:" in text, name
+
+
+def test_the_room_of_configurations_is_light() -> None:
+    rooms = pkgutil.iter_modules(config.__path__, "mttl.config.")
+    assert imports("\n".join(f"import {room.name}" for room in rooms)) == ("", "")
 
 
 @pytest.mark.parametrize(

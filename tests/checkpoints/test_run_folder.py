@@ -59,6 +59,15 @@ def test_an_interrupted_run_continues_at_its_step(
         check_still_there(interrupted)
 
 
+def test_lost_and_damaged_files_are_named(interrupted: RunFolder) -> None:
+    interrupted.last.write_bytes(interrupted.last.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"last\.ckpt' is damaged.* -k run\.name=NAME"):
+        step_to_start_from(interrupted, CONFIG, resume=True)
+    interrupted.config.unlink()
+    with pytest.raises(CheckpointError, match=r"config\.yaml' is missing.* -k run\.name=NAME"):
+        step_to_start_from(interrupted, CONFIG, resume=True)
+
+
 def test_lost_weights_of_the_best_validation_are_reported(
     interrupted: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:

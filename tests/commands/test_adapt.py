@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from helpers.command import note_again
 from helpers.new_tasks import train_source
 from mttl.adaptation import shard as workers
 from mttl.adaptation.new_tasks import Adaptation
@@ -72,6 +74,17 @@ def test_other_settings_are_not_mixed_in(folder, tmp_path, refused) -> None:
     more = arguments(folder, tmp_path, "adapt.mode=zero_shot", "adapt.seeds=[13, 14]")
     assert adapt.main([*more, *one]) == 0
     assert len(rows(tmp_path)) == 4
+    # The same inventory elsewhere, and then another one there.
+    source = shutil.copytree(folder / "runs" / "source", tmp_path / "source")
+    elsewhere = [*more, *one, "--from", str(source)]
+    assert adapt.main(elsewhere) == 0
+    before, path = (tmp_path / "results.jsonl").read_bytes(), source / "skills/skills.safetensors"
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    note_again(source / "skills")
+    told = refused(adapt.main, *elsewhere)
+    assert "another inventory" in told
+    assert "--out" in told
+    assert (tmp_path / "results.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -162,6 +175,9 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
     training = gym / "first" / "first_16_13_train.tsv"
     training.write_text("a\ta\n")
     assert "has 1 rows, fewer than the 16 in its name" in refused(adapt.main, *given)
+    shutil.copy(folder / "gym" / "first" / training.name, training)
+    (gym / "first" / "first_16_100_test.tsv").unlink()
+    assert "'first' has no test file for sample 100" in refused(adapt.main, *given)
     training.unlink()
     assert "'first' has no train file for sample 13" in refused(adapt.main, *given)
     assert not (tmp_path / "out").exists()

@@ -43,6 +43,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
         ("{", "line 1, column 2: not valid JSON: Expecting property name"),
         ('{"a": 1, "a": 2}', 'the key "a" is repeated'),
         ("[NaN]", "NaN is not a number"),
+        ("[1e999]", 'the number "1e999" is too large'),
         ("9" * 5000, "not valid JSON: Exceeds the limit"),
         ("[" * 100_000, "not valid JSON"),
         ("[]", "holds \\[\\]; it must hold an object"),

@@ -10,7 +10,7 @@ from mttl.moe.attach_experts import attach_experts, expert_places
 from mttl.routing import ExpertRouter, RoutingSlot
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
-from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.skills import AdapterInventory, LoRAInventory, SkilledModel, attach_skills
 
 TASKS = torch.tensor([0, 2, 1])
 
@@ -180,13 +180,24 @@ def test_task_rows_forbid_experts():
             assert (rows[tasks, record.experts] > 0).all()
 
 
-@pytest.mark.parametrize("targets", [["mlp"], ["attention", "mlp"]])
-def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
-    """On other layers, and on the same ones: then experts come on top."""
+@pytest.mark.parametrize(
+    ("point", "own", "targets", "n_layers"),
+    [
+        ("linear", "attention", ["mlp"], 8),
+        ("linear", "attention", ["attention", "mlp"], 32),
+        ("block", "mlp", ["mlp"], 8),
+    ],
+)
+def test_skills_of_tasks_and_experts_of_tokens_in_one_model(point, own, targets, n_layers):
+    """On other layers, on the same ones (then experts come on top), and inside of blocks."""
+    kinds = {
+        "linear": lambda i, o: LoRAInventory(i, o, 4, rank=2),
+        "block": lambda i, o: AdapterInventory(i, o, 4, hidden_features=3, parallel=False),
+    }
     backbone, slot = tiny_t5(), RoutingSlot()
     backbone.requires_grad_(False)
     attached = attach_skills(
-        backbone, lambda i, o: LoRAInventory(i, o, 4, rank=2), targets=["attention"], slot=slot
+        backbone, kinds[point], targets=[own], slot=slot, attachment_point=point
     )
     layers = attach_experts(
         *(backbone, expert_places(backbone, targets, blocks=False), lora, top2),
@@ -200,11 +211,12 @@ def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
     assert len(layers.groups) == len(attached.groups) + 4
     model = SkilledModel(backbone, ROUTERS["polytropon"](len(layers.groups), 3, 1, 4), slot)
     assert len(model.skilled_layers()) == len(attached.layers)
+    assert len(model.token_layers()) == n_layers
     before = tiny_t5().double()(**batch(3)).logits
     torch.testing.assert_close(model.double().eval()(TASKS, **batch(3)).logits, before)
     model.train()(TASKS, **padded_batch()).loss.backward()
     for layer in model.skilled_layers().values():
-        assert layer.inventory.up.grad.abs().sum() > 0
+        assert any(value.grad.any() for value in layer.inventory.parameters())
     for layer in model.token_layers().values():
         assert layer.experts.up.grad.abs().sum() > 0
 

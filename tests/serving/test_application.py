@@ -200,6 +200,13 @@ def test_pages_of_other_origins_may_ask_where_they_are_allowed(folders) -> None:
         answer = raw.post(url, json=given, headers={"Origin": "http://page"})
         assert answer.status_code == 401  # refusals are shown to pages too
         assert answer.headers["access-control-allow-origin"] == "http://page"
+    nobody = partial(allow_origins, [])
+    with serve(run, add_routes=lambda _: nobody) as served, httpx.Client() as raw:
+        url = f"{served.address}/v1/completions"
+        assert raw.options(url, headers=page).status_code == 405
+        answer = raw.post(url, json=given, headers={"Origin": "http://page"})
+        assert answer.status_code == 200
+        assert "access-control-allow-origin" not in answer.headers
 
 
 def test_long_questions_are_cut_where_the_server_may(folders: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ ONE, OTHER = "one model", "another"
 
 
 class Model:
-    """Answers with the names of a batch, once it may."""
+    """Answers with the names of a batch, once it may, but fails at a bad one."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[Any, list[str]]] = []
@@ -25,13 +25,15 @@ class Model:
         self.began.set()
         assert self.may_go.wait(60)
         self.batches.append((predictor, [str(row.seed) for row in wanted]))
+        if any(row.seed == "bad" for row in wanted):
+            raise RuntimeError("a bad batch")
         for row in wanted:
             row.send(Piece(finish="stop"))
 
 
 def row(name: str, **settings: Any) -> GenerationRequest:
-    settings = {"prompt": [], "most_tokens": 5, **settings}
-    return GenerationRequest(task_id=0, seed=name, send=[].append, **settings)
+    settings = {"prompt": [], "most_tokens": 5, "send": [].append, **settings}
+    return GenerationRequest(task_id=0, seed=name, **settings)
 
 
 @pytest.fixture
@@ -122,3 +124,17 @@ def test_a_closed_queue_answers_what_it_has(model: Model) -> None:
     queue.close(at_once=True)
     assert waiting.dropped
     assert finish(queue, model) == []
+
+
+def test_a_batch_that_fails_ends_no_other(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    queue = start(model)
+    put: Any = queue.put
+    bad: list[Piece] = []
+    good: list[Piece] = []
+    put(ONE, [row("bad", send=bad.append)])
+    put(OTHER, [row("good", send=good.append)])
+    finish(queue, model)
+    assert [piece.failed for piece in bad] == [True]
+    assert [piece.finish for piece in good] == ["stop"]
+    assert "a batch of 1 answers failed" in caplog.text
+    assert "a bad batch" in caplog.text

@@ -8,7 +8,7 @@ from helpers.compare import relative_error
 from helpers.quantised import KINDS, ROUNDING, dense_copy, packed_linear
 from helpers.skills import INVENTORIES, OTHERS, filled, make_kind
 from mttl.routing import Routing, RoutingSlot
-from mttl.skills import LoRAInventory, SkilledLinear, attach_skills
+from mttl.skills import LoRAInventory, SkilledLinear, SupermaskInventory, attach_skills
 
 I, O, K, B, L = 64, 96, 4, 2, 5  # noqa: E741
 SKILLS = [name for name in (*INVENTORIES, *OTHERS) if "task" in make_kind(name, I, O, K).uses]
@@ -105,3 +105,8 @@ def test_layers_of_other_libraries_have_skills_where_they_tell_their_features(
     with pytest.raises(ValueError, match=message):
         _attach(targets)
     _attach(["o_proj"])
+
+
+def test_kinds_that_read_the_weight_are_refused_on_them() -> None:
+    with pytest.raises(ValueError, match=r"reads the weight of an nn\.Linear, .* a Packed"):
+        SkilledLinear(Packed(8, 4), SupermaskInventory(8, 4, 2), RoutingSlot(), 0)

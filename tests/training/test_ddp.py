@@ -21,6 +21,7 @@ from helpers.command import arguments, column, read_csv, start, train
 from helpers.gyms import TASKS
 from helpers.nodes import free_port, torchrun, train_on_two
 from mttl.checkpoints.run_folder import RunFolder
+from mttl.commands import adapt
 from mttl.io.torch_file import load_torch
 
 TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
@@ -221,3 +222,13 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
         end = f"trainer.max_steps={step + 2 * more}"
         finished(start(still, "killed", *settings, *single, end, resume=True))
         assert load_torch(killed.last, "")["global_step"] == step + 2 * more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("two", ["fsdp2"], indirect=True)
+def test_a_sharded_run_is_adapted_as_any(still: Path, two: tuple[RunFolder, str]) -> None:
+    run = two[0].path
+    given = ["-c", str(still), "--from", str(run), "--tasks", "copy", "--allow-seen"]
+    given += ["-k", "adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4"]
+    assert adapt.main(given) == 0
+    assert (run / "adapt-all" / "results.jsonl").read_text()

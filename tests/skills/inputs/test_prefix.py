@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, T5Config, T5ForConditionalGeneration
 
-from helpers.backbones import batch, fill, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import assert_same, relative_error
 from helpers.skills import filled, mixing, skilled
 from mttl.assembly.model import build_model
@@ -282,6 +282,20 @@ def test_a_cache_of_fixed_length(gated: bool) -> None:
     ids = torch.tensor([2, 0, 1, 0])
     expected = model.generate(ids, **inputs)
     assert torch.equal(model.generate(ids, cache_implementation="static", **inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "n_layers"),
+    [
+        *[("t5", "cross_attention", 2), ("bart", "encoder.*", 2)],
+        *[("llama", "self_attention", 2), ("gpt2", "h.0.attn", 1)],
+    ],
+)
+def test_some_attention_alone(family: str, target: str, n_layers: int) -> None:
+    model = skilled(BACKBONES[family](), inventory="prefix, joint", targets=[target])
+    assert len(model.skilled_layers()) == n_layers
+    bare = BACKBONES[family]()(**batch(4)).logits
+    assert relative_error(model(torch.tensor([2, 0, 1, 0]), **batch(4)).logits, bare) > 1e-3
 
 
 def test_other_functions_of_attention_and_packed_rows_are_refused() -> None:
