@@ -17,6 +17,7 @@ import json
 import math
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -292,29 +293,18 @@ class TrainingTrials:
 
 
 @only_warnings("mttl.data")  # of small files of every job
-def search_run(
-    config: Config,
-    *,
-    source: str | None,
-    tasks: str,
-    samples: str | None,
-    shard: Shard,
-    workers: int,
-    command: Sequence[str],
-    allow_seen: bool,
-    out: str | None,
-    backbone: str | None,
-) -> None:
+def search_run(config: Config, options: Namespace, command: Sequence[str]) -> None:
     """Search, write what was found and print a table."""
     console, status = make_console(), make_console(stderr=True)
-    search = check_search(config)
-    named, shares = ", ".join(search.names), workers > 1 or shard.n_shards > 1
+    search, shard = check_search(config), options.shard
+    named, shares = ", ".join(search.names), options.workers > 1 or shard.n_shards > 1
     work: AdaptationTrials | TrainingTrials
     title, jobs = "Search of training (%)", []
     if search.trains:
-        given = {"--from": source, "--samples": samples, "--backbone": backbone}
-        given |= {"--allow-seen": allow_seen, "--tasks": tasks != "dev"}
-        given |= {"--workers": workers > 1, "--shard": shard.n_shards > 1}
+        given = {"--from": options.source, "--samples": options.samples}
+        given |= {"--backbone": options.backbone, "--allow-seen": options.allow_seen}
+        given |= {"--tasks": options.tasks != "dev", "--workers": options.workers > 1}
+        given |= {"--shard": shard.n_shards > 1}
         if useless := [name for name, value in given.items() if value]:
             raise ConfigError(
                 f"{', '.join(useless)} would change nothing: settings of training ({named}) are "
@@ -325,24 +315,25 @@ def search_run(
                 "data.split 'train+dev' trains on the rows that a search scores: set -k "
                 "data.split=train data.validation=dev, and train with what is found on both"
             )
-        folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
+        folder = Path(options.out or Path(config.run.dir) / f"search-{config.run.name}")
         problem = f"the trials in '{folder}' were made with other settings"
         keep_settings(folder / "config.yaml", dump_config(config), problem, ignore=MAY_CHANGE)
         work = TrainingTrials(config)
     else:
-        if source is None:
+        if options.source is None:
             raise ConfigError(f"{named} are of adaptation: name a trained run with --from RUN")
         if search.ranges and shares:
             raise ConfigError(
                 "--workers and --shard share the trials of search.grid or search.points: a trial "
                 "of search.ranges is drawn from the scores of those before. Leave them out"
             )
-        options = {"samples": read_samples(samples), "allow_seen": allow_seen, "splits": ("dev",)}
-        adaptation = Adaptation.load(config, source, tasks, backbone=backbone, **options)
-        folder = Path(out) if out else adaptation.folder(f"search-{config.adapt.mode}")
+        chosen = {"samples": read_samples(options.samples), "allow_seen": options.allow_seen}
+        chosen |= {"backbone": options.backbone, "splits": ("dev",)}
+        adaptation = Adaptation.load(config, options.source, options.tasks, **chosen)
+        folder = Path(options.out or adaptation.folder(f"search-{config.adapt.mode}"))
         adaptation.check_folder(folder)
-        if workers > 1:
-            start_workers(workers, shard, command)
+        if options.workers > 1:
+            start_workers(options.workers, shard, command)
         adaptation.to_device(shard.number)
         work, jobs = AdaptationTrials(adaptation, shard), adaptation.jobs
         title = f"Search, mode {config.adapt.mode} (%)"

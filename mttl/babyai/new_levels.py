@@ -1,10 +1,11 @@
 """Adapt trained policies to levels they have never seen: what `mttl adapt` does for BabyAI."""
 
 import copy
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
@@ -38,10 +39,8 @@ from mttl.training.loggers import MetricsFile
 from mttl.training.progress import TrainingProgress
 
 CHOICES = ("greedy", "sampled")
-FOR_TEXT = {
-    **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},
-    **{"backbone": None, "save": False},
-}
+FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard()}
+FOR_TEXT |= {"backbone": None, "save": False}
 
 
 class LevelJob(NamedTuple):
@@ -99,15 +98,7 @@ def level_table(results: Sequence[LevelResult], title: str) -> Table:
     return table
 
 
-def adapt_run(
-    config: BabyAIConfig,
-    *,
-    source: str,
-    tasks: str,
-    allow_seen: bool,
-    out: str | None,
-    **others: Any,
-) -> None:
+def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) -> None:
     """Adapt a run's policies to new levels, each from the trained state, and print a table.
 
     A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
@@ -120,20 +111,20 @@ def adapt_run(
         TrainingError: If an environment breaks; or, after the other jobs, if some diverged.
     """
     for name, default in FOR_TEXT.items():
-        if others[name] != default:
+        if getattr(options, name) != default:
             raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
-    levels = None if tasks == "test" else tasks.split(",")
+    levels = None if options.tasks == "test" else options.tasks.split(",")
     with raised_as(ConfigError, "--tasks" if levels else "adapt.levels", LevelError):
         names = check_levels(levels or config.adapt.levels)
-    model, trained_on = load_policies(source)
+    model, trained_on = load_policies(options.source)
     seen = [name for name in names if name in trained_on]
-    if seen and not allow_seen:
+    if seen and not options.allow_seen:
         raise TaskError(
             f"the run was trained on {', '.join(seen)}. Choose other levels, or take them all the "
             "same with --allow-seen"
         )
-    skills = read_inventory(source).folder
-    folder = Path(out) if out else skills.absolute().parent / f"adapt-{config.adapt.mode}"
+    skills = read_inventory(options.source).folder
+    folder = Path(options.out or skills.absolute().parent / f"adapt-{config.adapt.mode}")
     shared = ("trainer.precision", "trainer.gradient_clip_val")
     check_folder(folder, dump_config(config), inventory_digest(skills), shared=shared)
     status = Console(stderr=True)
@@ -142,7 +133,7 @@ def adapt_run(
 
     def work(job: LevelJob, on_step: Callable[[], object]) -> LevelResult:
         rows = MetricsFile(folder / "curves" / f"{job.level}-{job.seed}.csv")
-        return _run_job(config, model, source, job, rows, status)
+        return _run_job(config, model, options.source, job, rows, status)
 
     def shown(result: LevelResult) -> str:
         return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.adaptation.shard import Shard, start_workers
+from mttl.adaptation.shard import start_workers
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
@@ -50,52 +50,39 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
 
-    given = vars(options)
-    words = [sys.executable, "-m", "mttl", name, *given.pop("arguments")]
-    overrides, source = given.pop("override"), options.source
-    config = load_any_config(given.pop("config") or "", overrides, run=source)
+    source, overrides = options.source, options.override
+    config = load_any_config(options.config or "", overrides, run=source)
     if source is not None:
         names = (source, options.tasks, options.samples)
         check_adaptation(config, *names, allow_seen=options.allow_seen)
         from mttl.assembly.saved_settings import check_overrides
 
         check_overrides(source, config, overrides)
-    world_of(config).run(work, config, command=words, **given)
+    command = [sys.executable, "-m", "mttl", name, *options.arguments]
+    world_of(config).run(work, config, options, command)
 
 
 @only_warnings("mttl.data")  # of small files of every job
-def adapt_run(
-    config: "Config",
-    *,
-    source: str,
-    tasks: str,
-    samples: str | None,
-    shard: Shard,
-    workers: int,
-    command: Sequence[str],
-    allow_seen: bool,
-    reference: str | None,
-    out: str | None,
-    backbone: str | None,
-    save: bool,
-) -> None:
+def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[str]) -> None:
     """Adapt to new text-to-text tasks, score and print a table."""
     from mttl.adaptation.new_tasks import Adaptation
     from mttl.adaptation.plan import Results, read_samples
     from mttl.adaptation.score_table import few_shot_table
 
     console, status = make_console(), make_console(stderr=True)
-    options = {"samples": read_samples(samples), "allow_seen": allow_seen, "backbone": backbone}
-    adaptation = Adaptation.load(config, source, tasks, **options)
-    folder = Path(out) if out else adaptation.folder(f"adapt-{config.adapt.mode}")
+    given = {"allow_seen": options.allow_seen, "backbone": options.backbone}
+    samples, shard = read_samples(options.samples), options.shard
+    adaptation = Adaptation.load(config, options.source, options.tasks, samples=samples, **given)
+    folder = Path(options.out or adaptation.folder(f"adapt-{config.adapt.mode}"))
     adaptation.check_folder(folder)
-    if workers > 1:
-        start_workers(workers, shard, command)
+    if options.workers > 1:
+        start_workers(options.workers, shard, command)
     results, jobs = Results(folder, shard), shard.share(adaptation.jobs)
     n_starts = adaptation.n_starts
 
     def model_folder(job: "FewShotJob") -> Path | None:
-        return folder / "models" / f"{job.task}-{job.sample}-{job.seed}" if save else None
+        name = f"{job.task}-{job.sample}-{job.seed}"
+        return folder / "models" / name if options.save else None
 
     def work(job: "FewShotJob", on_step: Callable[[], object]) -> "FewShotResult":
         return adaptation.run_job(job, on_step=on_step, save=model_folder(job))
@@ -118,9 +105,9 @@ def adapt_run(
     title = f"Adaptation, mode {config.adapt.mode} (%)"
     if len(ended) < len(adaptation.jobs):
         title += f"; {len(ended)} of {len(adaptation.jobs)} jobs have ended"
-    known = Results(Path(reference)).finished.values() if reference else ()
+    known = Results(Path(options.reference)).finished.values() if options.reference else ()
     console.print(few_shot_table(ended, title, list(known)))
     console.print(f"The results are in {folder}", highlight=False)
-    if save:
+    if options.save:
         console.print(f"The adapted tasks are in {folder / 'models'}", highlight=False)
     diverged.report()

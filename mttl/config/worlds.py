@@ -19,11 +19,11 @@ class World(NamedTuple):
     whole: str
     commands: Mapping[str, str]
 
-    def run(self, command: str, config: Section, /, **options: Any) -> None:
+    def run(self, command: str, config: Section, *given: Any, **options: Any) -> None:
         """Import a command and run it; a `ConfigError` says that the world has none."""
         if command not in self.commands:
             raise ConfigError(f"{self.title} has no {command}, only {', '.join(self.commands)}")
-        pkgutil.resolve_name(self.commands[command])(config, **options)
+        pkgutil.resolve_name(self.commands[command])(config, *given, **options)
 
 
 POLICY_COMMANDS = {
