@@ -95,9 +95,9 @@ def radial_dendrogram(
     mark_categories(axes, (radius + 0.07) * directions, chosen)
     for leaf, category, theta, direction in zip(leaves, chosen, angles, directions, strict=True):
         left_half = direction[0] < 0  # there the text is turned, so that it is never upside down
+        x, y = (radius + 0.16) * direction
         axes.text(
-            *(radius + 0.16) * direction,
-            tasks[leaf],
+            *(x, y, tasks[leaf]),
             rotation=np.degrees(theta) + (180 if left_half else 0),
             rotation_mode="anchor",
             ha="right" if left_half else "left",

@@ -18,7 +18,7 @@ from envs.demonstrations import Demonstration, save_demonstrations
 from mttl.adaptation.new_tasks import adapt_to
 from mttl.adaptation.plan import FewShotJob, FewShotResult, Results
 from mttl.adaptation.search import note_values
-from mttl.commands import train
+from mttl.commands import ablate, train
 from mttl.io import yaml12
 from mttl.library.library_folder import Member, add_members
 from mttl.library.member_card import BaseModel, MemberCard
