@@ -27,6 +27,8 @@ from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
 from mttl.training.token_balance import BiasBalancing
 
+VALIDATIONS = 1 / 3  # of the steps between two, by default
+
 
 def build_trainer(
     config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
@@ -72,13 +74,12 @@ def _make_trainer(
     loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step)]
     loggers += [EXPERIMENT_LOGGERS[name](folder.path, resumed_step) for name in section.loggers]
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
-    if section.val_check_interval is None:
-        settings.pop("val_check_interval")
+    interval = settings["val_check_interval"] = _validation_interval(section)
     if section.strategy == "fsdp2":
         # What is put together in inference mode could not be trained afterwards.
         settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
-    if isinstance(section.val_check_interval, int):
-        # An interval in steps counts over the whole run, not within an epoch.
+    if isinstance(interval, int):
+        # An interval in batches counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
     note_launcher()
     return _lightning_trainer(
@@ -92,6 +93,17 @@ def _make_trainer(
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
+
+
+def _validation_interval(section: TrainerSection) -> int | float:
+    """Return the batches between two validations, or the fraction of an epoch."""
+    interval = section.val_check_interval
+    if isinstance(interval, int):
+        return interval
+    if section.max_steps < 1:
+        return interval or 1.0
+    steps = max(1, round((interval or VALIDATIONS) * section.max_steps))
+    return steps * section.accumulate_grad_batches
 
 
 def with_shared_batches(config: Config, n_processes: int | None = None) -> Config:

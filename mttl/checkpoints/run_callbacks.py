@@ -109,31 +109,40 @@ def _seen(path: Path) -> str | None:
 class SaveBest(Checkpoint):
     """Saves the weights, into ``checkpoint``, after a validation with the best score so far.
 
-    Its state has no paths, so a moved run can be resumed.
+    The last step is validated, too, whatever the interval. Its state has no paths, so a moved run
+    can be resumed.
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
         self.score: float | None = None
+        self.n_validations = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """After the last step, say that the training stops: then Lightning validates."""
+        last_epoch = trainer.current_epoch + 1 == trainer.max_epochs and trainer.is_last_batch
+        if last_epoch or 0 <= trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if this validation was the best one."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics["val/score"])
+        self.n_validations += 1
         if self.score is None or score > self.score:
             self.score = score
             check_weights(pl_module, trainer.global_step)
             trainer.save_checkpoint(self.checkpoint, weights_only=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score."""
+        """Return the best score, and of how many."""
         score = None if self.score is None else torch.tensor(self.score)
-        return {"best_model_score": score}
+        return {"best_model_score": score, "n_validations": self.n_validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the best score, if its weights still exist."""
-        score = state_dict["best_model_score"]
+        score, self.n_validations = state_dict["best_model_score"], state_dict["n_validations"]
         if score is not None and self.checkpoint.is_file():
             self.score = float(score)
 

@@ -10,6 +10,7 @@ from mttl.assembly.build_backbone import build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.trainer import build_trainer, with_shared_batches
+from mttl.checkpoints.run_callbacks import SaveBest
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -120,7 +121,11 @@ def train(config: Config, *, resume: bool = False) -> None:
     if folder.best.is_file():  # there is none where nothing was validated
         best = module.load_weights(folder.best)
         if trainer.is_global_zero:
-            console.print(f"Step {best} did best on the development rows: its weights are kept.")
+            (saved,) = (one for one in trainer.checkpoint_callbacks if isinstance(one, SaveBest))
+            times = f"{saved.n_validations} validation{'s' * (saved.n_validations != 1)}"
+            console.print(
+                f"Step {best}, best of {times} on the development rows: its weights are kept."
+            )
     results, baselines = [], {}
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))

@@ -57,23 +57,35 @@ def test_early_stopping_stops(config: Path) -> None:
     assert run.results.is_file()
 
 
-def test_validates_by_epoch_where_no_interval_is_given(config: Path) -> None:
-    run = train(config, "epochs", "trainer.val_check_interval=null", "trainer.early_stopping=9")
-    assert list(column(run.metrics, "val/score")) == [5, 11]
-    state = torch.load(run.last, weights_only=False)
-    check_best_is_known(state, run)
+@pytest.mark.parametrize(
+    ("bounds", "interval", "validated"),
+    [
+        ("max_steps=10", "4", [3, 7, 9]),
+        ("max_steps=10", "null", [2, 5, 8, 9]),
+        ("max_steps=10", "0.5", [4, 9]),
+        ("max_epochs=2", "4", [3, 7, 11]),
+        ("max_epochs=2", "null", [5, 11]),
+    ],
+)
+def test_the_last_step_is_validated(bounds, interval, validated, config: Path, capsys) -> None:
+    steps = [f"trainer.{bounds}", f"trainer.val_check_interval={interval}"]
+    steps += ["trainer.max_steps=-1"] * bounds.startswith("max_epochs")
+    run = train(config, f"{bounds}-{interval}", "data.evaluate=[]", *steps)
+    assert list(column(run.metrics, "val/score")) == validated
+    check_best_is_known(torch.load(run.last, weights_only=False), run)
+    best = torch.load(run.best, weights_only=False)["global_step"]
+    assert f"Step {best}, best of {len(validated)} validations" in capsys.readouterr().out
 
 
 def test_without_validation_the_last_weights_are_saved(config: Path) -> None:
     never = ("data.split=train+dev", "data.validation=none", "data.evaluate=[test]")
-    for name, overrides in (("unvalidated", never), ("short", ("trainer.max_steps=3",))):
-        run = train(config, name, *overrides)
-        assert [path.name for path in run.checkpoints.iterdir()] == ["last.ckpt"]
-        assert not column(run.metrics, "val/score")
-        state = torch.load(run.last, weights_only=False)
-        assert state["global_step"] == (12 if name == "unvalidated" else 3)
-        router = load_file(run.skills / "router.safetensors")
-        assert torch.equal(router["logits"], state["state_dict"]["model.router.logits"])
+    run = train(config, "unvalidated", *never)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["last.ckpt"]
+    assert not column(run.metrics, "val/score")
+    state = torch.load(run.last, weights_only=False)
+    assert state["global_step"] == 12
+    router = load_file(run.skills / "router.safetensors")
+    assert torch.equal(router["logits"], state["state_dict"]["model.router.logits"])
 
 
 def test_the_best_weights_are_the_ones_saved(config: Path) -> None:
