@@ -14,16 +14,14 @@ from mttl.checkpoints.inventory_files import SOURCE
 from mttl.checkpoints.saved_inventory import SavedInventory
 from mttl.config.section import Section
 from mttl.config.skills_schema import kinds_of
-from mttl.data.prompt_form import PromptForm
+from mttl.data.prompt_form import BY_TASK, PromptForm
 from mttl.io.errors import CheckpointError
 from mttl.routing.task.task_router import TaskRows
 
 Tensors = dict[str, Tensor]
-# What a form holds of single tasks.
-_BY_TASK = ("task_descriptions", "task_options")
 # What makes weights of a row, prompts of a question, and answers to them.
 _READ = [f"router.{x}" for x in ("straight_through", "normalise", "shared_skill", "top_k")]
-_READ += [f"data.{name}" for name in PromptForm.model_fields if name not in _BY_TASK]
+_READ += [f"data.{name}" for name in PromptForm.model_fields if name not in BY_TASK]
 _READ += ["generation", "precision"]
 
 
@@ -45,7 +43,7 @@ def add_tasks(
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
     own = n_total = count_skills(n_skills, settings.router, len(run.tasks))
     names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
-    texts = {name: dict(getattr(settings.data, name)) for name in _BY_TASK}
+    texts = {name: dict(getattr(settings.data, name)) for name in BY_TASK}
     for new in adapted:
         form = read_settings(new, ModelSettings)
         if problem := next(_problems(run, new, settings, form), None):

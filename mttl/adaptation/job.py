@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from lightning_fabric.plugins import Precision
@@ -66,9 +67,13 @@ def ranking_mode(config: Config) -> str:
 
 
 class Outcome(NamedTuple):
-    """What came of a job; ``answers`` are by split, and ``module`` is what gave them."""
+    """What came of a job.
+
+    ``answers`` are by split, and ``module`` is what gave them; ``form`` is that of its prompts.
+    """
 
     module: TextToTextModule
+    form: PromptForm
     result: FewShotResult
     answers: dict[str, Sequence[Prediction]]
     history: AdaptationHistory
@@ -94,7 +99,10 @@ class JobRun:
             max_output_length=config.data.max_output_length,
             loss=config.loss,
         ).to(next(model.parameters()).device)
-        form, search = PromptForm.of(config.data), config.generation
+        self.form, search = PromptForm.of(config.data), config.generation
+        if config.adapt.mode == "in_context":
+            self.form = self._with_examples()
+        form = self.form
         options = wanted_options(gym, [(job.task, [job.sample])], ranking_mode(config))
         if search.mode != "generate":
             self.module.set_options(options, form, per_token=search.per_token)
@@ -222,7 +230,7 @@ class JobRun:
             begun_as=begun_as,
             rows=digest,
         )
-        return Outcome(module, result, answers, history)
+        return Outcome(module, self.form, result, answers, history)
 
     def _rows(self, **sizes: int) -> TextToTextDataModule:
         """Return the rows of the job, as the model reads them."""
@@ -232,6 +240,23 @@ class JobRun:
             decoder_only=is_decoder_only(self.module.model.backbone),
             seed=self.job.seed,
             n_examples=self.config.adapt.examples,
+            form=self.form,
+        )
+
+    def _with_examples(self) -> PromptForm:
+        """Return the form with the training rows before every question, as many as fit."""
+        rows, backbone = self._rows().train_rows, self.module.model.backbone
+        decoder_only = is_decoder_only(backbone)
+        length = self.config.adapt.context_length
+        if length is None:
+            length = min(1024, getattr(backbone.config, "max_position_embeddings", None) or 1024)
+            length -= decoder_only * self.config.data.max_output_length
+        # Files may be sorted by label.
+        order = np.random.default_rng([self.job.seed, self.job.sample]).permutation(len(rows))
+        asked, answers = rows["input"], rows["references"]
+        examples = [[asked[int(place)], answers[int(place)][0]] for place in order]
+        return self.form.with_examples(
+            self.job.task, examples, length, self.module.tokenizer, decoder_only=decoder_only
         )
 
     def _precision(self) -> Precision:

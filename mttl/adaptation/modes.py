@@ -24,6 +24,7 @@ from mttl.training.optim import ROUTERS
 # What each mode trains, by role.
 TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
     "zero_shot": (),
+    "in_context": (),
     "router_only": ("router",),
     "skills_only": ("skills",),
     "all": ("router", "skills"),
@@ -48,6 +49,7 @@ def apply_mode(
     | mode | router of the new tasks | trained |
     |---|---|---|
     | ``zero_shot`` | new rows | nothing |
+    | ``in_context`` | new rows | nothing: the examples stand before every question |
     | ``router_only`` | new rows | the router (MHR-z) |
     | ``skills_only`` | new rows, fixed | the skills |
     | ``all`` | new rows | router and skills (Polytropon) |

@@ -36,7 +36,7 @@ from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
-from mttl.data.prompt_form import PromptForm
+from mttl.data.prompt_form import BY_TASK
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.files import write_table, write_text
@@ -256,7 +256,7 @@ class Adaptation:
     @cached_property
     def _form(self) -> dict[str, Any]:
         """How rows became text in training."""
-        return self.run.form.model_dump(exclude={"task_descriptions", "task_options"})
+        return self.run.form.model_dump(exclude={*BY_TASK})
 
     def check_folder(self, folder: Path) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
@@ -308,7 +308,9 @@ class Adaptation:
             model=run.model,
             tokenizer=run.tokenizer,
             tasks=(task,),
-            form=PromptForm(**self._form, task_descriptions=texts, task_options=options),
+            form=outcome.form.model_copy(
+                update={"task_descriptions": texts, "task_options": options}
+            ),
             search=module.generation,
             per_token=self.config.generation.per_token,
             precision=precision_plugin(self.config.trainer.precision, module.device.type),

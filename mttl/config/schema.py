@@ -64,15 +64,16 @@ class Generation(Section):
     """Rank by means over the tokens of an option rather than by sums."""
 
 
-_WITHOUT_STEPS = ("mode = zero_shot", "gradient_free", "examples = 0")
+_WITHOUT_STEPS = ("mode = zero_shot|in_context", "gradient_free", "examples = 0")
 
 
 class Adapt(Section):
     """Few-shot adaptation to new tasks."""
 
     refuses: ClassVar = {
-        "init = private_skill and mode = zero_shot|router_only|average": "init 'private_skill' "
-        "gives a new task a fresh skill, which mode '{mode}' does not train; use 'skills_only'",
+        "init = private_skill and mode = zero_shot|in_context|router_only|average": "init "
+        "'private_skill' gives a new task a fresh skill, which mode '{mode}' does not train; use "
+        "'skills_only'",
         "mode = average and init = fresh|expert_row|learned": "mode 'average' has equal weights of "
         "all skills and takes no init '{init}'; leave it out",
         "mode = average|from_scratch and init = nearest_task|factors|coefficients|"
@@ -87,11 +88,16 @@ class Adapt(Section):
         ),
         **dict.fromkeys(
             ("option_weights and " + still for still in _WITHOUT_STEPS),
-            "unlikelihood and length_normalised are losses of gradient descent, and mode "
-            "'zero_shot', gradient_free and examples 0 take no such steps; set them to 0",
+            "unlikelihood and length_normalised are losses of gradient descent, and modes "
+            "'zero_shot' and 'in_context', gradient_free and examples 0 take no such steps; set "
+            "them to 0",
         ),
-        "up_lr_ratio != 1.0 and mode = zero_shot|router_only": "up_lr_ratio ({up_lr_ratio:g}) is "
-        "for skills that are trained, which mode '{mode}' does not",
+        "mode = in_context and examples = 0": "mode 'in_context' shows examples, and examples is "
+        "0; use 'zero_shot'",
+        "context_length and mode != in_context": "context_length is for the examples that mode "
+        "'in_context' shows, not for '{mode}'; leave it out",
+        "up_lr_ratio != 1.0 and mode = zero_shot|in_context|router_only": "up_lr_ratio "
+        "({up_lr_ratio:g}) is for skills that are trained, which mode '{mode}' does not",
     }
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
@@ -136,6 +142,9 @@ class Adapt(Section):
     examples: Annotated[int, Field(ge=0)] | None = None
     """Training rows of every job, drawn by its seed, and as many development rows, or all where
     there are fewer; all by default. 0 trains nothing and scores the start."""
+    context_length: PositiveInt | None = None
+    """Most tokens of a question with the training rows before it, in the mode `in_context`: as many
+    rows as fit. By default 1,024, or the positions of the backbone if they are fewer."""
 
     @property
     def option_weights(self) -> dict[str, float]:
@@ -249,7 +258,8 @@ class Trainer(Section):
     accumulate_grad_batches: PositiveInt = 1
     """Batches per optimizer step; each counts by its answer tokens, as if they were one batch."""
     val_check_interval: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
-    """Validate every so many batches, or after this fraction of an epoch."""
+    """Batches between two validations, or a fraction of `max_steps` (where that has no bound, of an
+    epoch); by default a third of `max_steps`, or an epoch. The last step is always validated."""
     log_every_n_steps: PositiveInt = 50
     """Steps between two rows of training metrics."""
     deterministic: bool = False

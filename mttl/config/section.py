@@ -17,7 +17,14 @@ def once(values: list[Any]) -> list[Any]:
 
 
 AdaptMode = Literal[
-    "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
+    "zero_shot",
+    "in_context",
+    "router_only",
+    "skills_only",
+    "all",
+    "average",
+    "from_scratch",
+    "full",
 ]
 FreeInit = Literal["coefficients", "best_coefficients"]
 _BoundInit = Literal["mean", "fresh", "nearest_task", "expert_row", "private_skill", "learned"]

@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.encode import Frame, PromptPrefix, TextEncoder
+from mttl.data.encode import Frame, PromptPrefix, TextEncoder, Turns
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
@@ -66,7 +66,7 @@ class ChatEncoder(TextEncoder):
                 f"chat template. {_ADVICE}"
             )
         self.leading_space, self._date = "", date
-        self._frames: dict[str | None, tuple[Frame, str]] = {}
+        self._frames: dict[Any, tuple[Frame, str]] = {}
         self._answered = frame = self.frame(system)
         self.user_text = UserText(tokenizer, "".join(frame))
         self._answer_ends = self._template_ids(frame.lead), self._template_ids(frame.end)
@@ -92,7 +92,7 @@ class ChatEncoder(TextEncoder):
     ) -> list[list[int]]:
         """Return the ids of each question as the beginning of a chat; see `TextEncoder.prompts`."""
         prompt_prefixes = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
-        prompts = self._asked(texts, [prompt_prefix.system for prompt_prefix in prompt_prefixes])
+        prompts = self._asked(texts, prompt_prefixes)
         for place, ids in enumerate(prompts):
             if len(ids) > self._max_lengths[0]:
                 prompts[place] = self._cut(texts[place], prompt_prefixes[place])
@@ -104,7 +104,7 @@ class ChatEncoder(TextEncoder):
         most, kept = self._max_lengths[0], prompt_prefix.text.rstrip()
 
         def encode(question: str) -> list[int]:
-            return self._asked([question], [prompt_prefix.system])[0]
+            return self._asked([question], [prompt_prefix])[0]
 
         self._check_room("max_input_length", most, (encode(""), []))
         if self.truncate == "end" or len(encode(kept)) > most:
@@ -124,13 +124,13 @@ class ChatEncoder(TextEncoder):
                     lost.append(len(ids) - len(answers[place]))
         return answers
 
-    def _asked(self, texts: Sequence[str], systems: Sequence[str | None]) -> list[list[int]]:
+    def _asked(self, texts: Sequence[str], prefixes: Sequence[PromptPrefix]) -> list[list[int]]:
         """Return the ids of questions with what the template puts around them."""
         plain, hidden = [], []
-        for text, system in zip(texts, systems, strict=True):
-            frame, head = self.frame(system), self._frames[system][1]
+        for text, (_, system, turns) in zip(texts, prefixes, strict=True):
+            frame, head = self.frame(system, turns), self._frames[system, turns][1]
             plain.append(frame.head + text + frame.tail)
-            head = self.user_text.hide(head).replace(_SYSTEM, (system or "").strip())
+            head = _filled(self.user_text.hide(head), system, turns)
             hidden.append(head + text + self.user_text.hide(frame.tail))
         return self.user_text.encode(plain, hidden)
 
@@ -154,25 +154,29 @@ class ChatEncoder(TextEncoder):
     def _template_ids(self, text: str) -> list[int]:
         return self.user_text.encode([text], [self.user_text.hide(text)])[0] if text else []
 
-    def frame(self, system: str | None = None) -> Frame:
-        """Return what stands around questions that share a system text.
+    def frame(self, system: str | None = None, turns: Turns = ()) -> Frame:
+        """Return what stands around questions that share a system text and the turns before them.
 
         Raises:
             ConfigError: If the template takes no such text, does not show a question as it is, or
                 shows a conversation otherwise than its beginning.
         """
-        if system not in self._frames:
-            frame = self._rendered(system)
-            head = frame.head  # with a word in the place of the system text, where that is shown
-            if system is not None:
-                marked = self._rendered(_SYSTEM)
-                if frame == marked._replace(head=marked.head.replace(_SYSTEM, system.strip())):
+        if (system, turns) not in self._frames:
+            frame = self._rendered(system, turns)
+            head = frame.head  # with words in the places of the texts, where these are shown
+            if system is not None or turns:
+                words = tuple((_asked_in(turn), _answered_in(turn)) for turn in range(len(turns)))
+                marked = self._rendered(None if system is None else _SYSTEM, words)
+                if frame == marked._replace(head=_filled(marked.head, system, turns)):
                     head = marked.head
-            self._frames[system] = frame, head
-        return self._frames[system][0]
+            self._frames[system, turns] = frame, head
+        return self._frames[system, turns][0]
 
-    def _rendered(self, system: str | None) -> Frame:
+    def _rendered(self, system: str | None, turns: Turns = ()) -> Frame:
         asked = [] if system is None else [{"role": "system", "content": system}]
+        for texts in turns:
+            roles = zip(("user", "assistant"), texts, strict=True)
+            asked += [{"role": role, "content": text} for role, text in roles]
         asked = [*asked, {"role": "user", "content": _QUESTION}]
         answered = [*asked, {"role": "assistant", "content": _ANSWER}]
         try:
@@ -203,6 +207,23 @@ class ChatEncoder(TextEncoder):
         if lead.strip():  # such as an empty thought: nothing that the model should have to write
             tail, lead = tail + lead, ""
         return Frame(head, tail, lead, end)
+
+
+def _asked_in(turn: int) -> str:
+    return f"QuestionOfTurn{turn}End"
+
+
+def _answered_in(turn: int) -> str:
+    return f"AnswerOfTurn{turn}End"
+
+
+def _filled(head: str, system: str | None, turns: Turns) -> str:
+    """Return the beginning of a chat with its texts in the places of the words for them."""
+    head = head.replace(_SYSTEM, (system or "").strip())
+    for turn, (question, answer) in enumerate(turns):
+        head = head.replace(_asked_in(turn), question.strip())
+        head = head.replace(_answered_in(turn), answer.strip())
+    return head
 
 
 def on_day(template: Any, day: str | None) -> Any:

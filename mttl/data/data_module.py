@@ -44,6 +44,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         seed: Of the order of the training rows.
         n_examples: Training and development rows to keep of all that there are: the first of an
             order that seed and samples draw, so that fewer rows are among more. All by default.
+        form: How rows look, if not as ``data`` says.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class TextToTextDataModule(pl.LightningDataModule):
         decoder_only: bool,
         seed: int = 13,
         n_examples: int | None = None,
+        form: PromptForm | None = None,
     ):
         super().__init__()
         self.gym, self.tasks, self.data = gym, list(tasks), data
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
-        self.n_examples = n_examples
+        self.n_examples, self.form = n_examples, form or PromptForm.of(data)
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
 
@@ -77,7 +79,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         rows = prepare(
             *(self.gym, self.tasks, split, self.data.samples, self.tokenizer),
             decoder_only=self.decoder_only,
-            form=PromptForm.of(self.data),
+            form=self.form,
             max_rows=max_rows,
             cache_dir=self.data.cache_dir,
         )

@@ -16,7 +16,7 @@ own template says: `mttl.data.chat_encoder`. In texts themselves no token is spe
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import transformers
 from transformers import PreTrainedTokenizerBase
@@ -29,11 +29,18 @@ _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
 
 
+Turns: TypeAlias = tuple[tuple[str, str], ...]
+
+
 class PromptPrefix(NamedTuple):
-    """The beginning of an input; and the system text of a chat, where the input is the user's."""
+    """The beginning of an input; in a chat, where the input is the user's, what stands before it.
+
+    There it is the system text, and turns of question and answer.
+    """
 
     text: str
     system: str | None = None
+    turns: Turns = ()
 
 
 class Frame(NamedTuple):
@@ -95,8 +102,8 @@ class TextEncoder:
         self._check_room("max_input_length", max_input_length, self.prompt_ends)
         self._check_room("max_output_length", max_output_length, self._answer_ends)
 
-    def frame(self, system: str | None = None) -> Frame:
-        """Return what stands around a question and its answer; here there is no system text."""
+    def frame(self, system: str | None = None, turns: Turns = ()) -> Frame:
+        """Return what stands around a question and its answer; only chats have what is given."""
         head, tail, lead, end = (
             "".join(self.tokenizer.convert_ids_to_tokens(ids))
             for ids in (*self.prompt_ends, *self._answer_ends)

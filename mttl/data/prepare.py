@@ -105,7 +105,7 @@ def prepare(
         "truncate": form.truncate,
     }
     if form.template == "chat":  # what its template says: some show the date
-        settings["frames"] = [encoder.frame(prefix.system) for prefix in prompt_prefixes]
+        settings["frames"] = [encoder.frame(*prefix[1:]) for prefix in prompt_prefixes]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _with_log(cached(build, COLUMNS, key, cache_dir))

@@ -1,6 +1,7 @@
 """How a question to a trained model looks, and how long its answer may be: as in training."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Self
@@ -15,6 +16,8 @@ from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.io.errors import ConfigError, TaskError
 
 _CODE_LETTERS = 6
+# What a form holds of single tasks.
+BY_TASK = ("task_descriptions", "task_options", "task_examples")
 
 
 class PromptForm(Section):
@@ -40,6 +43,8 @@ class PromptForm(Section):
     """The descriptions that were shown, by task."""
     task_options: dict[str, list[str]] = {}  # noqa: RUF012 -- as above
     """The answers that were ranked, by task."""
+    task_examples: dict[str, list[list[str]]] = {}  # noqa: RUF012 -- as above
+    """Pairs of input and answer before every question, by task (`adapt.mode: in_context`)."""
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -57,15 +62,55 @@ class PromptForm(Section):
             raise TaskError(
                 f"the model was trained with descriptions of tasks, and has none of '{task}'"
             )
+        examples = [(q.strip(), a.strip()) for q, a in self.task_examples.get(task, [])]
         shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[self.prefix]
         if self.template == "plain":
-            return PromptPrefix(shown + ("" if description is None else f"{description.strip()} "))
+            before = "".join(f"{question}\n{answer}\n\n" for question, answer in examples)
+            described = "" if description is None else f"{description.strip()} "
+            return PromptPrefix(before + shown + described)
         system = "\n\n".join(text.strip() for text in (self.system, description) if text)
-        return PromptPrefix(shown, system or None)
+        return PromptPrefix(shown, system or None, tuple(examples))
 
     def text(self, task: str, question: str) -> str:
         """Return an input as the model reads it; blanks around it are dropped, as in training."""
         return self.prompt_prefix(task).text + question.strip()
+
+    def with_examples(
+        self,
+        task: str,
+        examples: Sequence[list[str]],
+        context_length: int,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        decoder_only: bool,
+    ) -> Self:
+        """Return the form that shows as many examples, from the first on, as fit.
+
+        They leave room for a question of `max_input_length`; an input has ``context_length``.
+
+        Raises:
+            ConfigError: If the first does not fit.
+        """
+
+        def shown(n: int, length: int) -> Self:
+            known = self.task_examples | {task: list(examples[:n])}
+            return self.model_copy(update={"task_examples": known, "max_input_length": length})
+
+        def length(n: int) -> int:
+            form = shown(n, 10**9)
+            encoder = form.encoder(tokenizer, decoder_only=decoder_only)
+            (ids,) = encoder.prompts([form.text(task, "")], [form.prompt_prefix(task)])
+            return len(ids)
+
+        room = context_length - self.max_input_length
+        n_shown = bisect_right(range(len(examples) + 1), room, key=length) - 1
+        if n_shown < 1:
+            raise ConfigError(
+                f"adapt.context_length ({context_length}) leaves no room for an example of "
+                f"'{task}' ({length(1)} tokens) before a question of data.max_input_length "
+                f"({self.max_input_length}); raise it, or lower that"
+            )
+        return shown(n_shown, context_length)
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> TextEncoder:
         """Return what encodes inputs and answers.

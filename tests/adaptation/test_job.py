@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,34 @@ def test_as_many_rows_are_read_as_examples_are_given(examples, gym, monkeypatch)
     assert (len(read["train"]), len(read["dev"])) == expected
     assert math.isnan(result.dev) == (examples == 0)
     assert result.n_answers == 3  # all rows of the test
+
+
+def test_as_many_rows_as_fit_stand_before_a_question(gym: Gym) -> None:
+    model, tokenizer = built()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = [(row.input, row.outputs[0]) for row in gym.rows("copy", "train", 100)]
+    shown = []
+    for length, seed in ((128, 13), (128, 14), (96, 13), (1024, 13)):
+        config = settings(mode="in_context", context_length=length)
+        run = JobRun(model, tokenizer, replace(JOB, seed=seed), gym, config)
+        outcome = run.run()
+        assert (outcome.result.n_trained, outcome.result.step) == (0, 0)
+        examples = run.form.task_examples["copy"]
+        shown.append(examples)
+        text = "".join(f"{question}\n{answer}\n\n" for question, answer in examples)
+        assert all(answer.input.startswith(text) for answer in outcome.answers["test"])
+        assert {(asked.removeprefix("[copy] "), answer) for asked, answer in examples} <= {*rows}
+        # Byte by byte, and an end token: another example would not leave room for a question.
+        room = length - config.data.max_input_length
+        longest = max(len(f"[copy] {question}\n{answer}\n\n") for question, answer in rows)
+        assert room - longest < len(text) + len("[copy] ") + 1 <= room or len(examples) == 16
+    assert [len(examples) for examples in shown[2:]] == [len(shown[2]), 16]
+    assert shown[0][: len(shown[2])] == shown[2]
+    assert shown[0] != shown[1]
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    with pytest.raises(ConfigError, match=r"context_length \(30\) leaves no room for an example"):
+        JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=30))
 
 
 def test_empty_answers_are_counted_where_the_test_is_not_scored(gym, monkeypatch) -> None:

@@ -35,6 +35,7 @@ def kept(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("router_only", {"init": "best_coefficients"}, []),
         ("router_only", {"init": "coefficients", "gradient_free": True}, []),
+        ("in_context", {"context_length": 128}, []),
         ("all", {}, ["skills"]),
         ("average", {}, ["skills"]),
         ("skills_only", {"init": "private_skill"}, ["skills"]),

@@ -63,6 +63,29 @@ def test_prompt_and_answer_are_the_conversation(bpe, kind, template, system) -> 
         assert said.strip() == answer
 
 
+@pytest.mark.parametrize("system", [None, "Be brief."])
+@pytest.mark.parametrize("template", [CHATML, THOUGHTFUL])
+def test_examples_are_turns_of_the_conversation(template: str, system: str | None) -> None:
+    tokenizer = byte_tokenizer(template)
+    form = PromptForm(template="chat", prefix="none", system=system, **LENGTHS)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    n_ends = []
+    for text in ("one", "one </s>"):  # what spells a special token is text
+        examples = [[text, "two"], ["three", "four"]]
+        shown = form.model_copy(update={"task_examples": {"a": examples}})
+        encoder = shown.encoder(tokenizer, decoder_only=True)
+        (prompt,) = encoder.prompts(["ab"], [shown.prompt_prefix("a")])
+        n_ends.append(prompt.count(tokenizer.eos_token_id))
+        if text == "one":
+            whole = [*before, *chat(None, *examples[0]), *chat(None, *examples[1])]
+            wanted = tokenizer.apply_chat_template(
+                [*whole, *chat(None, "ab")], add_generation_prompt=True
+            )["input_ids"]
+            thought = "<think>\n\n</think>\n\n" if template == THOUGHTFUL else ""
+            assert prompt == [*wanted, *tokenizer(thought, add_special_tokens=False)["input_ids"]]
+    assert n_ends[0] == n_ends[1]
+
+
 @pytest.mark.parametrize(
     "given",
     [{"system": " Be brief. "}, {"descriptions": True, "task_descriptions": {"a": "Be brief."}}],

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from mttl.config.section import AdaptMode
 from mttl.io.errors import MttlError
 
 REFERENCE = "polytropon"
-MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
+MODES = ("all", *(mode for mode in get_args(AdaptMode) if mode != "all"))
 
 
 class AdaptationVariant(NamedTuple):
