@@ -33,6 +33,8 @@ from mttl.training.precision import PRECISIONS, precision_plugin
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
+CONTEXT = 1024  # tokens of an input with examples before the question, by default
+
 
 def job_config(config: Config, form: Mapping[str, Any]) -> Config:
     """Return the configuration of jobs: rates of the section adapt, the prompt form of training."""
@@ -246,17 +248,26 @@ class JobRun:
     def _with_examples(self) -> PromptForm:
         """Return the form with the training rows before every question, as many as fit."""
         rows, backbone = self._rows().train_rows, self.module.model.backbone
-        decoder_only = is_decoder_only(backbone)
-        length = self.config.adapt.context_length
-        if length is None:
-            length = min(1024, getattr(backbone.config, "max_position_embeddings", None) or 1024)
-            length -= decoder_only * self.config.data.max_output_length
+        decoder_only, task = is_decoder_only(backbone), self.job.task
+        # Prompt and answer of a decoder-only model share its positions.
+        answer = self.config.data.max_output_length if decoder_only else 0
+        most = (getattr(backbone.config, "max_position_embeddings", None) or math.inf) - answer
+        length = self.config.adapt.context_length or int(min(CONTEXT, most))
+        if length > most:
+            raise ConfigError(
+                f"adapt.context_length ({length}) must be at most {most}, the positions that the "
+                "backbone has for an input; lower it"
+            )
+        form = self.form
+        if form.descriptions:
+            texts = {task: self.gym.description(task) or ""}
+            form = form.model_copy(update={"task_descriptions": texts})
         # Files may be sorted by label.
         order = np.random.default_rng([self.job.seed, self.job.sample]).permutation(len(rows))
         asked, answers = rows["input"], rows["references"]
         examples = [[asked[int(place)], answers[int(place)][0]] for place in order]
-        return self.form.with_examples(
-            self.job.task, examples, length, self.module.tokenizer, decoder_only=decoder_only
+        return form.with_examples(
+            task, examples, length, self.module.tokenizer, decoder_only=decoder_only
         )
 
     def _precision(self) -> Precision:

@@ -27,7 +27,7 @@ from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
 from mttl.training.token_balance import BiasBalancing
 
-VALIDATIONS = 1 / 3  # of the steps between two, by default
+VALIDATED_AFTER = 1 / 3  # of all steps, by default
 
 
 def build_trainer(
@@ -102,7 +102,7 @@ def _validation_interval(section: TrainerSection) -> int | float:
         return interval
     if section.max_steps < 1:
         return interval or 1.0
-    steps = max(1, round((interval or VALIDATIONS) * section.max_steps))
+    steps = max(1, round((interval or VALIDATED_AFTER) * section.max_steps))
     return steps * section.accumulate_grad_batches
 
 

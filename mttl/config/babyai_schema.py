@@ -161,6 +161,10 @@ PolicySkills = Annotated[PolicyDense | PolicySparse | PolicyLoRA, Field(discrimi
 class PolicyAdapt(Section):
     """Adaptation to levels that were not trained on."""
 
+    refuses: ClassVar = {
+        "mode = in_context": "mode 'in_context' shows rows of text, and a level has none; use "
+        "'zero_shot'"
+    }
     levels: list[str] = Field(default=[])
     """Those levels; `mttl adapt --tasks` names others."""
     mode: AdaptMode = "all"

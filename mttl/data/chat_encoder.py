@@ -66,7 +66,7 @@ class ChatEncoder(TextEncoder):
                 f"chat template. {_ADVICE}"
             )
         self.leading_space, self._date = "", date
-        self._frames: dict[Any, tuple[Frame, str]] = {}
+        self._frames: dict[tuple[str | None, Turns], tuple[Frame, str]] = {}
         self._answered = frame = self.frame(system)
         self.user_text = UserText(tokenizer, "".join(frame))
         self._answer_ends = self._template_ids(frame.lead), self._template_ids(frame.end)

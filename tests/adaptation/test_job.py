@@ -122,6 +122,19 @@ def test_as_many_rows_as_fit_stand_before_a_question(gym: Gym) -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
     with pytest.raises(ConfigError, match=r"context_length \(30\) leaves no room for an example"):
         JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=30))
+    model.backbone.config.max_position_embeddings = 100
+    with pytest.raises(ConfigError, match=r"context_length \(101\) must be at most 100, the pos"):
+        JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=101))
+
+
+def test_examples_are_shown_as_rows_with_descriptions(gym: Gym) -> None:
+    gym.table.write_text("task,metric,description\ncopy,EM,Copy it.\n")
+    config = settings(mode="in_context")
+    data = config.data.model_copy(update={"descriptions": True})
+    own = Gym(gym.directory)
+    run = JobRun(*built(), JOB, own, config.model_copy(update={"data": data}))
+    texts = [answer.input for answer in run.run().answers["test"]]
+    assert all(text.count("[copy] Copy it. ") == 17 for text in texts)  # 16 rows and the question
 
 
 def test_empty_answers_are_counted_where_the_test_is_not_scored(gym, monkeypatch) -> None:

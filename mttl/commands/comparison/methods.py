@@ -3,13 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-from mttl.config.section import AdaptMode
 from mttl.io.errors import MttlError
 
 REFERENCE = "polytropon"
-MODES = ("all", *(mode for mode in get_args(AdaptMode) if mode != "all"))
+MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
 
 
 class AdaptationVariant(NamedTuple):

@@ -186,6 +186,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
+        (["adapt.mode=in_context"], "adapt: mode 'in_context' shows rows of text"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
         (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
         (
