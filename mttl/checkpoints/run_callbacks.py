@@ -187,6 +187,10 @@ class SaveLast(Checkpoint):
         loader: Any = trainer.train_dataloader  # `mttl.data.loader.ResumableLoader`, or one like it
         loader.before_batch = lambda: self.before_batch(trainer)
 
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Log at the optimizer's step: Lightning is one behind in a finished run that goes on."""
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
     def before_batch(self, trainer: pl.Trainer) -> None:
         """Leave if asked; save if the last time was long ago, and no gradients wait."""
         self.leave_if_asked(trainer)
