@@ -11,7 +11,7 @@ weight, so that rows keep their sum, which asks how well the others do in its pl
 Groups of layers number their skills independently. By default they are matched by their use (see
 `skill_matching.align_groups`) and switched off in all groups together; --per-group switches them
 off in one group at a time. An interrupted command continues. OUT gets results.jsonl, ablation.npz
-and the figure ablation, which shows the matrix next to the routing.
+and the figure ablation (PNG, SVG, PDF), which shows the matrix next to the routing.
 """
 
 import argparse

@@ -6,17 +6,18 @@ mttl plot runs/crossfit --adapted runs/crossfit/models/past
 mttl plot runs/crossfit --gradients
 mttl plot runs/arrow --count dev
 
-The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills, trees of tasks, their
-similarity and a map of them, the subsets of skills in use, statistics over layers and training.
+The figures go to RUN/plots, as PNG, SVG and PDF: heat maps of tasks by skills, trees of tasks,
+their similarity and a map of them, statistics over layers and training. --all adds the subsets of
+skills in use, and the statistics of every group of layers to the printed means.
 --adapted shows tasks that were adapted from the run next to its own. --gradients shows the cosines
 between the gradients of tasks with respect to the skills: gradients.csv, a figure and a table.
 
-Where tokens choose experts, it also shows their loads, what determines the choice, and the tokens
+If tokens choose experts, it also shows their loads, what determines the choice, and the tokens
 of each expert. A run that was made of a library has no counts yet: --count makes them, on rows of
-its members' tasks. Where TASKS.csv of the gym has a column `factors` (language=de operation=date),
-the table shows how well skills, matched to their values, recover them, compared with chance.
-Groups of layers number their skills independently, so means over layers show little where there
-are many groups; trees and similarities compare tasks within each group.
+its members' tasks. If TASKS.csv of the gym has a column `factors` (language=de operation=date),
+a table shows how well skills, matched to the factors' values, recover them, compared with chance.
+Groups of layers number their skills independently, so means over layers show little if there are
+many groups; trees and similarities compare tasks within each group.
 """
 
 import argparse
@@ -42,16 +43,18 @@ def _declare(parser: CommandParser) -> None:
     add("--gradients", **rows, help=help)
     help = "count which experts tokens choose, on the rows of this split"
     add("--count", choices=("dev", "test"), help=help)
+    help = "also statistics of every group of layers, and the subsets of skills in use"
+    add("--all", action="store_true", help=help)
     parser.written.add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Print and draw."""
+    """Print the statistics and draw the figures."""
     if options.adapted and (options.compare or options.gradients):
-        raise ConfigError("--adapted shows tasks without rows: leave --compare and --gradients out")
+        raise ConfigError("--adapted cannot be combined with --compare or --gradients")
     check_different("--adapted", options.adapted)
-    if not options.count:  # else they are made
+    if not options.count:  # --count writes the routing
         check_routing(options.run)
     check_routing(*filter(None, [options.compare]))
     for folder in options.adapted:
@@ -81,11 +84,11 @@ def main(options: argparse.Namespace) -> None:
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
-    console.print(statistics_table(view))
+    console.print(statistics_table(view, every=options.all))
     if options.adapted:
         console.print(likeness_table(view, len(options.adapted)))
     console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
-    figures = drawings(view, other)
+    figures = drawings(view, other, subsets=options.all)
     if options.gradients:
         from mttl.analysis.figures.heat_maps import similarity_matrix
 
@@ -107,7 +110,7 @@ def main(options: argparse.Namespace) -> None:
         console.print(load_table(tokens))
         console.print(expert_table(tokens))
         figures = chain(figures, token_drawings(tokens, view.name))
-        if (run / "plots" / "routing.npz").is_file():  # else that is what the view shows
+        if (run / "plots" / "routing.npz").is_file():  # without it, the view shows the tokens
             shares = drawings(token_view(run, tokens))
             figures = chain(figures, ((f"tokens_{name}", figure) for name, figure in shares))
     n_figures = 0
@@ -115,17 +118,17 @@ def main(options: argparse.Namespace) -> None:
         save_figure(figure, folder / name)
         say(f"drawn: {name}", stderr=True)
         n_figures += 1
-    say(f"{n_figures} figures are in {folder}, as PNG and SVG")
+    say(f"{n_figures} figures are in {folder}, as PNG, SVG and PDF")
 
 
 def count_choices(run: Path, split: str) -> None:
-    """Count which experts the tokens of a run choose on the rows of a split, and write it there."""
+    """Count which experts tokens choose on the rows of a split, and write the run's record."""
     from mttl.commands.routing_report.read_routing import open_run
     from mttl.training.report import write_token_routing
 
     opened = open_run(run, "leave --count out")
     module, data = opened.module, opened.data
     if not module.model.token_layers():
-        raise ConfigError(f"'{run}' routes no tokens, so there is nothing to --count")
+        raise ConfigError(f"'{run}' routes no tokens; leave --count out")
     path = run / "plots" / "token_routing.npz"
     write_token_routing(path, module, data.evaluation_dataloader(split))

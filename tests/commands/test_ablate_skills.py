@@ -217,5 +217,5 @@ def test_gradients_need_rows_and_mixed_skills(run, tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
     with pytest.raises(CheckpointError, match="no skills that tasks mix"):
         gradient_cosines(run, 4)
-    with pytest.raises(ConfigError, match="leave --compare and --gradients out"):
+    with pytest.raises(ConfigError, match="--adapted cannot be combined with --compare or"):
         plot.main([str(run), "--gradients", "--adapted", "somewhere"])

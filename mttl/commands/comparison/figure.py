@@ -1,4 +1,4 @@
-"""A figure of a comparison: every method's mean on seen and on unseen tasks, and its seeds."""
+"""The figure of a comparison: every method's mean on seen and unseen tasks, and its seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,25 +19,26 @@ SIDES = ("seen", "unseen")
 def comparison_figure(
     lines: Sequence[TableRow], seeds: Mapping[str, Sequence[Sequence[float]]], reference: str
 ) -> Figure:
-    """Return a row per method: small dots are seeds, the large one is the mean.
+    """Return a figure with a row per method: small dots are seeds, the large one is the mean.
 
     Whiskers are the interval of the difference to the reference: a method whose whiskers do not
     reach the line of the reference differs from it. A panel without scores is left out. ``seeds``
-    holds, for each of `SIDES`, the means over tasks of every seed of each method.
+    has, for each of `SIDES`, the means over tasks of every seed of each method.
     """
     panels = [side for side in SIDES if not all(math.isnan(getattr(row, side)) for row in lines)]
     height = ROW * len(lines)
-    title = "Mean test score over tasks in %; whiskers: 95 % of the difference to the line"
+    title = "Scores of methods; whiskers: 95 % interval of the difference to the reference's line"
     figure = new_sheet(title, 0, height + 3 * GAP)
     for column, side in enumerate(panels):
         axes = place(figure, column * (PANEL + 2 * GAP), 0, PANEL, height)
         axes.spines[["left", "right", "top"]].set_visible(False)
-        axes.set_title(f"{side} tasks")
+        axes.set(title=f"{side} tasks", xlabel="mean test score over tasks, %")
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", length=3)
         if column == 0:
             axes.set_yticks(range(len(lines)), [line.method for line in lines])
+            axes.set_ylabel("method")
         for row, (line, dots) in enumerate(zip(lines, seeds[side], strict=True)):
             mean, apart = getattr(line, side), getattr(line, f"{side}_difference")
             if math.isnan(mean):

@@ -24,17 +24,19 @@ from mttl.training.loss import global_mean
 MOST_PAIRS = 5
 
 
-def statistics_table(view: RoutingView) -> TextTable:
-    """Return the statistics of every group of layers, and the means."""
+def statistics_table(view: RoutingView, *, every: bool = True) -> TextTable:
+    """Return the mean routing statistics, by default below those of every group of layers."""
     table = TextTable(f"Routing of {view.name}").words("layers").numbers(*STATISTICS)
-    for group, values in zip(view.record.groups, view.statistics, strict=True):
-        table.add(group, then=values)
-    table.add_section()
+    if every:
+        for group, values in zip(view.record.groups, view.statistics, strict=True):
+            table.add(group, then=values)
+        table.add_section()
     for stack, values in stack_means(view.statistics, view.record.groups).items():
         table.add("mean" if stack == ALL else f"mean, {stack}", then=values)
     table.caption = (
         "discreteness: 1 binary, 0 undecided; active cells: their share; usage: 1 all skills "
-        f"equally; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
+        f"equally; effective skills: number that a task mixes, of {view.record.weights.shape[2]}"
+        + ("" if every else "; --all shows every group of layers")
     )
     return table
 
