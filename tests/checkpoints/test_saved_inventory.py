@@ -185,7 +185,7 @@ def test_what_is_not_finite_is_refused(saved: Path) -> None:
 def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert f"'{folder}' holds no trained inventory" in refused(folder)
-    assert "Give the folder of a run that has ended" in refused(tmp_path)
+    assert "Give the folder of a finished run" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
