@@ -94,8 +94,8 @@ def test_a_mismatch_leaves_nothing(
             capsys.readouterr()
             assert run_command(lambda: SCRIPTS[script].main([*call, *more])) == USER_MISTAKE  # noqa: B023
             told = capsys.readouterr().err
-            assert "not read as it was meant" in told
-            assert ("answers off" in told) == (how == "value")
+            assert "do not load as intended" in told
+            assert ("different logits" in told) == (how == "value")
             assert (named[-1] in told.replace("\n", "")) or (script, how) == ("library", "value")
             assert not list(tmp_path.iterdir())
 
@@ -124,6 +124,6 @@ def test_rounding_follows_from_the_type(kind: str, dtype: torch.dtype, tmp_path:
     answer = logits(network)
     for share in (0.5, 10):
         off = answer + share * rounding(network) * answer
-        refused = pytest.raises(CheckpointError, match="answers off")
+        refused = pytest.raises(CheckpointError, match="different logits")
         with refused if share > 1 else nullcontext():
             check_written(tmp_path, network, {"it": off})

@@ -252,7 +252,7 @@ def test_another_vocabulary_or_other_whole_numbers_are_refused(
         save_file({"ids": torch.tensor([ord(name)])}, tmp_path / f"{name}.safetensors")
     for name, base, message in (
         ("other", "base", "another vocabulary"),
-        ("a.safetensors", "b.safetensors", "whole numbers with other values: ids"),
+        ("a.safetensors", "b.safetensors", "integers with other values: ids"),
     ):
         recipe = with_models(make("arithmetic"), tmp_path / name, base=tmp_path / base)
         with pytest.raises(CheckpointError, match=message):

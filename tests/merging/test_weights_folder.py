@@ -29,7 +29,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
             len(Weights(place))
 
     refuses("does not exist", tmp_path / "none")
-    refuses("give the folder of a model")
+    refuses("use the folder of a model")
     (tmp_path / "pytorch_model.bin").touch()
     refuses(r"but pytorch_model.bin: load the model")
     (tmp_path / INDEX).write_text("{}")
