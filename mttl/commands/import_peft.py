@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
     for name in options.adapters:
         if not Path(name).is_dir():
-            raise CheckpointError(f"'{name}' is not a folder of PEFT: it does not exist")
+            raise CheckpointError(f"'{name}' is not a PEFT folder: it does not exist")
     from mttl.assembly.build_imported import build_imported, save_imported
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
