@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_used_is_explained(recorded, tmp_path) -> None:
         (path, ["GoToObj", "GoTo"], others),
         (path.with_name("recrd.npz"), NAMES, r"recrd.npz' does not exist. Did you mean 'record"),
         (damaged, NAMES, r"rl.demonstrations: .*damaged.npz' is not a file of demonstrations"),
-        (foreign, ["GoToObjS4"], r"the word 'moon' .* is not of BabyAI's grammar"),
+        (foreign, ["GoToObjS4"], r"the word 'moon' .* is not in BabyAI's vocabulary"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_demonstrations(file, levels)
