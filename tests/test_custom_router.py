@@ -331,7 +331,7 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
         first = built.model.route(tasks[:1], inputs={"input_ids": ids[:1, :2]}).mixing
         found = built.model.route(tasks, inputs=trained).mixing
         torch.testing.assert_close(found[:, :1], first)
-    with pytest.raises(ValueError, match="the router sees prompts, and there are none"):
+    with pytest.raises(ValueError, match="this router reads prompts"):
         built.model.route(tasks)
     assert len(built.predict("reverse", ["abc", "a"])) == 2
     assert len(built.choose("reverse", ["abc"], ["x", "y"])) == 1
@@ -343,9 +343,9 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     new = load_run(folder).model.router
     assert new.shown_descriptions.shape == (1, 16)
     assert not any(torch.equal(new.shown_descriptions[0], row) for row in router.shown_descriptions)
-    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, and Poly by"):
+    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, but Poly"):
         poly_checkpoint(built.model, base=None)
-    with pytest.raises(CheckpointError, match="mixes skills by the prompt of every example"):
+    with pytest.raises(CheckpointError, match="mixes skills by prompt, so a task"):
         main(["merge-task", str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")])
 
 

@@ -166,7 +166,7 @@ NAMES = {
         (["--model", "m", "--tasks", "verb_pst", "--out", "x.safetensors"], "mean 'verb_past'")
     ],
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
-    "import": [(["none", "--out", "x"], "'none' is not a folder of PEFT")],
+    "import": [(["none", "--out", "x"], "'none' is not a PEFT folder")],
     "library": [(["list", "EMPTY"], "is not a library")],
     "convert": [(["none.gguf", "--out", "x"], "The file 'none.gguf' does not exist")],
     "babyai record": [

@@ -330,5 +330,5 @@ def test_a_router_without_rows_is_refused(gym: Gym) -> None:
     run = JobRun(*built(), JOB, gym, settings(mode="zero_shot", init="nearest_task"))
     n_groups = run.module.model.router.n_groups
     run.module.model.router = SmearRouter(n_groups, 3, 1, 3, n_features=8)
-    with pytest.raises(ConfigError, match="SmearRouter keeps no rows of tasks; use 'mean'"):
+    with pytest.raises(ConfigError, match="SmearRouter has no task_rows; use 'mean'"):
         run.run()

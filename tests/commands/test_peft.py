@@ -292,7 +292,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
         (MERGE, [str(run), "--average", "--backbone", "t5-small", *out], "holds its own backbone"),
         (MERGE, [str(policies), "--average", *out], "holds policies, which have no"),
-        (IMPORT, [str(there), *out], "is not a folder of PEFT"),
+        (IMPORT, [str(there), *out], "is not a PEFT folder"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),

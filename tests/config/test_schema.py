@@ -52,7 +52,10 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("skills.targets=[]", "skills.targets: '[]' must have at least 1 item"),
         ("optim.label_smoothing=1", "optim.label_smoothing: '1' must be less than 1"),
         ("router.relaxed=false; router.final_temperature=0.1", "final_temperature (0.1) needs"),
-        ("skills.scale=0.5; skills.alpha=4; skills.rslora=true", "scale (0.5) must stay out with"),
+        (
+            "skills.scale=0.5; skills.alpha=4; skills.rslora=true",
+            "scale (0.5) cannot be combined with",
+        ),
         ("skills.init=svd", "skills.init: 'svd' must be one of zero, pissa, orthogonal"),
         ("skills.kind=ia3; optim.up_lr_ratio=16", "optim.up_lr_ratio (16) is for low-rank skills"),
         ("adapt.mode=router_only; adapt.up_lr_ratio=16", "up_lr_ratio (16) is for skills that are"),
@@ -86,7 +89,10 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("data.global_batch_size=8; trainer.accumulate_grad_batches=2", "(2): it follows"),
         ("data.global_batch_size=8; data.token_budget=8192", "data: token_budget (8192) cannot be"),
         ("router.kind=score_function; trainer.strategy=fsdp2", "'score_function': it learns"),
-        ("router.kind=random; trainer.strategy=fsdp2", "consistency (1.0): two passes"),
+        (
+            "router.kind=random; trainer.strategy=fsdp2",
+            "consistency (1.0): it needs two forward passes",
+        ),
         ("skills.kind=prefix; data.packed_length=2048", "skills.kind 'prefix': it stands in"),
         ("skills.kind=prompt; moe.router.kind=top_k; moe.experts.kind=ia3", "'prompt': it adds"),
         ("optim.meta.kind=maml", "data.sampler.kind (proportional) must be homogeneous with"),

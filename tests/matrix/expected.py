@@ -32,8 +32,8 @@ RULES = (
     (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "router is of the kind"),
     (r"router/hyperformer\.yaml t5", "add-tasks", "what the router has in common for all tasks"),
     (r"skills/bitfit.*\.yaml", "merge-task", "no bias"),
-    (rf"skills/({OWN})\.yaml", "export", "Only mttl answers with them"),
-    (rf"skills/({WHOLE})\.yaml", "export", "A whole model can be written instead"),
+    (rf"skills/({OWN})\.yaml", "export", "Use the run itself"),
+    (rf"skills/({WHOLE})\.yaml", "export", "Write a whole model instead"),
 )
 
 
