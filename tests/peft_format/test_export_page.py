@@ -1,4 +1,4 @@
-"""The Python of the page on interchange runs."""
+"""The Python of the page on exporting runs."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
 from mttl.commands import merge_task as MERGE
 
-PAGE = (ROOT / "docs" / "interchange.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "howto" / "export.md").read_text("utf-8")
 
 
 def test_the_lines_of_the_page_run(tmp_path, monkeypatch, capsys) -> None:
