@@ -130,4 +130,4 @@ def test_tutorials_show_no_folder_of_the_machine_that_ran_them() -> None:
     absolute = re.compile(r"(?<![\w.])/(?:home|mnt|opt|root|tmp|Users|work)/")
     books = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.ipynb")}
     assert {name for name, book in books.items() if absolute.search(book)} == set()
-    assert len(books) == 7
+    assert books
