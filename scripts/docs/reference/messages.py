@@ -7,10 +7,10 @@ from pathlib import Path
 HEAD = """\
 # Error messages and warnings
 
-Look up an error message or a warning. Search this site for some words of it, or open the package that it
-comes from: the last lines of a traceback name the file. A word in braces stands for a value. A message says
-what is wrong, the value received, what is allowed and what to do. [Troubleshooting](../../howto/troubleshooting.md)
-has the common ones by symptom.
+Look up an error message or a warning. Search this site for some words of it, or open the package
+that it comes from. A word in braces stands for a value. A message says what is wrong, the value
+received, what is allowed and what to do.
+[Troubleshooting](../../howto/troubleshooting.md) lists common problems by symptom.
 
 | package | messages |
 |---|---|
@@ -101,6 +101,8 @@ def _noted(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> Iterator
             yield from _noted(value, constants)
         case ast.Call(func=ast.Attribute(attr="fromkeys"), args=[_, value]):
             yield from _noted(value, constants)
+        case ast.Constant(value=text) if not text:  # takes back an entry of a base class
+            return
         case ast.Constant() | ast.JoinedStr() | ast.BinOp():
             yield node
 

@@ -15,8 +15,8 @@ Find the file that holds a part of the code: every package with its files.
 API = """\
 # Python API
 
-Look up a class or a function. Most programs need only these functions, and the methods of the run that
-`mttl.load` returns; see [Predict](../../howto/predict.md).
+Look up a class or a function. Most programs need only these functions, and the methods of the run
+that `mttl.load` returns; see [Predict](../../howto/predict.md).
 
 | function | what it does |
 |---|---|
@@ -84,9 +84,7 @@ def _function(root: Path, name: str, module: str, function: str) -> str:
 
 
 def _read_package(root: Path, folder: Path) -> Package:
-    trees = {
-        file.name: ast.parse(file.read_text(encoding="utf-8")) for file in folder.glob("*.py")
-    }
+    trees = {file.name: ast.parse(file.read_text(encoding="utf-8")) for file in folder.glob("*.py")}
     sentence = _first_sentence(trees.pop("__init__.py"))
     files = {name: _first_sentence(tree) for name, tree in sorted(trees.items())}
     return Package(str(folder.relative_to(root)), sentence, files)

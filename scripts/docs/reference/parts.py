@@ -9,7 +9,6 @@ from pathlib import Path
 from textwrap import dedent
 
 from matrix.expected import AFTER, BACKBONES, COLUMNS, files, reasons
-
 from mttl.plugins.describe import described
 from mttl.plugins.parts import PARTS
 
@@ -17,8 +16,8 @@ ROOT = Path(__file__).parents[3]
 HEAD = """\
 # Parts: routers, skills, experts
 
-Look up a built-in part: its name in a configuration, its class and its paper. Below is a table of the
-shipped configuration files that says which commands work with which.
+Look up a built-in part: its name in a configuration, its class and its paper. Further tables say
+which commands work with which of the shipped configuration files.
 """
 FAMILY_TITLES = {
     "routers": ("Task routers", "router.kind", "router"),
@@ -43,10 +42,14 @@ SENTENCES = {
 FILES = """\
 ## Configuration files and commands
 
-*yes*: the command works, as tests on a small T5 and a small Llama verify. A number: the command ends with
-status 2, for the reason of that number. A dash: the file cannot be trained, so there is no run. *export* is
-`mttl export --task`, *inventory* is `mttl export --inventory`. Files of `experts` are combined with
-`router/token_top2.yaml`, all others with LoRA and Polytropon.
+Which commands work with which file:
+
+- *yes*: the command works; tests verify it on a small T5 and a small Llama.
+- A number: the command ends with status 2, for the reason of that number.
+- A dash: the file cannot be trained, so there is no run.
+
+*export* is `mttl export --task`, *inventory* is `mttl export --inventory`. Files of `experts` are
+combined with `router/token_top2.yaml`, all others with LoRA and Polytropon.
 """
 
 

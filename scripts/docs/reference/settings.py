@@ -1,6 +1,8 @@
 """The pages of settings: one per section, and a page that lists the sections."""
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
 
 from mttl.config.reference import Setting, settings_of
 from mttl.config.worlds import WORLDS
@@ -8,77 +10,105 @@ from mttl.config.worlds import WORLDS
 HEAD = """\
 # Settings
 
-Look up the type, the default and the meaning of every setting. Write settings in YAML files, or on the
-command line as `-k section.key=value`. `mttl train --settings optim` prints the settings of a section.
+Look up the type, the default and the meaning of every setting. Write settings in YAML files, or on
+the command line as `-k section.key=value`. `mttl train --settings optim` prints those of a section.
 
 | section | what it sets | used by |
 |---|---|---|
 """
 SECTION = """\
-# Settings: {name}
+# {title}
 
 {sentence} Write these settings in a YAML file below `{name}:`, or on the command line as
-`-k {example}=VALUE`.
-{note}"""
+`-k {example}=VALUE`. {used}
+"""
 TITLES = {"data": "text-to-text tasks", "rl": "BabyAI"}
+ALL = " and ".join(TITLES.values())
 
 
 def settings_pages() -> dict[str, str]:
     """Return the pages by path, from the folder of the reference."""
     pages = {}
     rows = []
-    names = {name: None for world in reversed(WORLDS) for name in world.schema.model_fields}
-    for name in names:
-        found, sentences, worlds = _section(name)
-        used = "both" if len(worlds) == len(WORLDS) else worlds[0]
-        rows.append(f"| [`{name}`](settings/{name}.md) | {sentences[0]} | {used} |")
-        note = "" if used == "both" else f"Only configurations for {used} have this section.\n"
-        example = next(iter(found))
-        head = SECTION.format(name=name, sentence=sentences[0], example=example, note=note)
-        blocks = [_block(path, variants) for path, variants in found.items()]
-        pages[f"settings/{name}.md"] = "\n".join([head, *blocks])
-    pages["settings.md"] = HEAD + "\n".join(rows) + "\n"
-    return pages
+    for stem, (name, section, users) in _sections().items():
+        found = {path: [*those] for path, those in _by_path(settings_of(name, section))}
+        kinds = [dict(one.kinds) for those in found.values() for one in those if one.kinds]
+        sentence = section.description
+        rows.append(f"| [`{name}`](settings/{stem}.md) | {sentence} | {users} |")
+        head = SECTION.format(
+            title=f"Settings: {name}" + (" (BabyAI)" if stem != name else ""),
+            name=name,
+            sentence=sentence,
+            example=next(iter(found)),
+            used="" if users == ALL else f"They are for {users} only.",
+        )
+        blocks = [_block(path, those, kinds) for path, those in found.items()]
+        pages[f"settings/{stem}.md"] = "\n".join([head, *blocks])
+    return {"settings.md": HEAD + "\n".join(rows) + "\n", **pages}
 
 
 def settings_nav() -> list[dict[str, str]]:
     """Return the entries of the navigation."""
-    sections = [path for path in settings_pages() if path != "settings.md"]
-    names = {path: path.removeprefix("settings/").removesuffix(".md") for path in sections}
-    return [{name: f"reference/{path}"} for path, name in names.items()]
+    return [
+        {name if stem == name else f"{name} (BabyAI)": f"reference/settings/{stem}.md"}
+        for stem, (name, _, _) in _sections().items()
+    ]
 
 
-def _section(name: str) -> tuple[dict[str, list[Setting]], list[str], list[str]]:
-    """Return the settings of a section by path, its sentences, and the worlds that have it."""
-    having = {
-        TITLES[world.section]: world.schema.model_fields[name]
-        for world in reversed(WORLDS)
-        if name in world.schema.model_fields
-    }
-    worlds: dict[Setting, list[str]] = {}
-    for title, section in having.items():
-        for setting in settings_of(name, section):
-            if setting.kinds:  # its sentence is that of the section
-                setting = replace(setting, sentence="")
-            worlds.setdefault(setting, []).append(title)
-    found: dict[str, list[Setting]] = {}
-    for setting, titles in worlds.items():
-        only = setting.only if len(titles) == len(having) else (*setting.only, titles[0])
-        found.setdefault(setting.path, []).append(replace(setting, only=only))
-    return found, [section.description or "" for section in having.values()], list(having)
+def _sections() -> dict[str, tuple[str, Any, str]]:
+    """Return the name, the field and the users of each section, by the name of its page."""
+    found: dict[str, tuple[str, Any, str]] = {}
+    for world in reversed(WORLDS):
+        for name, section in world.schema.model_fields.items():
+            title = TITLES[world.section]
+            if name not in found:
+                found[name] = name, section, title
+            elif [*settings_of(name, found[name][1])] == [*settings_of(name, section)]:
+                found[name] = name, found[name][1], ALL
+            else:
+                found[f"{world.section}_{name}"] = name, section, title
+    return found
 
 
-def _block(path: str, variants: list[Setting]) -> str:
+def _by_path(settings: Iterable[Setting]) -> Iterator[tuple[str, Iterator[Setting]]]:
+    order: dict[str, list[Setting]] = {}
+    for setting in settings:
+        order.setdefault(setting.path, []).append(setting)
+    return ((path, iter(those)) for path, those in order.items())
+
+
+def _block(path: str, variants: list[Setting], kinds: list[dict[str, str]]) -> str:
     """Return a heading and what a setting allows and means, for each of its variants."""
     parts = [f"## `{path}` {{ #{path} }}"]
-    for one in variants:
-        allowed = "module:Class, or one of these kinds" if one.kinds else one.type
-        if one.kinds and "module:Class" not in one.type:
-            allowed = "one of these kinds"
-        default = one.default.removeprefix("default ")
-        shown = "required" if one.default == "required" else f"default `{default}`"
-        parts.append(f"*{allowed}*; {shown}")
-        only = " ".join(f"Only for {kinds}." for kinds in one.only)
-        parts.append(f"{one.sentence} {only}".strip())
-        parts.append("\n".join(f"- `{kind}`: {text}" for kind, text in one.kinds.items()))
+    for (words, sentence), same in groupby(variants, lambda one: (one.type, one.sentence)):
+        first, *others = same
+        if first.kinds:
+            words = "module:Class, or a kind below" if "module:" in words else "a kind below"
+            sentence = ""
+        default = "" if others else f"; {_default(first)}"
+        only = "" if others else _only(first, kinds)
+        parts += [f"*{words}*{default}", f"{sentence} {only}".strip()]
+        parts.append("\n".join(f"- `{kind}`: {text}" for kind, text in first.kinds.items()))
+        if others:
+            rows = [f"- {_default(one)}. {_only(one, kinds)}" for one in (first, *others)]
+            parts.append("\n".join(rows))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _default(setting: Setting) -> str:
+    if setting.default == "required":
+        return "required"
+    return f"default `{setting.default.removeprefix('default ')}`"
+
+
+def _only(setting: Setting, kinds: list[dict[str, str]]) -> str:
+    """Return which kinds have a setting, or which do not if these are fewer."""
+    sentences = []
+    for names in setting.only:
+        having = names.split(", ")
+        every = next((known for known in kinds if {*having} <= known.keys()), {})
+        lacking = [kind for kind in every if kind not in having]
+        few = 0 < len(lacking) < len(having)
+        shown = ", ".join(f"`{kind}`" for kind in (lacking if few else having))
+        sentences.append(f"{'Not' if few else 'Only'} for {shown}.")
+    return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""Pages that the site generates: settings, parts, files, the API, messages, studies; see mkdocs.yml."""
+"""Pages that the site generates: the reference, and the studies; see mkdocs.yml."""
 
 import json
 import re

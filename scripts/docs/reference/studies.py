@@ -1,4 +1,4 @@
-"""The studies as pages of the site: their Markdown and figures, where they lie in the repository."""
+"""The studies as pages of the site, from their Markdown and figures in the repository."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def study_files(root: Path) -> dict[str, Path]:
 
 
 def studies_nav(root: Path) -> list[Any]:
-    """Return the entries of the navigation: the studies by the groups of the table that lists them."""
+    """Return the entries of the navigation: the studies, in the groups of their table."""
     nav: list[Any] = [{"All studies": "studies/README.md"}]
     group: list[Any] = nav
     for line in (root / STUDIES / "README.md").read_text(encoding="utf-8").splitlines():
