@@ -16,8 +16,6 @@ ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
 GENERATED = re.compile(
     r".*/docs/reference/((settings|parts|files)\.md|(settings|api|messages)/[\w.]+\.md)"
 )
-    r".*/docs/reference/((settings|parts|files)\.md|(settings|api|messages)/[\w.]+\.md)"
-)
 # Words of other projects, and files that a run or a user makes.
 ELSEWHERE = {
     *("nn.Module", "nn.Linear", "functional_call", "vmap", "minigrid", "gymnasium"),
