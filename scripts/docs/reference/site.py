@@ -11,6 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "scripts" / "docs"), str(ROOT / "tests")]
 
+from reference.formulas import with_formulas  # noqa: E402
 from reference.links import site_links  # noqa: E402
 from reference.messages import messages_pages  # noqa: E402
 from reference.packages import api_pages, file_page, read_packages  # noqa: E402
@@ -78,6 +79,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = re.sub(r"(\]\([\w./]+)\.ipynb", r"\1.md", markdown)
     code = f"{config.repo_url}/blob/main"
     return site_links(markdown, path, [file.src_uri for file in files], ROOT, code)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Draw the formulas of docstrings."""
+    return with_formulas(html) if page.file.src_uri.startswith("reference/api/") else html
 
 
 def notebook_page(file: Path) -> str:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 
 MESSAGES = import_module("reference.messages")
 SITE = import_module("reference.site")
+FORMULAS = import_module("reference.formulas")
 STUDIES = import_module("reference.studies")
 source = import_module("reference.parts").source
 TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
@@ -219,6 +220,27 @@ def shown(place: str, text: str) -> str:
 )
 def test_links_lead_to_the_site_or_the_repository(place: str, text: str, expected: str) -> None:
     assert shown(place, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("so :math:<code>w_k &lt; 1</code> is", "<mo>&#x0003C;</mo>"),
+        ("<p>.. math:: a + b</p>", 'display="block"'),
+        (
+            '<p>.. math::</p>\n<div class="highlight"><pre><span></span><code>a &amp;= b \\\\ c\n'
+            "</code></pre></div>",
+            "<mtable",
+        ),
+        ("KronA\\ :sup:<code>B</code>\\ :sub:<code>res</code>", "KronA<sup>B</sup><sub>res</sub>"),
+    ],
+)
+def test_formulas_are_drawn(text: str, part: str) -> None:
+    if "math" in text:
+        pytest.importorskip("latex2mathml")
+    found = FORMULAS.with_formulas(text)
+    assert part in found
+    assert "math:" not in found
 
 
 def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
