@@ -24,6 +24,6 @@ def _formula(latex: str, display: str) -> str:
         return f"<code>{html.escape(text)}</code>"
     from latex2mathml.converter import convert
 
-    if "&" in text:
-        text = rf"\begin{{aligned}}{text}\end{{aligned}}"
+    if "&" in text:  # lines that are aligned
+        text = rf"\begin{{matrix}}{text}\end{{matrix}}"
     return convert(text, display=display)
