@@ -34,7 +34,7 @@ def messages_pages(root: Path) -> dict[str, str]:
         if found := sorted({text for text in messages(tree) if len(text.split()) > 2}):
             path = file.relative_to(root)
             name = _package(path)
-            said = "\n".join(f"- {_span(text)}" for text in found)
+            said = "\n\n".join(f"### {_span(text)}" for text in found)
             sentence = (ast.get_docstring(tree) or "").split("\n")[0]
             parts = pages.setdefault(name, [PAGE.format(name=name)])
             parts.append(f"## {path.as_posix()}\n\n{sentence}\n\n{said}\n")

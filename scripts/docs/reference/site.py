@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,26 @@ from reference.settings import settings_nav, settings_pages  # noqa: E402
 from reference.studies import studies_nav, study_files  # noqa: E402
 
 # Search results of these pages come after those of the others.
-BOOSTS = {"reference/api/": 0.3, "reference/messages/": 0.5}
+BOOSTS = {"reference/api/": 0.3, "reference/messages/": 0.7}
 
 
 def on_config(config: Any) -> Any:
     """Complete the navigation: lists of generated pages stand where it has their names."""
     lists = {
         "settings": settings_nav(),
-        "messages": [f"reference/messages/{name}.md" for name in messages_pages(ROOT)],
-        "api": [f"reference/api/{name}.md" for name in api_pages(ROOT)],
+        "messages": _entries("messages", messages_pages(ROOT)),
+        "api": _entries("api", api_pages(ROOT)),
         "studies": studies_nav(ROOT),
     }
     config.nav = _completed(config.nav, lists)
     return config
+
+
+def _entries(folder: str, pages: Iterable[str]) -> list[Any]:
+    """Return the page that lists others, and these by their names."""
+    names = [name for name in pages if name != "index"]
+    index = f"reference/{folder}/index.md"
+    return [index, *({name: f"reference/{folder}/{name}.md"} for name in names)]
 
 
 def _completed(nav: list[Any], lists: dict[str, list[Any]]) -> list[Any]:
@@ -75,7 +83,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     path = page.file.src_uri
     for folder, boost in BOOSTS.items():
         if path.startswith(folder):
-            page.meta.setdefault("search", {"boost": boost})
+            page.meta["search"] = {"boost": boost}
+    if path.startswith("reference/messages/"):
+        page.meta["hide"] = ["toc"]  # each message is a heading, so that the search finds it
     markdown = re.sub(r"(\]\([\w./]+)\.ipynb", r"\1.md", markdown)
     code = f"{config.repo_url}/blob/main"
     return site_links(markdown, path, [file.src_uri for file in files], ROOT, code)
