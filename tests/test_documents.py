@@ -10,7 +10,7 @@ import pytest
 from helpers.printed import PAGES, anchors, text
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
+DOCUMENTS = ("docs/explanation/architecture.md", "CONTRIBUTING.md")
 ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
 GENERATED = (
     "configuration.md",
@@ -61,7 +61,7 @@ def test_paths_in_a_document_exist(document: str) -> None:
 
 def test_the_architecture_names_every_package() -> None:
     """Each has a row; those inside it are named there."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     folders = sorted(file.parent for file in (ROOT / "mttl").glob("**/__init__.py"))[1:]
     missing = []
     for folder in folders:

@@ -51,7 +51,7 @@ def test_the_page_has_messages_of_every_command_and_what_troubleshooting_quotes(
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert len(set(headings)) == len(headings)
     assert "mttl/commands/predict.py" in headings
-    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [
         part.strip(" ,()")
         for quote in re.findall(r'\*\*"(.*?)"', text)
