@@ -62,11 +62,7 @@ class WorkerProcess:
         self._unanswered += 1
 
     def answer(self) -> Any:
-        """Return the result of the earliest unanswered message, or raise its exception.
-
-        Raises:
-            SimulationError: If the process has died.
-        """
+        """Return the result of the earliest unanswered message, or raise its exception."""
         try:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:

@@ -39,11 +39,7 @@ def packed_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
-    """Return the weight of a linear layer in floating point, unpacked if necessary.
-
-    Raises:
-        ValueError: If the weight was repacked for inference.
-    """
+    """Return the weight of a linear layer in floating point, unpacked if necessary."""
     weight: Any = layer.weight
     # For a weight that was gathered from shards, only the layer has the scales.
     state: Any = getattr(weight, "quant_state", None) or getattr(layer, "quant_state", None)

@@ -61,11 +61,7 @@ class RoutingRecord:
 
 
 def read_record(folder: str | Path) -> RoutingRecord:
-    """Return the routing of a run, from its files.
-
-    Raises:
-        CheckpointError: If the run has no ``plots/routing.npz``, or a file is damaged.
-    """
+    """Return the routing of a run, from its files."""
     folder = Path(folder)
     path = folder / "plots" / "routing.npz"
     if not path.is_file():

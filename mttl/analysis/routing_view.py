@@ -92,11 +92,7 @@ class RoutingView:
         return curves
 
     def aligned_with(self, first: "RoutingView") -> "RoutingView":
-        """Return this run with tasks and groups of layers in the order of another.
-
-        Raises:
-            TaskError: If the runs differ in tasks, groups of layers or number of skills.
-        """
+        """Return this run with tasks and groups of layers in the order of another."""
         one, other = first.record, self.record
         runs, hint = f"'{one.folder}' and '{other.folder}'", "Compare runs of different seeds"
         for what in ("tasks", "groups"):

@@ -30,11 +30,7 @@ def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel
 
 
 def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
-    """Return the trained policies of a run, in evaluation mode, and the names of their levels.
-
-    Raises:
-        CheckpointError: If the folder has no policies, or they do not fit their settings.
-    """
+    """Return the trained policies of a run, in evaluation mode, and the names of their levels."""
     saved = read_inventory(folder)
     model = _from_settings(saved, saved.tasks, trained=True)
     load_into(model, saved)

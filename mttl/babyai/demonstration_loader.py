@@ -56,11 +56,7 @@ class DemonstrationBatch:
 
 
 def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:
-    """Return the demonstrations of some levels from a file, in the order of the names.
-
-    Raises:
-        ConfigError: If there is no such file, it is damaged, or it lacks a level.
-    """
+    """Return the demonstrations of some levels from a file, in the order of the names."""
     path = Path(path)
     try:
         record = load_demonstrations(path)
@@ -171,11 +167,7 @@ class DemonstrationLoader:
         return {"pass": self._pass, "next": self._next, "n_episodes": self._n_episodes}
 
     def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
-        """Set the position of the next `iter`, which is equal in all processes.
-
-        Raises:
-            CheckpointError: If the numbers of demonstrations differ.
-        """
+        """Set the position of the next `iter`, which is equal in all processes."""
         if state["n_episodes"] != self._n_episodes:
             raise CheckpointError(
                 f"the levels have {self._n_episodes} demonstrations, but had "

@@ -44,11 +44,7 @@ class PolicyModule(ResumableModule):
         self._count = 0
 
     def total_loss(self, loss: Tensor, statistics: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss plus the router's prior, and record the statistics of the batch.
-
-        Raises:
-            TrainingError: If the loss is not finite.
-        """
+        """Return the loss plus the router's prior, and record the statistics of the batch."""
         # Other processes get it by the shared gradients, at the latest in the next epoch.
         if not torch.isfinite(loss):
             raise not_finite(f"the loss is {loss.item()}", self.global_step)

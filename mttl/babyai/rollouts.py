@@ -194,11 +194,7 @@ class RolloutLoader:
         return state
 
     def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
-        """Set the position of the next `iter`; ``of_other`` processes only restore the counts.
-
-        Raises:
-            CheckpointError: If the state belongs to other environments.
-        """
+        """Set the position of the next `iter`; ``of_other`` processes only restore the counts."""
         self.log.load_state_dict(state["log"])
         if of_other:
             return

@@ -78,11 +78,7 @@ def silhouette(points: Float[Tensor, "K c"], labels: Int[Tensor, "K"]) -> float:
 def best_clusters(
     points: Float[Tensor, "K c"], most: int, *, seed: int = 0
 ) -> tuple[Int[Tensor, "K"], dict[int, float]]:
-    """Return the clusters with the best silhouette, and the silhouettes by number of clusters.
-
-    Raises:
-        ConfigError: If there are fewer than three points, or ``most`` is below 2.
-    """
+    """Return the clusters with the best silhouette, and the silhouettes by number of clusters."""
     if len(points) < 3 or most < 2:
         raise ConfigError(
             f"the number of clusters cannot be chosen up to {most} for {len(points)} members; use "

@@ -162,12 +162,7 @@ def member_problems(
 
 
 def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    """Add members to a library, which may be new: all of them, or none after an error.
-
-    Raises:
-        CheckpointError: If a member cannot be added, or the library has another base model; the
-            message lists all reasons, and nothing is written.
-    """
+    """Add members to a library, which may be new: all of them, or none after an error."""
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # before the lock creates the folder
     with locked(path / ".lock"):

@@ -194,12 +194,7 @@ class Recipe(Section):
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Return the validated recipe of a file.
-
-    Raises:
-        ConfigError: If the file cannot be read, is malformed, or does not validate; the message
-            has every wrong key with its value, the allowed values, and similar names.
-    """
+    """Return the validated recipe of a file."""
     path = Path(path)
     tree = read_yaml(path, ConfigError)
     if not isinstance(tree, dict):

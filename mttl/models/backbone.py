@@ -174,11 +174,7 @@ def build_random(model_type: str, settings: Mapping[str, Any]) -> PreTrainedMode
 
 
 def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any, PretrainedConfig]:
-    """Return class and configuration of a model type of transformers, such as ``"t5"``.
-
-    Raises:
-        ConfigError: If the type is unknown or not a language model, or a setting is unknown.
-    """
+    """Return class and configuration of a model type of transformers, such as ``"t5"``."""
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(
             f"backbone.model_type ('{model_type}') is not a model type of transformers."

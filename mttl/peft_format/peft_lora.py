@@ -30,12 +30,7 @@ MOST_ALPHA = 1e6
 def mixture_adapter(
     model: SkilledModel, mixing: Float[Tensor, "G H K"], rank: int | None = None
 ) -> dict[str, LowRank]:
-    """Return one mixture as a pair of factors per layer, padded with zeros to one rank.
-
-    Raises:
-        CheckpointError: If a kind of skill does not add to a weight, or is not low-rank and has no
-            ``rank``, the rank is not positive, or a layer has several paths.
-    """
+    """Return one mixture as a pair of factors per layer, padded with zeros to one rank."""
     check_paths(model)
     try:
         return mixture_factors(model.skilled_layers(), mixing, rank)

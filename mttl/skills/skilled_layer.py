@@ -37,11 +37,7 @@ class SkilledLayer(nn.Module):
         self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
     def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
-        """Return the routing of this pass, and the skills merged by it.
-
-        Raises:
-            ValueError: If a row has several examples and not ``packed``.
-        """
+        """Return the routing of this pass, and the skills merged by it."""
         routing = self.slot.current
         if routing.segments and not packed:
             raise ValueError(

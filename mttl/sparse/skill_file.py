@@ -124,12 +124,7 @@ class SparseSkill:
 
     @classmethod
     def load(cls, path: str | Path) -> "SparseSkill":
-        """Return the skill of a file.
-
-        Raises:
-            CheckpointError: If the file is missing, damaged or of another format, or indices are
-                repeated, out of range, or differ in number from the values.
-        """
+        """Return the skill of a file."""
         tensors = read_tensors(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -88,11 +88,7 @@ def drawings(
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw the mixing weights next to the change of every task without each skill.
-
-    Raises:
-        CheckpointError: If the ablation and the routing differ in tasks or groups of layers.
-    """
+    """Draw the mixing weights next to the change of every task without each skill."""
     if not found.is_of(view.record):
         raise CheckpointError(
             f"the ablation in '{view.record.folder}' has other tasks or layers than its routing; "

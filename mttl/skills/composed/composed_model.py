@@ -183,11 +183,7 @@ class ComposedModel(nn.Module):
             return self._merge(self.router(task_ids))
 
     def run(self, parameters: Mapping[str, Tensor], *arguments: Tensor) -> Any:
-        """Run the base with the parameters of T tasks.
-
-        Raises:
-            ValueError: If the first axis of an argument has another size than T.
-        """
+        """Run the base with the parameters of T tasks."""
         first = next(iter(parameters.values()))
         n_tasks = len(first)
         for position, argument in enumerate(arguments):
@@ -205,11 +201,7 @@ class ComposedModel(nn.Module):
 
     @torch.no_grad()
     def task_module(self, task_id: int) -> nn.Module:
-        """Return a copy of the base with the parameters of one task, composed without noise.
-
-        Raises:
-            ValueError: If the id is out of range.
-        """
+        """Return a copy of the base with the parameters of one task, composed without noise."""
         check_task_ids(torch.tensor([task_id]), self.router.n_tasks)
         parameters = self._merge(self.router.matrix()[:, task_id : task_id + 1])
         module = copy.deepcopy(self.base)
