@@ -1,7 +1,5 @@
 """Pages that the site generates: settings, files, the API, every message; see mkdocs.yml."""
 
-import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,28 +37,13 @@ def generated_pages() -> dict[str, str]:
     pages["configuration.md"] = f"{CONFIGURATION}{reference()}\n"
     pages["what_works_with_what.md"] = combinations_page()
     pages["files.md"] = file_page(read_rooms(ROOT))
-    for file in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
-        pages[f"tutorials/{file.stem}.md"] = notebook_page(file)
     return pages
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let links to notebooks lead to their pages, and those that leave docs/ to the repository."""
-    markdown = re.sub(r"(\]\([\w./]+)\.ipynb", r"\1.md", markdown)
+    """Let links that leave docs/ lead to the repository."""
     outside = "../../" if page.file.src_uri.startswith("tutorials/") else "../"
     return markdown.replace(f"]({outside}", f"]({config.repo_url}/blob/main/")
-
-
-def notebook_page(file: Path) -> str:
-    """Return a notebook as Markdown: its text, its code, and what the code printed."""
-    parts = []
-    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-        for output in cell.get("outputs", ()):
-            printed = output.get("text") or output.get("data", {}).get("text/plain", "")
-            parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
-    return "\n\n".join(parts) + "\n"
 
 
 def api_pages(root: Path) -> dict[str, str]:

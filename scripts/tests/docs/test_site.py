@@ -1,23 +1,20 @@
-"""The pages that the site has besides docs/, and what of a notebook's output is kept."""
+"""The pages that the site has besides docs/."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
 
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 
 MESSAGES = import_module("reference.messages")
 SITE = import_module("reference.site")
-TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
 
 CODE = """
 def load(path, kind, options):
@@ -97,44 +94,9 @@ def test_links_to_the_repository_leave_the_site() -> None:
         page = SimpleNamespace(file=SimpleNamespace(src_uri=place))
         return SITE.on_page_markdown(text, page, config, None)
 
-    text = shown("guide.md", "[it](../LICENSE), [here](tasks.md), [so](tutorials/1.ipynb)")
     there = "https://example.org/mttl/blob/main/LICENSE"
-    assert text == f"[it]({there}), [here](tasks.md), [so](tutorials/1.md)"
-    text = shown("tutorials/1.md", "[next](2_few_shot.ipynb), [up](../tasks.md)")
-    assert text == "[next](2_few_shot.md), [up](../tasks.md)"
-    assert shown("tutorials/1.md", "[it](../../LICENSE)") == f"[it]({there})"
-
-
-def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
-    output = {"output_type": "stream", "name": "stdout", "text": ["1\n", "2\n"]}
-    cells = [
-        {"cell_type": "markdown", "source": ["# One\n", "two"]},
-        {"cell_type": "code", "source": ["print(1)"], "outputs": [output]},
-    ]
-    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
-    page = SITE.notebook_page(tmp_path / "book.ipynb")
-    assert page == "# One\ntwo\n\n```python\nprint(1)\n```\n\n```text\n1\n2\n```\n"
-
-
-def test_bars_and_colours_are_left_out() -> None:
-    terminal = (
-        "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n\x1b[2Ktraining "
-        "\x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
-        "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
+    assert (
+        shown("guide.md", "[it](../LICENSE), [here](tasks.md)")
+        == f"[it]({there}), [here](tasks.md)"
     )
-    kept = "Scores\n┏━━━━━━━━━━━━┓\n│ verb │ 84.4 │\nThe run is in runs/x\n"
-    assert TUTORIALS.printed(terminal) == kept
-
-
-def test_a_cell_keeps_what_it_printed_and_no_warnings() -> None:
-    outputs = [
-        {"output_type": "stream", "name": "stdout", "text": "one\n"},
-        {"output_type": "stream", "name": "stderr", "text": "a library warns\n"},
-        {"output_type": "stream", "name": "stdout", "text": "two\n"},
-    ]
-    cell = {"cell_type": "code", "metadata": {"time": 3}, "outputs": outputs, "source": "a\nb"}
-    book = TUTORIALS.cleaned({"cells": [cell], "metadata": {}})
-    (kept,) = book["cells"]
-    assert kept["metadata"] == {}
-    assert kept["source"] == ["a\n", "b"]  # as in the files, so that a change shows by lines
-    assert [output["text"] for output in kept["outputs"]] == [["one\n", "two\n"]]
+    assert shown("tutorials/1.md", "[it](../../LICENSE)") == f"[it]({there})"
