@@ -279,7 +279,7 @@ def test_bad_members_are_refused_with_one_list(
         "other' has another base model: 'org/other'",
         "nameless' does not name its base model",
         "the name 'task00' is already used by the library",
-        "the name 'past' is taken by the library",
+        "the name 'past' is already used by the library",
         "no folder matches",
         "tiny.yaml' is a file",
         f"nothing was added to '{skills}'",

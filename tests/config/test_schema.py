@@ -93,7 +93,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
             "router.kind=random; trainer.strategy=fsdp2",
             "consistency (1.0): it needs two forward passes",
         ),
-        ("skills.kind=prefix; data.packed_length=2048", "skills.kind 'prefix': it stands in"),
+        ("skills.kind=prefix; data.packed_length=2048", "skills.kind 'prefix': it precedes"),
         ("skills.kind=prompt; moe.router.kind=top_k; moe.experts.kind=ia3", "'prompt': it adds"),
         ("optim.meta.kind=maml", "data.sampler.kind (proportional) must be homogeneous with"),
         ("optim.meta={kind: reptile, inner_steps: 99}", "data.batch_size (64) must be at least 99"),

@@ -88,7 +88,7 @@ def damage(own: Member, path: str, down: torch.Tensor, up: torch.Tensor) -> Memb
 
 BAD = {
     "the name 'old' is already used by the library": member("old"),
-    "the name 'twice' is taken by 'twice'": member("twice"),
+    "the name 'twice' is already used by 'twice'": member("twice"),
     "'empty' changes no layer": Member(member("empty").card, {}),
     "base model has no linear layer 'b.k'": damage(
         member("missing"), "b.k", torch.ones(4, 1), torch.ones(5, 1)

@@ -151,5 +151,5 @@ def test_mistakes_are_named():
     whole = on(Twice(), "first")
     numbers = torch.zeros(4, 4, dtype=torch.int8)
     whole.backbone.first.base.weight = nn.Parameter(numbers, requires_grad=False)
-    with pytest.raises(ValueError, match=r"'first' keeps its weight as torch.int8; load the"):
+    with pytest.raises(ValueError, match=r"the weight of 'first' is torch.int8; load the"):
         fold(whole, average_mixing(whole.router))

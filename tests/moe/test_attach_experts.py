@@ -36,7 +36,7 @@ def test_projections_of_the_encoders_output_see_its_tokens():
     ("settings", "message"),
     [
         ({"targets": ["nothing"]}, "the target 'nothing' matches no linear layer"),
-        ({"stacks": ["encoder"]}, r"stacks: this backbone has no 'encoder', only model"),
+        ({"stacks": ["encoder"]}, r"stacks: this backbone has no 'encoder'; it has model"),
         ({"every": 3}, "no layer is left for the targets mlp in every 3-th block of model"),
     ],
 )

@@ -45,7 +45,7 @@ def test_folders_that_are_none_are_refused(tmp_path):
         ({"q.lora_A.weight": torch.zeros(1)}, r"a tensor 'q\.lora_A\.weight'; PEFT's names"),
         (
             {name: torch.zeros(1, dtype=torch.int8)},
-            r"is stored as torch\.int8; save it",
+            r"has the type torch\.int8; save it",
         ),
         ({}, "has no tensors"),
     ):

@@ -101,7 +101,7 @@ def test_layers_of_other_libraries_have_skills_where_they_tell_their_features(
     y.sum().backward()
     assert layer.inventory.up.grad is not None
     assert not hasattr(layer, "weight")
-    message = f"the target '{targets[0]}' matches 'layers.0.q_proj', a Packed, which does not tell"
+    message = f"the target '{targets[0]}' matches 'layers.0.q_proj', a Packed without in_features"
     with pytest.raises(ValueError, match=message):
         _attach(targets)
     _attach(["o_proj"])

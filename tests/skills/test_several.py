@@ -164,7 +164,7 @@ def test_one_place_takes_one_kind() -> None:
         (prompt, prompt, "input embedding", one),
         (ladder, ladder, "stack", one),
     ):
-        message = f"'.*' would get two kinds of skills, and a {noun} can have only one: {advice}"
+        message = f"'.*' would get two kinds of skills, but a {noun} can have only one: {advice}"
         with pytest.raises(ValueError, match=message):
             several(tiny_llama(), first, second)
     backbone = tiny_bart()
