@@ -2,10 +2,9 @@
 
 mttl merge recipe.yaml --out models/merged
 
-docs/merging.md describes recipes. Models are folders of transformers with safetensors, and runs of
-mttl train; they are read tensor by tensor, so they may be larger than the memory (with
---no-probe). The folder --out appears once it is complete; a merge that was stopped
-starts again.
+docs/howto/merge.md describes recipes. Models are folders of transformers with safetensors, and runs
+of mttl train; they are read tensor by tensor, so they may be larger than the memory (with
+--no-probe). The folder --out appears once it is complete; a merge that was stopped starts again.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The filters of the template language, which change a field before it is written.
 
 A text filter turns a text into a text, and each item of a list likewise; a list filter takes a
-whole list. `docs/tasks.md` lists them all for people who write tasks.
+whole list. `docs/reference/task_files.md` lists them all for people who write tasks.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -97,7 +97,7 @@ class Source:
 
 @dataclass(frozen=True, config=STRICT)
 class Task:
-    """A task; see `docs/tasks.md` for the language of the templates.
+    """A task; see `docs/reference/task_files.md` for the language of the templates.
 
     Attributes:
         k: Lines per label (classification) or lines in all (text-to-text) of train, and of dev;

@@ -10,8 +10,8 @@
         labels: [World, Sports, Business, Sci/Tech]
         metric: Classification-F1
 
-A key above `tasks` holds for all of them; a task's own goes before it. `docs/tasks.md` explains
-the keys.
+A key above `tasks` holds for all of them; a task's own goes before it.
+`docs/reference/task_files.md` explains the keys.
 """
 
 import re
