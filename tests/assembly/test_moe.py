@@ -96,7 +96,7 @@ NONSENSE = [
     ("token_hybrid", "moe.task_prior=logits; skills.n_skills=5", "(5) must be moe.n_experts (8)"),
     ("token_hydra", "moe.parallel=true", "with experts.shared_down they have a tensor in common"),
     ("token_expert_choice", "moe.capacity_factor=1.25", "its experts have equal loads"),
-    ("token_prior", "moe.task_prior=mask", "with router.kind 'polytropon': its learned weights are"),
+    ("token_prior", "moe.task_prior=mask", "router.kind 'polytropon': its learned weights are"),
     ("token_prior", "router.kind=hyperformer", "this router lets be negative"),
     ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): it takes whole rows"),
 ]
