@@ -1,4 +1,4 @@
-"""Every setting in a line: its name, type, default and sentence, read from the schemas."""
+"""Reference of all settings: name, type, default and description from the schemas."""
 
 from collections.abc import Iterator
 from types import NoneType
@@ -21,7 +21,7 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def reference(section: str | None = None) -> str:
-    """Return the settings of all worlds, or those of one section, as Markdown.
+    """Return the settings of all worlds, or of one section, as Markdown.
 
     Raises:
         ConfigError: If no configuration has such a section.
@@ -29,7 +29,7 @@ def reference(section: str | None = None) -> str:
     known = {name for world in WORLDS for name in world.schema.model_fields}
     if section is not None and section not in known:
         raise ConfigError(
-            f"there is no section '{section}'.{nearest(section, known)} There are: "
+            f"there is no section '{section}'.{nearest(section, known)} Sections: "
             f"{', '.join(sorted(known))}"
         )
     blocks: list[str] = []
@@ -42,7 +42,7 @@ def reference(section: str | None = None) -> str:
         for name, field in chosen.items():
             blocks.append(f"### {name}\n\n{field.description}")
             if shown.get(name) == (field.annotation, field.metadata):
-                blocks[-1] += " The same as above."
+                blocks[-1] += " Same settings as above."
             else:
                 blocks.append("\n".join(_lines(name, field)))
             shown[name] = field.annotation, field.metadata
@@ -50,7 +50,7 @@ def reference(section: str | None = None) -> str:
 
 
 def _lines(path: str, section: FieldInfo) -> Iterator[str]:
-    """Return a line for every setting of a section, of all its kinds."""
+    """Return one line per setting of a section, for all its kinds."""
     models = models_in(section.annotation)
     kinds = {kind: model for model in models if (kind := kind_of(model))}
     if kinds:
@@ -62,7 +62,7 @@ def _lines(path: str, section: FieldInfo) -> Iterator[str]:
     lines: dict[str, list[str]] = {}
     for model in models:
         for name, field in model.model_fields.items():
-            if name == "kinds":  # each a section as this one
+            if name == "kinds":  # a list of such sections
                 line = _line(f"{path}.{name}", f"list of sections `{path}`", field)
                 lines[line] = [kind_of(model) or ""]
             elif name != "kind" or len(get_args(field.annotation)) > 1:
@@ -98,7 +98,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:
-    """Return what a type allows."""
+    """Return a type in words."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(inside[0], inside[1:])
@@ -112,7 +112,7 @@ def _words(annotation: Any, metadata: Any = ()) -> str:
         return " or ".join(_words(part) for part in inside)
     if annotation not in TYPES:
         return "mapping of " + ", ".join(annotation.model_fields)
-    # A bound stands by itself, or in the description of a field.
+    # Bounds are separate, or part of a field's description.
     bounds = [bound for item in metadata for bound in getattr(item, "metadata", [item])]
     limits = [
         f" {sign} {getattr(bound, name)}"
