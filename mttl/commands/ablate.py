@@ -33,19 +33,12 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_backbone()
     add = parser.work.add_argument
-    add(
-        "--loss", action="store_true", help="compute only the loss (faster than generating answers)"
-    )
-    add(
-        "--per-group",
-        action="store_true",
-        help="switch skills off in one group of layers at a time",
-    )
-    add(
-        "--share",
-        action="store_true",
-        help="rescale the weights of the other skills to the same sum",
-    )
+    help = "compute only the loss (faster than generating answers)"
+    add("--loss", action="store_true", help=help)
+    help = "switch skills off in one group of layers at a time"
+    add("--per-group", action="store_true", help=help)
+    help = "rescale the weights of the other skills to the same sum"
+    add("--share", action="store_true", help=help)
     add("--rows", **POSITIVE, help="development rows per task (as in validation)")
     out = parser.written
     out.add_argument("--out", metavar="DIR", help="folder for results and figure (RUN/ablation)")

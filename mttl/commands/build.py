@@ -39,17 +39,11 @@ COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
     add("--tasks", nargs="+", metavar="TASK", help="tasks to build (all)")
-    add(
-        "--partition", metavar="NAME", help="build the tasks of a partition: a name, or a JSON file"
-    )
+    help = "build the tasks of a partition: a name, or a JSON file"
+    add("--partition", metavar="NAME", help=help)
     add("--config", metavar="FILE", help="YAML file of custom tasks")
-    add(
-        "--samples",
-        type=seed,
-        nargs="+",
-        metavar="N",
-        help="few-shot samples, named by their seeds (all five)",
-    )
+    help = "few-shot samples, named by their seeds (all five)"
+    add("--samples", type=seed, nargs="+", metavar="N", help=help)
     help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] instead of the hub"
     add("--raw", type=Path, metavar="DIR", help=help)
     work = parser.work
@@ -60,13 +54,8 @@ def _declare(parser: CommandParser) -> None:
     add("--verify", action="store_true", help=help)
     add("--status", action="store_true", help="do not build; show which files exist")
     add = parser.written.add_argument
-    add(
-        "--out",
-        type=Path,
-        default="data/crossfit",
-        metavar="DIR",
-        help="folder of the tasks (%(default)s)",
-    )
+    help = "folder of the tasks (%(default)s)"
+    add("--out", type=Path, default="data/crossfit", metavar="DIR", help=help)
 
 
 @command(_declare)

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 def _declare(parser: CommandParser) -> None:
     parser.add_model()
     add = parser.read.add_argument
-    add(
-        "--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="files of sparse skills"
-    )
+    help = "files of sparse skills"
+    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help=help)
     add("--score", metavar="TASK", help="score the composed model on this task")
     add("--split", choices=SPLITS, default="test", help="split to score (%(default)s)")
     parser.add_out("folder of the composed model", required=False)

@@ -53,9 +53,8 @@ def _declare(parser: CommandParser) -> None:
     parser.add_backbone()
     which = parser.group("exported part").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="export the mixture of a task of the run")
-    which.add_argument(
-        "--all", action="store_true", help="export every task, with a common base model"
-    )
+    help = "export every task, with a common base model"
+    which.add_argument("--all", action="store_true", help=help)
     which.add_argument("--average", action="store_true", help="export the average of all skills")
     which.add_argument("--skill", type=int, metavar="K", help="export one skill, numbered from 0")
     which.add_argument("--inventory", action="store_true", help="export all skills and the router")

@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
-    add(
-        "adapters",
-        nargs="+",
-        metavar="DIR",
-        help="adapter folders of PEFT, or a folder that contains them",
-    )
+    help = "adapter folders of PEFT, or a folder that contains them"
+    add("adapters", nargs="+", metavar="DIR", help=help)
     add("--backbone", metavar="NAME", help="base model (as named in the adapters)")
     add("--tokenizer", metavar="NAME", help="tokenizer (the base model's)")
     add("--tasks", metavar="A,B", help="names of the tasks (names of the folders)")
@@ -45,17 +41,10 @@ def _declare(parser: CommandParser) -> None:
     help = "LoRA: method of mixing skills (outputs)"
     add("--mix", choices=("outputs", "deltas", "factors"), help=help)
     add = parser.group("input format").add_argument
-    add(
-        "--prefix",
-        action="store_true",
-        help="add the prefix [task] to inputs, as data.prefix=name does",
-    )
-    add(
-        "--template",
-        choices=("plain", "chat"),
-        default="plain",
-        help="plain text or chat (%(default)s)",
-    )
+    help = "add the prefix [task] to inputs, as data.prefix=name does"
+    add("--prefix", action="store_true", help=help)
+    help = "plain text or chat (%(default)s)"
+    add("--template", choices=("plain", "chat"), default="plain", help=help)
     add("--system", metavar="TEXT", help="system text of the chats")
     for name, default in (("input", 512), ("output", 64)):
         help = f"maximum tokens of an {name} (%(default)s)"

@@ -275,23 +275,15 @@ def _declare(parser: CommandParser) -> None:
     members = dict(LIST, metavar="MEMBER", help="names or patterns of members (all)")
     parser = word("add", add)
     option = parser.read.add_argument
-    option(
-        "sources",
-        nargs="+",
-        metavar="SOURCE",
-        help="folders, patterns of folders, or OWNER/NAME[@REVISION] on the hub",
-    )
+    help = "folders, patterns of folders, or OWNER/NAME[@REVISION] on the hub"
+    option("sources", nargs="+", metavar="SOURCE", help=help)
     option("--backbone", metavar="NAME", help="base model (as named in the sources)")
-    option(
-        "--rank",
-        **dict(POSITIVE, metavar="R"),
-        help="runs: maximum rank of a task's adapter (exact)",
-    )
+    help = "runs: maximum rank of a task's adapter (exact)"
+    option("--rank", **dict(POSITIVE, metavar="R"), help=help)
     option("--skills", action="store_true", help="runs: add each skill instead of each task")
     option = parser.written.add_argument
-    option(
-        "--name", metavar="TEXT", help="names of the members; * stands for the original name (*)"
-    )
+    help = "names of the members; * stands for the original name (*)"
+    option("--name", metavar="TEXT", help=help)
     option("--licence", metavar="TEXT", help="licence of the members (as in their cards)")
     option("--data", metavar="TEXT", help="training data of the members (as in their cards)")
     parser.add_no_probe()
@@ -306,9 +298,8 @@ def _declare(parser: CommandParser) -> None:
     option = parser.work.add_argument
     help = "members whose mean is subtracted from the others (general knowledge)"
     option("--general", **dict(members, help=help))
-    option(
-        "--mix", choices=("outputs", "deltas", "factors"), help="method of mixing skills (outputs)"
-    )
+    help = "method of mixing skills (outputs)"
+    option("--mix", choices=("outputs", "deltas", "factors"), help=help)
     parser.add_out(metavar="RUN")
     parser.add_no_probe()
     parser = word("export", export)
@@ -324,12 +315,8 @@ def _declare(parser: CommandParser) -> None:
     number("--most", **POSITIVE, help="maximum number of clusters, if it is chosen")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
-    option(
-        "--by",
-        choices=bases,
-        default="weights",
-        help="compare LoRA factors (weights) or their products (changes)",
-    )
+    help = "compare LoRA factors (weights) or their products (changes)"
+    option("--by", choices=bases, default="weights", help=help)
     option("--random", action="store_true", help="random clusters of the same sizes, as a baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
     parser.add_out("CSV file to write; must not exist", metavar="FILE")

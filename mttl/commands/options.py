@@ -106,12 +106,8 @@ class CommandParser(argparse.ArgumentParser):
         help = "folder of a finished run"
         add = self.read.add_mutually_exclusive_group(required=required).add_argument
         add(dest, nargs="?", default=argparse.SUPPRESS, metavar="RUN", help=help)
-        add(
-            "--from",
-            dest=dest,
-            metavar="RUN",
-            help="folder of a finished run, instead of the first argument",
-        )
+        help = "folder of a finished run, instead of the first argument"
+        add("--from", dest=dest, metavar="RUN", help=help)
 
     def add_adapted(self, *, required: bool = False) -> None:
         """Add ``--adapted`` for adapted tasks of a run, and ``--backbone``."""

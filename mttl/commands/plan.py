@@ -27,20 +27,11 @@ def _declare(parser: CommandParser) -> None:
     add = parser.work.add_argument
     add("--processes", **POSITIVE, help="number of processes (from the section trainer)")
     sizes = dict(POSITIVE, metavar="GIB")
-    add(
-        "--gpu-memory",
-        **sizes,
-        nargs="+",
-        default=[],
-        help="GPU memory in GiB; prints whether the run fits",
-    )
+    help = "GPU memory in GiB; prints whether the run fits"
+    add("--gpu-memory", **sizes, nargs="+", default=[], help=help)
     add("--tasks", **POSITIVE, help="number of tasks (those of the configuration)")
-    add(
-        "--backbones",
-        nargs="+",
-        metavar="DIR",
-        help="folders with a config.json, to compare backbones",
-    )
+    help = "folders with a config.json, to compare backbones"
+    add("--backbones", nargs="+", metavar="DIR", help=help)
 
 
 @command(_declare)

@@ -29,19 +29,12 @@ def _declare(parser: CommandParser) -> None:
     add = parser.work.add_argument
     help = "answers to choose from by likelihood"
     add("--choices", nargs="+", default=[], metavar="ANSWER", help=help)
-    add(
-        "--per-token",
-        action="store_true",
-        help="compare means over the tokens of a choice instead of sums",
-    )
+    help = "compare means over the tokens of a choice instead of sums"
+    add("--per-token", action="store_true", help=help)
     add("--beams", **POSITIVE, help="number of beams (as in the run's evaluation)")
     add("--temperature", type=above_zero, metavar="T", help="sample answers at this temperature")
-    add(
-        "--top-p",
-        type=above_zero,
-        metavar="P",
-        help="sample from the most probable tokens of total probability P",
-    )
+    help = "sample from the most probable tokens of total probability P"
+    add("--top-p", type=above_zero, metavar="P", help=help)
     add("--max-tokens", **POSITIVE, help="maximum tokens of an answer (as in training)")
     add("--seed", **NATURAL, default=13, help="seed of sampling (%(default)s)")
     add("--batch-size", **POSITIVE, default=64, help="inputs per batch (%(default)s)")

@@ -36,11 +36,8 @@ def _declare(parser: CommandParser) -> None:
     add("--most-waiting", **POSITIVE, default=512, help=help)
     help = "limit of a request's max_tokens; at least the run's answer length (%(default)s)"
     add("--most-tokens", **POSITIVE, default=1024, help=help)
-    add(
-        "--truncate",
-        action="store_true",
-        help="truncate long inputs as in training instead of rejecting them",
-    )
+    help = "truncate long inputs as in training instead of rejecting them"
+    add("--truncate", action="store_true", help=help)
 
 
 @command(_declare)

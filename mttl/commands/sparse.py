@@ -41,11 +41,8 @@ def _declare(parser: CommandParser) -> None:
     what.add_argument("--task", help="task to learn")
     what.add_argument("--text", nargs="+", metavar="FILE", help="text files to learn, line by line")
     add = read.add_argument
-    add(
-        "--lm",
-        choices=("masked", "causal"),
-        help="language-model objective, except for encoder–decoders",
-    )
+    help = "language-model objective, except for encoder–decoders"
+    add("--lm", choices=("masked", "causal"), help=help)
     add("--mask", help="mask token of an encoder–decoder whose tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills added before training")
     add = parser.work.add_argument
@@ -59,13 +56,8 @@ def _declare(parser: CommandParser) -> None:
             help=text[0].lower() + text[1:] + ("" if default is None else " (%(default)s)"),
         )
     add("--freeze-norms", action="store_true", help="do not train normalisation layers")
-    add(
-        "--freeze",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="patterns of parameters that are not trained",
-    )
+    help = "patterns of parameters that are not trained"
+    add("--freeze", nargs="+", default=[], metavar="PATTERN", help=help)
     add = parser.written.add_argument
     add("--out", required=True, help="file of the skill to write")
     add("--save-every", type=positive, default=500, help="steps between checkpoints (%(default)s)")
