@@ -42,8 +42,7 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
     if precision not in PRECISIONS:
         raise ConfigError(
             f"trainer.precision ({precision}) does not work in adaptation, whose updates are too "
-            "small "
-            f"for half-precision weights; set -k trainer.precision to one of "
+            "small for half-precision weights; set -k trainer.precision to one of "
             f"{', '.join(PRECISIONS)}"
         )
     rates = {"backbone_lr": adapt.lr, "token_router_lr": adapt.lr, "schedule": "linear"}
@@ -165,8 +164,7 @@ class JobRun:
         if not known.task_rows:
             raise ConfigError(
                 "init 'nearest_task' and 'best_coefficients' need routing weights of trained "
-                "tasks, "
-                f"which a {type(known).__name__} does not have; use 'mean' or 'coefficients'"
+                f"tasks, which a {type(known).__name__} does not have; use 'mean' or 'coefficients'"
             )
         # Small batches allow to drop bad tasks early.
         rows = self._rows(batch_size=min(8, self.config.data.eval_batch_size))

@@ -235,7 +235,6 @@ def check_rows(
     if other:
         raise ConfigError(
             f"the rows or the metric of {', '.join(sorted(other))} have changed since the results "
-            "in "
-            f"'{folder}' were made. Use another folder with --out (out= in Python), or delete this "
-            "one"
+            f"in '{folder}' were made. Use another folder with --out (out= in Python), or delete "
+            "this one"
         )

@@ -80,8 +80,7 @@ def _interval(results: Sequence[FewShotResult]) -> str:
     if few := [task for task, own in samples.items() if len(own) < 2]:
         return (
             "No confidence interval of the mean: it needs two samples of each task (seeds of a "
-            "sample "
-            f"are not independent), but there are fewer of {some(few)}"
+            f"sample are not independent), but there are fewer of {some(few)}"
         )
     # Each task is a separate fold, so that its samples are drawn independently.
     folds = {task: fold for fold, task in enumerate(sorted(samples))}

@@ -105,9 +105,8 @@ def check_vocabulary(
     n_tokens = len(tokenizer)
     if size < n_tokens:
         raise ConfigError(
-            f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} "
-            "tokens, but "
-            f"the backbone '{backbone.title}' has embeddings for {size}. Use the tokenizer of the "
-            "backbone, or more embeddings: backbone.config.vocab_size of a new backbone, or "
+            f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} tokens, "
+            f"but the backbone '{backbone.title}' has embeddings for {size}. Use the tokenizer of "
+            "the backbone, or more embeddings: backbone.config.vocab_size of a new backbone, or "
             "resize_token_embeddings of transformers"
         )

@@ -74,8 +74,7 @@ def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
     if shape != sizes:
         raise ConfigError(
             f"router.kind '{kind}' returns weights of shape {shape}; they must have the shape "
-            f"{sizes} "
-            "(groups, tasks, heads, skills)"
+            f"{sizes} (groups, tasks, heads, skills)"
         )
     return made
 

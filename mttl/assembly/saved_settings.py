@@ -58,9 +58,8 @@ def read_settings(
         problem = f": {of_plugin}"
         if of_plugin is None:
             problem = (
-                " has settings that this version of mttl does not know. Use the version that "
-                "wrote it "
-                f"({saved.meta['libraries']['mttl']}): {error}"
+                " has settings that this version of mttl does not know. Use the version that wrote "
+                f"it ({saved.meta['libraries']['mttl']}): {error}"
             )
         raise CheckpointError(f"'{saved.folder / 'meta.json'}'{problem}") from error
 

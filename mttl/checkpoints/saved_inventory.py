@@ -235,8 +235,7 @@ def _read_source(
     if digest != origin["inventory"]:
         raise CheckpointError(
             f"'{folder}' was adapted from another inventory ({origin['inventory'][:12]}) than the "
-            "one "
-            f"in '{skills}' ({digest[:12]}): of another run, or of this run before further "
+            f"one in '{skills}' ({digest[:12]}): of another run, or of this run before further "
             "training. Name the right run, or adapt again"
         )
     return read_inventory(skills)

@@ -66,9 +66,8 @@ def main(options: argparse.Namespace) -> None:
     if agreement is not None and not options.per_group:
         say(
             f"Matched skills of {len(found.groups)} groups of layers: mean correlation of their "
-            "use "
-            f"{agreement.value:.3f} (permutation test: mean {agreement.mean:.3f}, 95th percentile "
-            f"{agreement.percentile_95:.3f}, p {agreement.p_value:.3f})"
+            f"use {agreement.value:.3f} (permutation test: mean {agreement.mean:.3f}, 95th "
+            f"percentile {agreement.percentile_95:.3f}, p {agreement.p_value:.3f})"
         )
     if not options.per_group:
         say(use_and_effect(view, found))
@@ -108,6 +107,5 @@ def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
     same = int((weights.argmax(1) == harm.argmax(1)).sum())
     return (
         f"{text}; for {same} of {n_tasks} tasks the skill with the largest weight also has the "
-        "largest "
-        f"effect (1 of {n_skills} expected by chance)"
+        f"largest effect (1 of {n_skills} expected by chance)"
     )

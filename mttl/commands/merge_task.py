@@ -82,7 +82,6 @@ def quantisation_loss(built: "Built") -> str:
     error = quantisation_error(built.model.backbone, original)
     return (
         f"The base model was quantised ({backbone.quantize}) in training and is dequantised here: "
-        "the "
-        f"relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, in "
-        f"{error.worst})."
+        f"the relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, "
+        f"in {error.worst})."
     )

@@ -199,8 +199,7 @@ class ChatEncoder(TextEncoder):
             raise ConfigError(
                 "data.template is 'chat', but the chat template does not render a conversation as "
                 "its beginning followed by the rest, with each text unchanged and once, so "
-                "training and "
-                f"prediction would differ. {_ADVICE}"
+                f"training and prediction would differ. {_ADVICE}"
             )
         head, tail = prompt.split(_QUESTION)
         lead, end = parts

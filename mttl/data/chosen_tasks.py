@@ -80,8 +80,7 @@ def _files(task: Task, data: Data) -> list[Path]:
     if task.source.path is not None:
         raise TaskError(
             f"data.tasks ('{data.tasks}'): the records of '{task.name}' are on the hub; run `mttl "
-            "build "
-            f"--config {data.tasks} --out DIR`, and set data.dir=DIR data.tasks=null"
+            f"build --config {data.tasks} --out DIR`, and set data.dir=DIR data.tasks=null"
         )
     files = [Path(file) for file in task.source.splits]
     for file in files:

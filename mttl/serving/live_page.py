@@ -128,8 +128,7 @@ class LiveModel:
             raise ApiError(
                 400,
                 f"'{other}' cannot be mixed into '{task.name}', because it belongs to another "
-                "model; "
-                f"possible tasks: {', '.join(predictor.tasks)}",
+                f"model; possible tasks: {', '.join(predictor.tasks)}",
             )
         return self._rows[id(predictor)][:, predictor.tasks.index(other)]
 

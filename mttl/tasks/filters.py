@@ -92,8 +92,7 @@ def item_at(items: Sequence[Any], index: Any, start: int = 0) -> Any:
     if not 0 <= place < len(items):
         raise RecordError(
             f"is {shown(index)}; it must be the index of one of {len(items)} items, counted from "
-            f"{start} "
-            "(a number, or a letter)"
+            f"{start} (a number, or a letter)"
         )
     return items[place]
 

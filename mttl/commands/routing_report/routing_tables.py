@@ -34,9 +34,8 @@ def statistics_table(view: RoutingView) -> TextTable:
         table.add("mean" if stack == ALL else f"mean, {stack}", then=values)
     table.caption = (
         "discreteness: 1 is binary, 0 undecided; active cells: their fraction; usage: 1 if all "
-        "skills "
-        f"are used equally; effective skills: number (of {view.record.weights.shape[2]}) that a "
-        "task mixes"
+        f"skills are used equally; effective skills: number (of {view.record.weights.shape[2]}) "
+        "that a task mixes"
     )
     return table
 
