@@ -98,9 +98,7 @@ def evolve(
     one_rate = 2 / ((n + 1.3) ** 2 + mass)
     mu_rate = min(1 - one_rate, 2 * (mass - 2 + 1 / mass) / ((n + 2) ** 2 + mass))
     damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (n + 1)) - 1) + step_rate
-    usual = math.sqrt(n) * (
-        1 - 1 / (4 * n) + 1 / (21 * n**2)
-    )  # expected length of a standard normal vector
+    usual = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # length of a standard draw
 
     mean = start.double().clamp(-bound, bound)
     covariance = torch.eye(n, dtype=torch.double)

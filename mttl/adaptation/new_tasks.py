@@ -364,9 +364,7 @@ def write_examples(
         lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
         write_text(path, "".join(lines))
     if any("|" in option for option in options):
-        raise TaskError(
-            f"options {list(options)}: an option must not contain '|', which separates options"
-        )
+        raise TaskError(f"options {list(options)}: an option must not contain '|', the separator")
     row = {"task": task, "metric": metric, "description": description}
     row |= {"options": "|".join(options), "factors": " ".join(factors)}
     write_table(folder / "TASKS.csv", list(row), [row])

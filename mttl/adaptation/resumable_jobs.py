@@ -92,9 +92,7 @@ class ResumableJobs(Generic[Result]):
                 with self.writing():
                     return self.add(result)
             if not _lock(self.path).exists():
-                raise MttlError(
-                    f"'{self.path}': the folder was removed while the command was running"
-                )
+                raise MttlError(f"'{self.path}': the folder was removed during the command")
             append_line(self.path, json.dumps(as_row(result)))
         self.finished[result.job] = result
 

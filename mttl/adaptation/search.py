@@ -319,9 +319,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
         work = TrainingTrials(config)
     else:
         if options.source is None:
-            raise ConfigError(
-                f"{named} are adaptation settings; name a trained run with --from RUN"
-            )
+            raise ConfigError(f"{named} are settings of adaptation; name a run with --from RUN")
         if search.ranges and shares:
             raise ConfigError(
                 "--workers and --shard do not work with search.ranges, whose trials depend on "

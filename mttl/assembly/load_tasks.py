@@ -32,9 +32,7 @@ def load_tasks(
         share_weights(built.model, weights)  # before another model is moved to the device
         built.model.to(device_of())
         if twice := [name for name in built.tasks if name in models and folder != source]:
-            raise ConfigError(
-                f"--adapted '{folder}': the task '{twice[0]}' is loaded twice; remove one folder"
-            )
+            raise ConfigError(f"--adapted '{folder}': '{twice[0]}' is loaded twice; remove one")
         models = {name: built for name in built.tasks} | models
         results = Path(folder) / "results.csv"
         if results.is_file():

@@ -133,9 +133,7 @@ def load_run(
     settings = read_found_settings(saved)
     if backbone is not None:
         if isinstance(settings.backbone, RandomBackbone):
-            raise ConfigError(
-                f"'{saved.folder}' includes its backbone; remove the backbone argument"
-            )
+            raise ConfigError(f"'{saved.folder}' includes its backbone; name no other backbone")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
         settings = settings.model_copy(update={"backbone": where})
     built = build(settings, saved.tasks, trained=True)

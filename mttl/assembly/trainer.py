@@ -163,9 +163,7 @@ def _annealing(router: Router) -> list[Callback]:
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [TrainingProgress()]
-    if built.attachment.groups and isinstance(
-        config.aggregation, Mixture
-    ):  # otherwise no router is trained
+    if built.attachment.groups and isinstance(config.aggregation, Mixture):  # a trained router
         callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.moe is not None:

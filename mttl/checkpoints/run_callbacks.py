@@ -50,9 +50,7 @@ def check_weights(module: pl.LightningModule, step: int, advice: str = TRAINING)
     """Raise a `DivergedError` if weights are NaN, or their squares are not finite."""
     for name, value in module.named_parameters():
         if value.requires_grad and not whole(value.float().square().isfinite().all()):
-            raise not_finite(
-                f"'{name}' has values that are not finite, or very large", step, advice
-            )
+            raise not_finite(f"'{name}' has values that are not finite, or too large", step, advice)
 
 
 def not_finite(what: str, step: int, advice: str = TRAINING) -> DivergedError:

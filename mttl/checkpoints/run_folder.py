@@ -140,7 +140,7 @@ def seed_of(run: Path) -> int:
     """Return the seed of a run."""
     seed = _settings_of(run).get("run.seed")
     if type(seed) is not int:
-        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be an integer")
+        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be a whole number")
     return seed
 
 

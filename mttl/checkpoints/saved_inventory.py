@@ -287,9 +287,7 @@ def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]
         }
         problems += [f"{part}, {line}" for line in grouped(causes)]
     if problems:
-        raise CheckpointError(
-            f"'{saved.folder}' does not fit the model; tensors:\n" + "\n".join(problems)
-        )
+        raise CheckpointError(f"'{saved.folder}' does not fit the model:\n" + "\n".join(problems))
     with torch.no_grad():
         for part, tensors in targets.items():
             for name, tensor in tensors.items():

@@ -33,10 +33,8 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_backbone()
     add = parser.work.add_argument
-    help = "compute only the loss (faster than generating answers)"
-    add("--loss", action="store_true", help=help)
-    help = "switch skills off in one group of layers at a time"
-    add("--per-group", action="store_true", help=help)
+    add("--loss", action="store_true", help="compute only the loss, which is faster")
+    add("--per-group", action="store_true", help="switch off in one group of layers at a time")
     help = "rescale the weights of the other skills to the same sum"
     add("--share", action="store_true", help=help)
     add("--rows", **POSITIVE, help="development rows per task (as in validation)")

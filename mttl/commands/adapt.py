@@ -40,9 +40,7 @@ def main(options: argparse.Namespace) -> None:
     """Adapt to the tasks, score and print a table."""
     reference = options.reference
     if reference and not any(Path(reference).glob("results*.jsonl")):
-        raise ConfigError(
-            f"--reference '{reference}' has no results*.jsonl; name an output folder of mttl adapt"
-        )
+        raise ConfigError(f"--reference '{reference}' has no results*.jsonl of mttl adapt")
     run_jobs("adapt", "adaptation", options)
 
 

@@ -39,11 +39,9 @@ COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
     add("--tasks", nargs="+", metavar="TASK", help="tasks to build (all)")
-    help = "build the tasks of a partition: a name, or a JSON file"
-    add("--partition", metavar="NAME", help=help)
+    add("--partition", metavar="NAME", help="tasks of a partition: a name, or a JSON file")
     add("--config", metavar="FILE", help="YAML file of custom tasks")
-    help = "few-shot samples, named by their seeds (all five)"
-    add("--samples", type=seed, nargs="+", metavar="N", help=help)
+    add("--samples", type=seed, nargs="+", metavar="N", help="few-shot samples (all five)")
     help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] instead of the hub"
     add("--raw", type=Path, metavar="DIR", help=help)
     work = parser.work
@@ -114,10 +112,7 @@ def look_for_hub() -> None:
 
     if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
         os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub, also in workers
-        say(
-            "the Hugging Face hub is unreachable; using only data that are already downloaded",
-            stderr=True,
-        )
+        say("the hub is unreachable; only downloaded data can be used", stderr=True)
 
 
 def build(

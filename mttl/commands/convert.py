@@ -36,7 +36,4 @@ def main(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(where, gguf_file=file.name)
     with new_folder(options.out) as folder:
         write_model(folder, model, tokenizer, probe=not options.no_probe)
-    say(
-        f"The model was written to {options.out}; use it by backbone.name={options.out} "
-        "backbone.gguf_file=null"
-    )
+    say(f"The model is in {options.out}: backbone.name={options.out} backbone.gguf_file=null")

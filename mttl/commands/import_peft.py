@@ -38,13 +38,10 @@ def _declare(parser: CommandParser) -> None:
     add = parser.work.add_argument
     help = "LoRA: router; private has one skill per task, polytropon can be trained (private)"
     add("--router", choices=("private", "polytropon"), help=help)
-    help = "LoRA: method of mixing skills (outputs)"
-    add("--mix", choices=("outputs", "deltas", "factors"), help=help)
+    add("--mix", choices=("outputs", "deltas", "factors"), help="LoRA: mixing of skills (outputs)")
     add = parser.group("input format").add_argument
-    help = "add the prefix [task] to inputs, as data.prefix=name does"
-    add("--prefix", action="store_true", help=help)
-    help = "plain text or chat (%(default)s)"
-    add("--template", choices=("plain", "chat"), default="plain", help=help)
+    add("--prefix", action="store_true", help="add the prefix [task] to every input")
+    add("--template", choices=("plain", "chat"), default="plain", help="format (%(default)s)")
     add("--system", metavar="TEXT", help="system text of the chats")
     for name, default in (("input", 512), ("output", 64)):
         help = f"maximum tokens of an {name} (%(default)s)"
@@ -59,9 +56,7 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError("--system needs --template chat; add it or remove --system")
     for name in options.adapters:
         if not Path(name).is_dir():
-            raise CheckpointError(
-                f"the folder '{name}' does not exist; name a folder with an adapter of PEFT"
-            )
+            raise CheckpointError(f"the folder '{name}' does not exist; name an adapter of PEFT")
     from mttl.assembly.build_imported import build_imported, save_imported
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
@@ -101,12 +96,9 @@ def import_poly(
     from mttl.peft_format.poly import read_poly
 
     problems = {
-        "a Poly adapter is a complete inventory; import it without other adapters": len(folders)
-        != 1,
-        "--router is for LoRA adapters, and a Poly adapter has a router; remove it": options.router
-        is not None,
-        "--mix is for LoRA adapters, and a Poly adapter defines its mixing; remove it": options.mix
-        is not None,
+        "a Poly adapter must be imported without other adapters": len(folders) != 1,
+        "--router does not work with a Poly adapter; remove it": options.router is not None,
+        "--mix does not work with a Poly adapter; remove it": options.mix is not None,
     }
     if found := next((problem for problem, wrong in problems.items() if wrong), None):
         raise ConfigError(found)

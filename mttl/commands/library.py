@@ -165,9 +165,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
     config = load_config(options.config, overrides)
     for given in options.override:
         if given.startswith("skills."):
-            raise ConfigError(
-                f"{given}: skills come from the library; use --members and --mix instead"
-            )
+            raise ConfigError(f"{given}: skills come from the library; use --members and --mix")
     named = any(given.startswith("backbone.name=") for given in options.override)
     if config.backbone.kind == "pretrained" and not named:
         below = config.backbone.model_copy(update={"name": library.base.name})
@@ -278,12 +276,10 @@ def _declare(parser: CommandParser) -> None:
     help = "folders, patterns of folders, or OWNER/NAME[@REVISION] on the hub"
     option("sources", nargs="+", metavar="SOURCE", help=help)
     option("--backbone", metavar="NAME", help="base model (as named in the sources)")
-    help = "runs: maximum rank of a task's adapter (exact)"
-    option("--rank", **dict(POSITIVE, metavar="R"), help=help)
+    option("--rank", **dict(POSITIVE, metavar="R"), help="runs: maximum rank of adapters (exact)")
     option("--skills", action="store_true", help="runs: add each skill instead of each task")
     option = parser.written.add_argument
-    help = "names of the members; * stands for the original name (*)"
-    option("--name", metavar="TEXT", help=help)
+    option("--name", metavar="TEXT", help="names, where * stands for the original name (*)")
     option("--licence", metavar="TEXT", help="licence of the members (as in their cards)")
     option("--data", metavar="TEXT", help="training data of the members (as in their cards)")
     parser.add_no_probe()
@@ -298,8 +294,7 @@ def _declare(parser: CommandParser) -> None:
     option = parser.work.add_argument
     help = "members whose mean is subtracted from the others (general knowledge)"
     option("--general", **dict(members, help=help))
-    help = "method of mixing skills (outputs)"
-    option("--mix", choices=("outputs", "deltas", "factors"), help=help)
+    option("--mix", choices=("outputs", "deltas", "factors"), help="mixing of skills (outputs)")
     parser.add_out(metavar="RUN")
     parser.add_no_probe()
     parser = word("export", export)
@@ -315,8 +310,7 @@ def _declare(parser: CommandParser) -> None:
     number("--most", **POSITIVE, help="maximum number of clusters, if it is chosen")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
-    help = "compare LoRA factors (weights) or their products (changes)"
-    option("--by", choices=bases, default="weights", help=help)
+    option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
     option("--random", action="store_true", help="random clusters of the same sizes, as a baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
     parser.add_out("CSV file to write; must not exist", metavar="FILE")

@@ -30,10 +30,7 @@ def main(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe)
     out = options.out or recipe.out
     if out is None:
-        raise ConfigError(
-            f"{options.recipe}: the output folder is missing; set out in the "
-            "recipe, or use --out DIR"
-        )
+        raise ConfigError(f"{options.recipe}: set the key out in the recipe, or use --out DIR")
     from mttl.merging.run import merge_models
 
     with counting_bar(make_console(stderr=True)) as progress:

@@ -43,9 +43,7 @@ class _Names(argparse.Action):
 
 def _new_path(text: str) -> Path:
     if Path(text).exists():
-        raise argparse.ArgumentTypeError(
-            f"'{text}' already exists; choose another path or remove it"
-        )
+        raise argparse.ArgumentTypeError(f"'{text}' exists; choose another path or remove it")
     return Path(text)
 
 
@@ -156,9 +154,7 @@ class CommandParser(argparse.ArgumentParser):
         help = "YAML files, merged left to right; searched here, in configs/, and in the package"
         help += "" if required else " (RUN/config.yaml, into which partial files are merged)"
         add(*("-c", "--config"), required=required, metavar="FILE[+FILE...]", help=help)
-        self.add_overrides(
-            "settings that override the files; may be repeated, later ones take precedence"
-        )
+        self.add_overrides("settings that override the files; may be repeated")
         shown: dict[str, Any] = {"action": _ShowSettings, "default": argparse.SUPPRESS}
         shown["help"] = "print all settings, or those of one section, and exit"
         add("--settings", nargs="?", metavar="SECTION", **shown)

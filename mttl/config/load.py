@@ -80,9 +80,7 @@ def load_any_config(
     if run is not None and all(_missing(tree, world.schema) for world in WORLDS):
         path = Path(run) / "config.yaml"
         if not path.is_file():
-            raise ConfigError(
-                f"the folder '{run}' has no config.yaml; name a configuration with -c"
-            )
+            raise ConfigError(f"'{run}' has no config.yaml; name a configuration with -c")
         tree, sources, paths = _join([str(path), *listed])
     elif not listed:
         find_file("")
@@ -98,9 +96,7 @@ def load_any_config(
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
         if len(_missing(tree, schema)) > 1:
-            found += (
-                f"\nBegin with a complete configuration, such as {world.whole}+{'+'.join(listed)}"
-            )
+            found += f"\nBegin with a complete file, such as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
     if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:
         config = _with_prefix(config)
@@ -263,9 +259,7 @@ def with_value(
 def _override(tree: Tree, text: str, sources: Sources) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or "." not in key or not all(key.split(".")):
-        raise ConfigError(
-            f"{COMMAND_LINE} {text}: must have the form section.key=value, such as optim.lr=1e-3"
-        )
+        raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
     parsed = yaml12.parse_at(f"{COMMAND_LINE} {text}", value, ConfigError)
     return with_value(tree, key, parsed, COMMAND_LINE, sources)
 

@@ -35,7 +35,7 @@ class Meta(Section):
 
 class _AnyOptim(Section):
     refuses: ClassVar = {
-        "warmup > 1 and warmup % 1": "warmup ({warmup}) must be below 1 (a fraction) or an integer "
+        "warmup > 1 and warmup % 1": "warmup ({warmup}) must be below 1 (a fraction) or a whole "
         "number of steps"
     }
     lr: PositiveFloat = 1e-3

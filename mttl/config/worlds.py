@@ -22,9 +22,7 @@ class World(NamedTuple):
     def run(self, command: str, config: Section, *given: Any, **options: Any) -> None:
         """Import and run a command; raises a `ConfigError` if the world does not have it."""
         if command not in self.commands:
-            raise ConfigError(
-                f"{self.title} does not support {command}, only {', '.join(self.commands)}"
-            )
+            raise ConfigError(f"{self.title} has no {command}, only {', '.join(self.commands)}")
         pkgutil.resolve_name(self.commands[command])(config, *given, **options)
 
 

@@ -134,9 +134,7 @@ class Predictor:
         """
         if search.get("num_return_sequences", 1) != 1:
             n = search["num_return_sequences"]
-            raise ValueError(
-                f"num_return_sequences ({n}) must be 1, because every text has one answer"
-            )
+            raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
         names = self._names(tasks, texts)
         task_ids = self.task_ids(names).to(self.device)
         options = {} if search else self.form.task_options

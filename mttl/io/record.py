@@ -18,8 +18,8 @@ from mttl.io.yaml12 import read_yaml
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 TYPES = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text (quote it if it looks like a number or a boolean)",

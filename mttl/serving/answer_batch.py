@@ -70,9 +70,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     settings.pop("length_penalty", None)  # only for beams
     backbone: Any = predictor.model.backbone
     with ExitStack() as hooks:
-        if (
-            own_settings(backbone.generation_config).keys() - settings.keys()
-        ):  # other settings change logits
+        if own_settings(backbone.generation_config).keys() - settings.keys():
             hooks.callback(backbone.register_forward_hook(choice.read).remove)
         predictor.generate(task_ids, **settings)
 

@@ -38,9 +38,7 @@ class ServerMetrics:
         self._requests = Counter("mttl_requests", "Requests by task and status.", labels, **own)
         meaning = "Duration of requests in seconds."
         self._seconds = Histogram("mttl_request_seconds", meaning, **own, buckets=SECONDS)
-        self.batches = Histogram(
-            "mttl_batch_answers", "Number of answers per batch.", **own, buckets=ROWS
-        )
+        self.batches = Histogram("mttl_batch_answers", "Answers per batch.", **own, buckets=ROWS)
         meaning = "Number of tokens of prompts and answers."
         self._tokens = Counter("mttl_tokens", meaning, ("kind",), **own)
         meaning = "Number of queued answers."

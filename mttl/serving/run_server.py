@@ -41,9 +41,7 @@ def serve(options: Namespace) -> None:
     """
     key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
-        raise ConfigError(
-            f"--api-key and {KEY_VARIABLE} must not be empty; set a key or remove them"
-        )
+        raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty; set or remove them")
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)

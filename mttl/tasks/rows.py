@@ -131,9 +131,7 @@ def _parse_json_line(text: str, place: str) -> Row:
         case {"input": str(source), "outputs": [_, *_] as outputs, **more} if not more:
             if all(isinstance(output, str) for output in outputs):
                 return _row(source, outputs, place)
-    raise TaskError(
-        f"{place}: {shown(text)} is not a row; it must have the form {_FORM[JSON_LINES]}."
-    )
+    raise TaskError(f"{place}: {shown(text)} is not a row; it must look like {_FORM[JSON_LINES]}.")
 
 
 def _row(source: str, outputs: Sequence[str], place: str) -> Row:

@@ -34,7 +34,7 @@ Bound = Annotated[int | float, PlainValidator(_bound)]
 
 def _count(value: Any) -> int | None:
     if value not in (ALL, None) and (type(value) is not int or value < 1):
-        raise ValueError(f"must be an integer of at least 1, or '{ALL}'")
+        raise ValueError(f"must be a whole number of at least 1, or '{ALL}'")
     return None if value == ALL else value
 
 

@@ -100,7 +100,7 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     keys = {"category": "other/other", "description": "", **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:
-        raise TaskError(f"{where}: k: null must be an integer of at least 1, or '{ALL}'")
+        raise TaskError(f"{where}: k: null must be a whole number of at least 1, or '{ALL}'")
     if isinstance(labels := keys.get("labels"), list):
         keys["labels"] = [one.strip() if isinstance(one, str) else one for one in labels]
     if isinstance(source := keys.get("source"), dict):

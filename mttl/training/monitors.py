@@ -195,9 +195,7 @@ class TokenMonitor(HistoryMonitor):
         # Reduction is in place, and other callbacks use the batch's loads.
         reduced: Any = trainer.strategy.reduce(self.loads.clone(), reduce_op="sum")
         loads, self.loads = reduced.cpu().numpy(), None
-        shares = loads / np.maximum(
-            loads[:, :-1].sum(1, keepdims=True), 1
-        )  # fractions of all choices
+        shares = loads / np.maximum(loads[:, :-1].sum(1, keepdims=True), 1)
         statistics = {
             "tokens/load_entropy": float(load_entropy(shares[:, :-1]).mean()),
             "tokens/largest_load": float(shares[:, :-1].max(1).mean()),

@@ -247,9 +247,7 @@ def carry_out(comparison: MethodComparison, plans: list[Plan], n_workers: int, w
     """Run what is missing, write tables after each run, and return the final ones."""
     if plans:  # otherwise all runs exist
         comparison.check(plans)
-    busy = ConfigError(
-        f"another mttl compare is writing to '{comparison.out}'; wait for it or stop it"
-    )
+    busy = ConfigError(f"another mttl compare writes to '{comparison.out}'; wait for it or stop it")
     with locked(comparison.out / ".lock", busy):
         if plans:
             comparison.keep_settings()

@@ -80,9 +80,7 @@ def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
     for run in runs:
         seed = seed_of(run)
         if seed in found:
-            raise MttlError(
-                f"'{found[seed]}' and '{run}' have the same seed, {seed}; remove one of them"
-            )
+            raise MttlError(f"'{found[seed]}' and '{run}' have the same seed, {seed}; remove one")
         found[seed] = run
     return tuple(found)
 
