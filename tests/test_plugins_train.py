@@ -170,8 +170,14 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("skills.kind=own_all:Composed", "Composed cannot be mixed by task"),
-        ("loss={kind: 'own_all:Learned'}", "'own_all:Learned' has parameters, which nothing"),
-        ("loss={kind: 'own_all:Sum'}", r"Sum gives losses of shape \(\), and must give one for"),
+        (
+            "loss={kind: 'own_all:Learned'}",
+            ("section loss: 'own_all:Learned' has parameters, which are not"),
+        ),
+        (
+            "loss={kind: 'own_all:Sum'}",
+            (r"Sum returned losses of shape \(\); it must return " "one loss per"),
+        ),
         (
             "data.metrics={twice: 'own_all:Broken'}",
             r"Broken failed: KeyError: 'score' \(.*own_all\.py, line",
@@ -182,7 +188,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         ("router={kind: 'own_all:Odd', kind_of: value}", "^section router: kind_of is odd"),
         (
             "router={kind: 'own_all:Odd', kind_of: shape}",
-            r"gives weights of shape \(12, 1, 1, 1\), and must give \(12, 1, 1, 3\): groups, tasks",
+            r"' returns weights of shape \(12, 1, 1, 1\); they must have the",
         ),
         (
             "router={kind: 'own_all:Asks'}",
@@ -191,7 +197,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         (
             "moe={router: {kind: 'own_all:FirstChoice'}, experts: {kind: lora}, "
             "balance: {switch: 0.1}}",
-            r"section moe: the router 'own_all:FirstChoice' takes no balance loss\. Leave out",
+            r"section moe: the router 'own_all:FirstChoice' takes no balance loss\. Remove",
         ),
     ],
 )
@@ -221,7 +227,9 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
     run = train(f"{config}+{own}", "reads", *QUICK)
     assert load_run(run.path).model.router.shown_examples.shape == (1, 16)
     given = ["-c", f"{config}+{own}", "--from", str(run.path), "-k", "adapt.examples=0"]
-    with pytest.raises(MttlError, match="sees examples of tasks, and there are none of 'first'"):
+    with pytest.raises(
+        MttlError, match="the router needs training examples of each task, but 'first' has"
+    ):
         adapt.main(given)
 
 

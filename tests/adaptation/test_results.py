@@ -65,7 +65,7 @@ def test_one_process_writes_a_file(tmp_path: Path) -> None:
     first, second = Results(tmp_path), Results(tmp_path)
     with first.writing():
         first.add(result("a", 0.5))
-        with pytest.raises(MttlError, match=r"another process writes '.*results\.jsonl'; wait"):
+        with pytest.raises(MttlError, match=r"another process is writing '.*results\.jsonl'; wait"):
             second.add(result("b", 0.5))
         Results(tmp_path, Shard(1, 2)).add(result("c", 0.5))  # another file
         assert len(Results(tmp_path).finished) == 2  # reading needs no lock

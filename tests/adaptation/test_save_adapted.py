@@ -126,7 +126,9 @@ def test_the_run_may_move(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere" / "source" / "models" / "new"
     expected = logits(mttl.load(folder), "new")
     folder.rename(tmp_path / "new")
-    with pytest.raises(CheckpointError, match=r"not there\. Name the run .*run= in a call"):
+    with pytest.raises(
+        CheckpointError, match="', which does not exist. Name the run with " r"--from RUN \(run= in"
+    ):
         mttl.load(tmp_path / "new")
     found = mttl.load(tmp_path / "new", run=tmp_path / "elsewhere" / "source")
     assert torch.equal(logits(found, "new"), expected)

@@ -172,8 +172,8 @@ def test_rows_are_returned_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     assert read_expert_matrix(matrix(tmp_path, content), TASKS, 2).tolist() == expected
 
 
-HEADER = "must have the columns task, and none twice"
-WEIGHTS = "the weights of 'b' must be at least 0, and one of them above"
+HEADER = "must have the columns task, each once"
+WEIGHTS = ": the weights of 'b' must be at least 0, and one above 0"
 
 
 @pytest.mark.parametrize(

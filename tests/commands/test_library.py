@@ -325,14 +325,20 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         (["export", skills, "--out", two], "exists already"),
         ([*run, *on, "--out", two], "exists already"),
         ([*run, *on, "--members", "x*"], "has no member 'x*'"),
-        ([*run, *on, "-k", "skills.rank=2"], "skills.rank=2: the skills are the lib"),
+        (
+            [*run, *on, "-k", "skills.rank=2"],
+            ("skills.rank=2: skills come from the library; use --members and --mix"),
+        ),
         (["run", twice, *on, *run[2:]], "both of the task 'past'"),
         ([*run, *on, *member, "plural", *other], "Name the"),
         ([*run, "-c", place / "random.yaml"], "set backbone.kind: pretrained"),
         ([*run, *on, "-k", "backbone.train=true"], "train: false"),
         ([*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"], "says nothing of mem"),
         ([*run, *arrow, *member], "with 1 mem"),
-        ([*run, *arrow, *member, "plural", "--mix", "deltas"], "--mix is for skills of tasks"),
+        (
+            [*run, *arrow, *member, "plural", "--mix", "deltas"],
+            "--mix does not work with token routing ",
+        ),
         ([*run, *arrow, "-k", "moe.every=2"], "moe.every and moe.stacks"),
     ):
         assert message in refused(LIBRARY.main, *given)

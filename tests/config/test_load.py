@@ -48,9 +48,12 @@ def test_a_file_or_folder_is_looked_up_as_given_first(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("crosfit.yaml", r"the file 'crosfit.yaml' does not exist here, nor in configs/, nor in"),
-        ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
-        ("", r"the name of a file is empty"),
+        (
+            "crosfit.yaml",
+            r"the file 'crosfit.yaml' does not exist in the working directory, configs/ or",
+        ),
+        ("crossfit.yaml+", r"empty file name; join several files as a.yaml\+b.yaml"),
+        ("", "empty file name; join several files as a.yaml"),
     ],
 )
 def test_a_file_that_is_missing(names: str, message: str) -> None:
@@ -161,10 +164,10 @@ def test_tasks_made_of_the_same_are_told_apart_by_their_names() -> None:
         ("data:\n  dir: a\n  dir: b\n", r'f.yaml: line 3: found duplicate key "dir"$'),
         ("data: {dir: x\n", r"f.yaml: line 2: expected ',' or '}'"),
         ("data: {dir: !foo x}", r"f.yaml: line 1: could not determine a constructor"),
-        ("- 1", r"f.yaml: must hold sections with settings, not a list"),
-        ("3", r"f.yaml: must hold sections with settings, not '3'"),
-        ("data:\n", r"f.yaml: section 'data' must hold settings, not nothing"),
-        ("data: [1]\n", r"f.yaml: section 'data' must hold settings, not a list"),
+        ("- 1", "f.yaml: must contain sections with settings, not a list"),
+        ("3", "f.yaml: must contain sections with settings, not '3'"),
+        ("data:\n", "f.yaml: section 'data' must contain settings, not nothing"),
+        ("data: [1]\n", "f.yaml: section 'data' must contain settings, not a list"),
         ("run: {name: a\x00b}", r"^f.yaml: unacceptable character #x0000"),
         ("\udcff\udcfe", r"'f.yaml' must be UTF-8 text; byte 1"),
     ],

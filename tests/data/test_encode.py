@@ -103,7 +103,7 @@ def test_what_cannot_be_encoded(byte_tokenizer, gpt_like_tokenizer):
         def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None):
             return token_ids_0[::-1]
 
-    with pytest.raises(ValueError, match=r"Odd encodes 'the' as .* the first must be part"):
+    with pytest.raises(ValueError, match=r"Odd encodes 'the' as .* the latter must contain"):
         special_ids(Odd())
 
 

@@ -10,7 +10,10 @@ from itertools import groupby
 from helpers.command import ROOT
 from mttl.commands.command_names import COMMANDS, MORE
 
-DOCS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
+DOCS = (
+    "README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
+)
 STUDIES = tuple(
     sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/**/README.md"))
 )

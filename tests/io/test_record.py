@@ -45,7 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ('{"name": "x"}', "the key 'score' is missing"),
         ('{"name": "x", "score": NaN}', "NaN is not a number"),
         ('{"name": "x", "score": "1"}', 'score: "1" must be a number'),
-        ('{"name": " ", "score": 1}', 'name: " " must be a name of characters that are printed'),
+        ('{"name": " ", "score": 1}', 'name: " " must be a name of printable characters'),
         ('{"name": 3, "score": 1}', "name: 3 must be text"),
         ('{"name": "x", "score": 1, "scores": 2}', "unknown key 'scores'. Did you mean 'score'?"),
         ('{"name": "x", "score": 1, "zz": 2}', "unknown key 'zz'. There are name, score, parts"),

@@ -56,7 +56,7 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
         (GOOD, PLAIN.replace("[{model: a}]", "[]"), "models: "),
         (GOOD, "- a", "must hold base, models and method"),
         (GOOD, "base: [", "line"),
-        (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is required and missing"),
+        (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is missing; it is required"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str | None) -> None:

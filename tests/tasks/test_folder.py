@@ -48,7 +48,7 @@ def add(gym, name, text="a\tb\n"):
         (lambda gym: gym.table.write_text("name,metric\n"), lambda gym: gym.metric("one"),
          'have the columns task, metric, .* its header is "name,metric"'),
         (lambda gym: gym.table.write_text("task,metric\none,EM\none,ACC\n"),
-         lambda gym: gym.metric("one"), "TASKS.csv, line 3: 'one' is there twice"),
+         lambda gym: gym.metric("one"), "TASKS.csv, line 3: the task 'one' occurs twice"),
         (lambda gym: gym.table.write_text("task,metric,description\none,EM,Say, please\n"),
          lambda gym: gym.metric("one"), "line 2: 4 cells; the header has 3"),
     ],
