@@ -379,7 +379,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
     check_still_there(RunFolder(folder))
     if trials:
         console.print(trials_table(list(trials.values()), title))
-        console.print(f"The best settings were written to {folder / 'best.yaml'}", highlight=False)
+        console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
     diverged.report()
 
 

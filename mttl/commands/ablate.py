@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> None:
     if not options.per_group:
         say(use_and_effect(view, found))
         save_figure(ablation_map(view, found), out / "ablation")
-    say(f"Results are in {out}")
+    say(f"The results are in {out}")
 
 
 def ablation_table(found: "Ablation") -> TextTable:

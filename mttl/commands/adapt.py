@@ -107,7 +107,7 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
         title += f"; {len(ended)} of {len(adaptation.jobs)} jobs finished"
     known = Results(Path(options.reference)).finished.values() if options.reference else ()
     console.print(few_shot_table(ended, title, list(known)))
-    console.print(f"Results are in {folder}", highlight=False)
+    console.print(f"The results are in {folder}", highlight=False)
     if options.save:
         console.print(f"The adapted models are in {folder / 'models'}", highlight=False)
     diverged.report()

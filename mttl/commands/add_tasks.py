@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> None:
         if groups := built.attachment.groups:
             write_routing(files.plots / "routing.npz", built.model.router, groups, built.tasks)
     n_tasks, n_skills = len(inventory.tasks), built.model.router.n_skills
-    say(f"{n_tasks} tasks and {n_skills} skills written to {options.out}")
+    say(f"{n_tasks} tasks and {n_skills} skills are in {options.out}")
 
 
 def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:

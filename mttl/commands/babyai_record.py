@@ -47,4 +47,4 @@ def main(options: argparse.Namespace) -> None:
             )
     save_demonstrations(record, options.out)
     n_steps = sum(len(episode.actions) for episode in record)
-    console.print(f"{len(record)} demonstrations with {n_steps} steps written to {options.out}")
+    console.print(f"{len(record)} demonstrations with {n_steps} steps are in {options.out}")

@@ -131,4 +131,4 @@ def main(options: argparse.Namespace) -> None:
         comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
     )
     make_console().print(text, markup=False, soft_wrap=True)
-    say(f"Tables are in {options.out}")
+    say(f"The tables are in {options.out}")

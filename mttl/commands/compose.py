@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> None:
     if options.out is not None:
         with new_folder(options.out) as folder:
             write_model(folder, model, tokenizer, probe=not options.no_probe)
-        say(f"The model was written to {options.out}")
+        say(f"The model is in {options.out}")
 
 
 def read_weight(given: str) -> tuple[Path, float]:

@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> None:
         return
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     write_text(path, explore_page(shown))
-    make_console().print(f"Open the page in a browser: {path}", markup=False, soft_wrap=True)
+    make_console().print(f"The page is {path}; open it in a browser", markup=False, soft_wrap=True)
 
 
 def read(run: Path) -> "RoutingView":

@@ -121,8 +121,8 @@ def main(options: argparse.Namespace) -> None:
         if trained:
             bare, probe = strip(built.model).backbone, not options.no_probe
             write_model(temporary / BASE, bare, built.tokenizer, probe=probe)
-    what = "adapters were" if options.all else "adapter was"
-    say(f"The {what} written to {options.out}; its README.md shows how to use it")
+    what = "adapters are" if options.all else "adapter is"
+    say(f"The {what} in {options.out}; its README.md shows how to use it")
 
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:

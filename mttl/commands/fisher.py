@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> None:
     metadata = {"format": "pt", "labels": options.labels, "gradients": options.gradients}
     metadata |= {"n_rows": str(n_rows), "tasks": " ".join(options.tasks)}
     write_tensors(options.out, {name: value.cpu() for name, value in found.items()}, metadata)
-    say(f"Fisher information on {n_rows} rows was written to {options.out}")
+    say(f"Fisher information on {n_rows} rows is in {options.out}")
 
 
 def read_batches(

@@ -84,7 +84,7 @@ def main(options: argparse.Namespace) -> None:
     written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
     save_imported(options.out, imported, written)
     make_console().print(attachment_table(imported.attachment, imported.model, is_trained=False))
-    say(f"The run was written to {options.out}")
+    say(f"The run is in {options.out}")
 
 
 def import_poly(

@@ -194,7 +194,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
             check_written(temporary, load_run(temporary), answers)
     parts = (made.attachment, made.model, made.token_layers)
     make_console().print(attachment_table(*parts, is_trained=False))
-    say(f"The run was written to {options.out}")
+    say(f"The run is in {options.out}")
 
 
 def _prefix_of(prefixes: set[str | None]) -> str:
@@ -223,7 +223,7 @@ def export(library: "Library", options: argparse.Namespace) -> None:
                 if not options.no_probe:
                     answers = {name: changed_answer(network, member.changes)}
                 check_written(temporary / name, network, answers)
-    say(f"{len(names)} adapters were written to {options.out}")
+    say(f"{len(names)} adapters are in {options.out}")
 
 
 def cluster(library: "Library", options: argparse.Namespace) -> None:

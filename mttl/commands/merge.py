@@ -40,4 +40,4 @@ def main(options: argparse.Namespace) -> None:
             on_tensor=lambda done, total: progress.update(bar, completed=done, total=total),
             probe=not options.no_probe,
         )
-    say(f"The model was written to {out}")
+    say(f"The model is in {out}")

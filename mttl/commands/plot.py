@@ -113,7 +113,7 @@ def main(options: argparse.Namespace) -> None:
         save_figure(figure, folder / name)
         say(f"saved {name}", stderr=True)
         n_figures += 1
-    say(f"{n_figures} figures were written to {folder}, as PNG and SVG")
+    say(f"{n_figures} figures are in {folder}, as PNG and SVG")
 
 
 def count_choices(run: Path, split: str) -> None:

@@ -156,4 +156,4 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero:
         check_still_there(folder)
         console.print(result_table(results, baselines))
-        console.print(f"The run was written to {folder.path}", highlight=False)
+        console.print(f"The run is in {folder.path}", highlight=False)

@@ -54,7 +54,7 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
         assert text in printed
     assert "clusters of tasks and their 2 categories (AMI)" in printed
     assert "matched skills of second (correlation)" in printed
-    assert " figures were written to " in printed
+    assert " figures are in " in printed
 
 
 def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Write) -> None:

@@ -228,8 +228,7 @@ def test_levels_are_recorded_to_one_file(tmp_path, capsys, refused) -> None:
     assert [one.level for one in record] == ["GoToObj"] * 3 + ["PickupLoc"] * 3
     printed = capsys.readouterr().out
     assert (
-        f"6 demonstrations with {sum(len(one.actions) for one in record)} steps written to "
-        in printed
+        f"6 demonstrations with {sum(len(one.actions) for one in record)} steps are in " in printed
     )
     before = out.read_bytes()
     assert "record.npz' exists already" in refused(babyai_record.main, *given)
