@@ -15,6 +15,7 @@ import torch
 import mttl
 from helpers.command import ROOT, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from helpers.printed import commands, text
 from mttl.__main__ import ALL, main
 from mttl.adaptation.plan import FewShotResult
 from mttl.assembly.model import load_run
@@ -60,33 +61,73 @@ def command(name: str, *arguments: str) -> int:
     return run_command(lambda: main([name, *arguments]))
 
 
-PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
-COMMANDS = [
-    line.removeprefix("mttl ").split()
-    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.splitlines()
-]
+PAGES = {
+    name: text(f"docs/howto/{name}.md")
+    for name in ("add_a_router", "add_a_skill", "compare_methods")
+}
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {words[-1]}")
-def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
-    module = importlib.import_module(f"mttl.commands.{ALL[words[0]]}")
-    options = module.main.parse(words[1:])
-    if words[0] in ("train", "adapt", "search"):
-        config = load_config(options.config, options.override)
-        assert type(config.router).__name__ == "NearbyRouter"
-    if words[0] == "compare" and options.method:
-        for method in custom_methods(options.method, []).values():
-            load_config(f"crossfit.yaml+{method.fragment}")
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
 
 
-def test_the_page_shows_the_example() -> None:
-    assert (
-        f"is a router of {len((ROOT / 'examples/nearby_router.py').read_text().splitlines())}"
-        in PAGE
-    )
-    (fragment,) = re.findall(r"```yaml\n(router:.*?)```", PAGE, re.DOTALL)
-    assert (ROOT / NEARBY).read_text().endswith(fragment)
+def printed(page: str) -> list[list[str]]:
+    """Return the commands of a page as words, without mttl."""
+    found = [one for one in commands(PAGES[page]) if one.script.startswith("mttl/")]
+    return [[Path(one.script).stem.replace("_", "-"), *one.words] for one in found]
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the files that the pages show into an empty folder, and go there."""
+    router, *_ = blocks("add_a_router", "python")
+    (tmp_path / "my_router.py").write_text(router)
+    (tmp_path / "my_router.yaml").write_text(blocks("add_a_router", "yaml")[0])
+    (tmp_path / "my_parts.py").write_text("\n".join(blocks("add_a_skill", "python")))
+    (tmp_path / "my_parts.yaml").write_text(blocks("add_a_skill", "yaml")[0])
+    (tmp_path / "words.tsv").write_text("input\nwalk\n")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    small = {"train": ["verb_past", "noun_plural"], "dev": [], "test": ["third_past"]}
+    (tmp_path / "small.json").write_text(json.dumps(small))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SMALL = ["data.partition=small.json", "data.max_eval_rows=2"]
+SHORTER = {"train": ["-k", *SMALL, *QUICK], "adapt": ["-k", *SMALL, *ADAPT]}
+
+
+def test_the_commands_of_the_pages_are_understood(reader: Path) -> None:
+    for words in (words for page in PAGES for words in printed(page)):
+        module = importlib.import_module(f"mttl.commands.{ALL[words[0]]}")
+        options = module.main.parse(words[1:])
+        if words[0] in ("train", "adapt"):
+            config = load_config(options.config, options.override)
+            assert type(config.router).__name__ in ("SoftmaxRouter", "PolytroponRouter")
+        if words[0] == "compare" and options.method:
+            for method in custom_methods(options.method, []).values():
+                load_config(f"crossfit.yaml+{method.fragment}")
+
+
+def test_the_router_of_the_page_is_short() -> None:
+    assert 12 <= len(blocks("add_a_router", "python")[0].splitlines()) <= 30
+
+
+@pytest.mark.parametrize("page", ["add_a_router", "add_a_skill"])
+def test_the_page_works_from_an_empty_folder(reader: Path, page: str, capfd) -> None:
+    """Its commands at a small size, each like a process that has not seen the classes."""
+    ran = [words for words in printed(page) if words[0] not in ("compare", "explore")]
+    assert ran[0][0] == "train"
+    for words in ran:
+        for name in [name for name in sys.modules if "my_router" in name or "my_parts" in name]:
+            del sys.modules[name]
+        assert command(*words, *SHORTER.get(words[0], [])) == 0, words
+    if page == "add_a_router":
+        assert "\nwalk\t" in capfd.readouterr().out
+    else:
+        results = (reader / "runs" / "my_parts" / "results.csv").read_text()
+        assert "my_parts.py:FirstLetter" in results
+        assert (reader / "models" / "past" / "config.json").is_file()
 
 
 def test_every_command_accepts_it(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:

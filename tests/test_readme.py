@@ -11,7 +11,7 @@ from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.new_tasks import train_source
 from mttl.models.backbone import build_random
 
-PAGES = ("README.md", "docs/adaptation.md", "docs/parts.md")
+PAGES = ("README.md", "docs/howto/adapt.md", "docs/howto/add_a_router.md")
 # In one process: most of the time of each is spent on importing libraries.
 ONE_AFTER_ANOTHER = f"""
 import json, runpy, sys

@@ -2,9 +2,9 @@
 
 mttl merge recipe.yaml --out models/merged
 
-docs/merging.md describes recipes. Models are folders of transformers with safetensors, and runs of
-mttl train; they are read tensor by tensor, so they may be larger than memory (with --no-probe). The
-output folder appears when it is complete; an interrupted merge starts again.
+docs/howto/merge.md describes recipes. Models are folders of transformers with safetensors, and runs
+of mttl train. They are read tensor by tensor, so they may be larger than memory (with --no-probe).
+The output folder appears when it is complete; an interrupted merge starts again.
 """
 
 import argparse

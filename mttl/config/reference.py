@@ -1,6 +1,7 @@
 """Reference of all settings: name, type, default and description from the schemas."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -18,6 +19,33 @@ TYPES = {
     **{NoneType: "none", Any: "any value"},
 }
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a section.
+
+    Attributes:
+        path: Dotted name, such as ``data.sampler.kind``.
+        type: Allowed values in words.
+        default: Default in words.
+        sentence: Description.
+        kinds: Description of each kind, if the setting is a kind.
+        only: Kinds with this setting, if not all have it; one entry per enclosing section.
+    """
+
+    path: str
+    type: str
+    default: str
+    sentence: str
+    kinds: Mapping[str, str] = field(default_factory=dict, hash=False)
+    only: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """Return a line of a Markdown list."""
+        of_kinds = " ".join(f"`{kind}`: {text}" for kind, text in self.kinds.items())
+        only = "".join(f" *Only {kinds}.*" for kinds in self.only)
+        return f"- `{self.path}` ({self.type}; {self.default}): {of_kinds or self.sentence}{only}"
 
 
 def reference(section: str | None = None) -> str:
@@ -39,53 +67,53 @@ def reference(section: str | None = None) -> str:
         chosen = {name: fields[name] for name in fields if section in (None, name)}
         if chosen:
             blocks.append(f"## Settings of {world.title}")
-        for name, field in chosen.items():
-            blocks.append(f"### {name}\n\n{field.description}")
-            if shown.get(name) == (field.annotation, field.metadata):
+        for name, inner in chosen.items():
+            blocks.append(f"### {name}\n\n{inner.description}")
+            if shown.get(name) == (inner.annotation, inner.metadata):
                 blocks[-1] += " Same settings as above."
             else:
-                blocks.append("\n".join(_lines(name, field)))
-            shown[name] = field.annotation, field.metadata
+                lines = [setting.line() for setting in settings_of(name, inner)]
+                blocks.append("\n".join(lines))
+            shown[name] = inner.annotation, inner.metadata
     return "\n\n".join(blocks)
 
 
-def _lines(path: str, section: FieldInfo) -> Iterator[str]:
-    """Return one line per setting of a section, for all its kinds."""
+def settings_of(path: str, section: FieldInfo) -> Iterator[Setting]:
+    """Yield every setting of a section, for all its kinds."""
     models = models_in(section.annotation)
     kinds = {kind: model for model in models if (kind := kind_of(model))}
-    if kinds:
-        meanings = " ".join(f"`{kind}`: {model.__doc__}" for kind, model in kinds.items())
-        own = ["module:Class"] if plugin_kinds_in(section.annotation, section.metadata) else []
-        yield _line(f"{path}.kind", " | ".join([*kinds, *own]), section, meanings)
-    elif plugin_kinds_in(section.annotation, section.metadata):
-        yield _line(f"{path}.kind", "module:Class", section)
-    lines: dict[str, list[str]] = {}
+    plugins = plugin_kinds_in(section.annotation, section.metadata)
+    if kinds or plugins:
+        names = " | ".join([*kinds, *(["module:Class"] if plugins else [])])
+        sentences = {kind: " ".join((model.__doc__ or "").split()) for kind, model in kinds.items()}
+        yield replace(_setting(f"{path}.kind", names, section), kinds=sentences)
+    found: dict[Setting, list[str]] = {}
     for model in models:
-        for name, field in model.model_fields.items():
+        for name, inner in model.model_fields.items():
             if name == "kinds":  # a list of such sections
-                line = _line(f"{path}.{name}", f"list of sections `{path}`", field)
-                lines[line] = [kind_of(model) or ""]
-            elif name != "kind" or len(get_args(field.annotation)) > 1:
-                for line in _of_field(f"{path}.{name}", field):
-                    lines.setdefault(line, []).append(kind_of(model) or "")
-    for line, having in lines.items():
-        yield line if len(having) == len(models) else f"{line} *Only {', '.join(having)}.*"
+                one = _setting(f"{path}.{name}", f"list of sections `{path}`", inner)
+                found[one] = [kind_of(model) or ""]
+            elif name != "kind" or len(get_args(inner.annotation)) > 1:
+                for one in _of_field(f"{path}.{name}", inner):
+                    found.setdefault(one, []).append(kind_of(model) or "")
+    for one, having in found.items():
+        every = len(having) == len(models)
+        yield one if every else replace(one, only=(*one.only, ", ".join(having)))
 
 
-def _of_field(path: str, field: FieldInfo) -> Iterator[str]:
-    if models_in(field.annotation) and get_origin(field.annotation) is not dict:
-        yield from _lines(path, field)
+def _of_field(path: str, inner: FieldInfo) -> Iterator[Setting]:
+    if models_in(inner.annotation) and get_origin(inner.annotation) is not dict:
+        yield from settings_of(path, inner)
     else:
-        yield _line(path, _words(field.annotation, field.metadata), field)
+        yield _setting(path, _words(inner.annotation, inner.metadata), inner)
 
 
-def _line(path: str, kind: str, field: FieldInfo, meaning: str = "") -> str:
-    words = (meaning or field.description or "").split()
-    return f"- `{path}` ({kind}; {_default(field)}): {' '.join(words)}"
+def _setting(path: str, words: str, inner: FieldInfo) -> Setting:
+    return Setting(path, words, _default(inner), " ".join((inner.description or "").split()))
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
+def _default(inner: FieldInfo) -> str:
+    value = inner.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, BaseModel):

@@ -1,4 +1,4 @@
-"""The worked example of docs/tasks.md: five tasks, and a model trained on them and others."""
+"""The example of docs/reference/task_files.md: five tasks, and a model trained on them."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from mttl.io import yaml12
 from mttl.runtime.command import run_command
 from mttl.tasks.folder import Gym
 
-TEXT = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/reference/task_files.md").read_text(encoding="utf-8")
 (TASKS,) = re.findall(r"```yaml\n(# my_tasks\.yaml\n.*?)```", TEXT, re.DOTALL)
 (PYTHON,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [

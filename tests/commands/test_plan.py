@@ -11,7 +11,7 @@ from helpers.gyms import TINY_T5, write_config, write_gym
 from mttl.assembly.planning import memory_plan
 from mttl.commands import plan
 
-PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "howto" / "large_models.md").read_text(encoding="utf-8")
 
 
 def test_parts_are_printed_with_what_fits(tmp_path: Path, capsys) -> None:

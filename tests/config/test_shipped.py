@@ -142,7 +142,7 @@ def test_baselines_adapt_as_published() -> None:
 
 
 def test_the_page_lists_what_is_shipped() -> None:
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w/*]+\.yaml)` \| (.*) \|$", page, flags=re.MULTILINE)
     listed: set[str] = set()
     for pattern, text in rows:

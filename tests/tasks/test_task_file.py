@@ -137,9 +137,20 @@ def test_mistakes_are_explained(old, new, message):
         parse_tasks(ONE.replace(old, new), "f")
 
 
+@pytest.mark.parametrize("page", ["howto/use_your_data.md", "reference/task_files.md"])
+def test_task_files_in_the_documents_load(page, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    files = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert files
+    for number, file in enumerate(files):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(file)
+        assert load_tasks(path)
+
+
 def test_the_example_of_the_documents(tmp_path):
-    """The five tasks of docs/tasks.md load, and write the lines that it shows."""
-    text = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
+    """The five tasks of docs/reference/task_files.md load, and write the lines that it shows."""
+    text = (Path(__file__).parents[2] / "docs/reference/task_files.md").read_text(encoding="utf-8")
     example = re.search(r"```yaml\n# my_tasks\.yaml\n(.*?)```", text, re.DOTALL)
     assert example is not None
     path = tmp_path / "my_tasks.yaml"

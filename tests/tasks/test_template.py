@@ -140,5 +140,5 @@ def test_conditions(condition, values, expected):
 
 
 def test_the_documents_name_every_filter(pytestconfig):
-    text = (pytestconfig.rootpath / "docs/tasks.md").read_text(encoding="utf-8")
+    text = (pytestconfig.rootpath / "docs/reference/task_files.md").read_text(encoding="utf-8")
     assert [name for name in FILTERS if not re.search(rf"`{name}(:[^`]*)?`", text)] == []

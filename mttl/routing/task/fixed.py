@@ -69,7 +69,11 @@ class NoRouter(SharedRouter):
 
 
 class PrivateRouter(FixedRouter):
-    """One skill per task; needs `skills.n_skills: per_task`."""
+    """One skill per task; needs `skills.n_skills: per_task`.
+
+    References:
+        Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
+    """
 
     lacks: ClassVar = {"gives_zeros": ""}
 
@@ -80,7 +84,11 @@ class PrivateRouter(FixedRouter):
 
 
 class AverageRouter(FixedRouter):
-    """All skills with equal weights; of a trained inventory this is MHR-μ."""
+    """All skills with equal weights; of a trained inventory this is MHR-μ.
+
+    References:
+        Caccia, Ponti, Su, Pereira, Le Roux and Sordoni, arXiv:2211.03831.
+    """
 
     lacks: ClassVar = BLIND
 
@@ -97,6 +105,9 @@ class ExpertRouter(FixedRouter):
 
     Raises:
         ValueError: If a weight is negative, or not finite, or a task has no skill.
+
+    References:
+        Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
     """
 
     lacks: ClassVar = {"gives_zeros": ""}

@@ -119,6 +119,10 @@ class KronABlockInventory(Inventory):
             near the roots.
         scale: Factor on the product.
         residual: Learn the share of the input (KronA-res); else there is the product alone.
+
+    References:
+        Edalati, Tahaei, Kobyzev, Nia, Clark and Rezagholizadeh, *KronA: Parameter Efficient Tuning
+        with Kronecker Adapter*, 2022, arXiv:2212.10650.
     """
 
     lacks: ClassVar = NO_WEIGHTS

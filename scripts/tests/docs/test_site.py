@@ -9,14 +9,22 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import yaml
 
 from helpers.command import ROOT, load_recipe
+from mttl.config.reference import settings_of
+from mttl.config.worlds import WORLDS
+from mttl.plugins.parts import PARTS
+from test_documents import GENERATED
 
 sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 
 MESSAGES = import_module("reference.messages")
 SITE = import_module("reference.site")
+FORMULAS = import_module("reference.formulas")
+STUDIES = import_module("reference.studies")
+source = import_module("reference.parts").source
 TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
 
 CODE = """
@@ -33,6 +41,21 @@ def load(path, kind, options):
         raise unwanted(f"{kind}\\n  of two lines")
 """
 
+TABLES = """
+COMMON = {"a": "set it to 0", "b": ""}
+
+
+class One(Section):
+    lacks: ClassVar = COMMON
+    refuses: ClassVar = {
+        "the key": ("if a > b", "it has no '{name}'; leave it out"),
+        **dict.fromkeys(("x", "y"), "the key is no message"),
+    }
+
+    def problems(self):
+        yield f"{one} and " + "{other} exclude each other"
+"""
+
 
 def test_messages_are_read_from_what_is_raised_and_warned() -> None:
     assert set(MESSAGES.messages(ast.parse(CODE))) == {
@@ -44,14 +67,27 @@ def test_messages_are_read_from_what_is_raised_and_warned() -> None:
     }
 
 
-def test_the_page_has_messages_of_every_command_and_what_troubleshooting_quotes() -> None:
-    page = MESSAGES.messages_page(ROOT)
-    assert "another comparison is at work in '{out}'" in page
-    assert "the run folder '{path}' exists already and is never overwritten" in page
+def test_messages_are_read_from_tables_and_problems() -> None:
+    assert set(MESSAGES.messages(ast.parse(TABLES))) == {
+        "set it to 0",
+        "it has no '{name}'; leave it out",
+        "the key is no message",
+        "{one} and {other} exclude each other",
+    }
+
+
+def test_there_is_a_page_with_messages_of_every_package() -> None:
+    """It has what troubleshooting quotes."""
+    pages = MESSAGES.messages_pages(ROOT)
+    assert "another comparison is at work in '{out}'" in pages["mttl.commands"]
+    assert "'{path}' exists already and is never overwritten" in pages["mttl.checkpoints"]
+    assert "skills.kind 'none' needs a section moe" in pages["mttl.config"]
+    assert all(f"({name}.md)" in pages["index"] for name in pages if name != "index")
+    page = "".join(pages.values())
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert len(set(headings)) == len(headings)
     assert "mttl/commands/predict.py" in headings
-    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [
         part.strip(" ,()")
         for quote in re.findall(r'\*\*"(.*?)"', text)
@@ -65,44 +101,146 @@ def test_the_page_has_messages_of_every_command_and_what_troubleshooting_quotes(
 def test_generated_pages_are_made_with_the_site_and_not_kept() -> None:
     """All of them come out of the code as it is, so that none can be old."""
     pages = SITE.generated_pages()
-    single = {"messages.md", "configuration.md", "what_works_with_what.md", "files.md"}
+    single = {f"reference/{name}.md" for name in ("settings", "parts", "files")}
     assert single <= pages.keys()
-    assert [path for path, text in pages.items() if not text.startswith(("# ", "<!--"))] == []
+    assert [path for path, text in pages.items() if not text.startswith("# ")] == []
     listed = subprocess.run(
         ["git", "ls-files", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     assert {f"docs/{path}" for path in pages} & {*listed} == set()
-    rows = pages["what_works_with_what.md"]
-    assert "| `skills/lora.yaml` | yes |" in rows
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert {path for path in single if path not in str(settings["nav"])} == set()
+    # Links to them need no file, but a right name.
+    names = [path for path in pages if path.startswith("reference/")]
+    assert [name for name in names if not GENERATED.fullmatch(f"/docs/{name}")] == []
 
 
-def test_every_room_has_a_page_with_its_files() -> None:
+def test_the_page_of_parts_names_every_part_with_its_paper() -> None:
+    page = SITE.parts_page()
+    for family, parts in PARTS.items():
+        for name, place in parts.items():
+            dotted = place.replace(":", ".")
+            row = f"| `{name}` | [`{dotted.rpartition('.')[2]}`][{dotted}] |"
+            assert row in page, family
+    without = {place for parts in PARTS.values() for place in parts.values() if not source(place)}
+    assert {place.partition(":")[2] for place in without} == {"SharedRouter", "NoRouter"}
+    assert source("mttl.skills.inputs.prefix:PrefixInventory") == (
+        "Li and Liang, [arXiv:2101.00190](https://arxiv.org/abs/2101.00190)"
+    )
+    assert "Fedus et al." in source("mttl.routing.token.top_k:SwitchRouter")  # of its base
+    assert "| `skills/lora.yaml` | yes |" in page
+    assert "| `skills/ia3.yaml` (Llama) | " in page
+
+
+def test_every_setting_has_a_heading() -> None:
+    pages = SITE.settings_pages()
+    for world in WORLDS:
+        for name, section in world.schema.model_fields.items():
+            page = pages.get(f"settings/{world.section}_{name}.md", pages[f"settings/{name}.md"])
+            for setting in settings_of(name, section):
+                assert f"## `{setting.path}` {{ #{setting.path} }}\n" in page
+                sentences = setting.kinds.values() or [setting.sentence]
+                assert all(sentence in page for sentence in sentences)
+            headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+            assert len(set(headings)) == len(headings)
+    assert pages["settings/rl_skills.md"].startswith("# Settings: skills (BabyAI)\n")
+    assert "Not for `several`, `none`." in pages["settings/skills.md"]
+    assert "- default `[norms]`. Only for `norm`.\n" in pages["settings/skills.md"]
+    assert "| [`rl`](settings/rl.md) |" in pages["settings.md"]
+
+
+def test_every_package_has_a_page_with_its_files() -> None:
     pages = SITE.api_pages(ROOT)
     assert "::: mttl.skills.weights.bitfit" in pages["mttl.skills.weights"]
-    rooms = {
+    packages = {
         file.parent.relative_to(ROOT).as_posix().replace("/", ".")
         for file in (ROOT / "mttl").rglob("*.py")
         if file.name != "__init__.py"
     }
-    assert rooms <= set(pages)
-    assert all(f"({room}.md)" in pages["index"] for room in rooms)
+    assert packages <= set(pages)
+    assert all(f"({name}.md)" in pages["index"] for name in packages)
+    assert "| [`mttl.load`][mttl.assembly.model.load_run] |" in pages["index"]
 
 
-def test_links_to_the_repository_leave_the_site() -> None:
+def test_every_study_is_a_page_and_in_the_navigation() -> None:
+    files = SITE.study_files(ROOT)
+    assert files["studies/README.md"] == ROOT / "scripts" / "studies" / "README.md"
+    assert "studies/examples_curve/examples.svg" in files
+    nav = str(SITE.studies_nav(ROOT))
+    pages = {path for path in files if path.endswith(".md")}
+    assert {path for path in pages if f"'{path}'" not in nav} == set()
+    known = {STUDIES.source_path(path) for path in files}
+    listed = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/studies/**/*.md")}
+    assert {path for path in listed if Path(path).name == "README.md"} <= known
+
+
+def test_lists_of_generated_pages_stand_in_the_navigation() -> None:
+    nav = [{"A": "a.md"}, {"B": [{"C": "c.md"}, {"D": ["generated:api"]}]}]
+    config = SITE.on_config(SimpleNamespace(nav=nav))
+    (inner,) = config.nav[1]["B"][1].values()
+    assert inner[0] == "reference/api/index.md"
+    assert {"mttl.skills": "reference/api/mttl.skills.md"} in inner
+
+
+def shown(place: str, text: str) -> str:
+    """Return the text of a page as the site shows it."""
+    known = ["index.md", "howto/a.md", "studies/README.md", "benchmarks/README.md"]
+    known += ["studies/one/README.md", "studies/one/a.svg", "studies/two/README.md"]
     config = SimpleNamespace(repo_url="https://example.org/mttl")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=place), meta={})
+    files = [SimpleNamespace(src_uri=path) for path in known]
+    return SITE.on_page_markdown(text, page, config, files)
 
-    def shown(place: str, text: str) -> str:
-        page = SimpleNamespace(file=SimpleNamespace(src_uri=place))
-        return SITE.on_page_markdown(text, page, config, None)
 
-    text = shown("guide.md", "[it](../LICENSE), [here](tasks.md), [so](tutorials/1.ipynb)")
-    there = "https://example.org/mttl/blob/main/LICENSE"
-    assert text == f"[it]({there}), [here](tasks.md), [so](tutorials/1.md)"
-    text = shown("tutorials/1.md", "[next](2_few_shot.ipynb), [up](../tasks.md)")
-    assert text == "[next](2_few_shot.md), [up](../tasks.md)"
-    assert shown("tutorials/1.md", "[it](../../LICENSE)") == f"[it]({there})"
+@pytest.mark.parametrize(
+    ("place", "text", "expected"),
+    [
+        ("howto/a.md", "[it](../../LICENSE)", "[it](https://example.org/mttl/blob/main/LICENSE)"),
+        ("howto/a.md", "[one](../index.md#two)", "[one](../index.md#two)"),
+        ("howto/a.md", "[lost](../lost.md)", "[lost](../lost.md)"),  # which MkDocs reports
+        ("howto/a.md", "[out](https://a.b/c)", "[out](https://a.b/c)"),
+        (
+            "howto/a.md",
+            "[see](../../scripts/studies/one/README.md#cost)",
+            "[see](../studies/one/README.md#cost)",
+        ),
+        ("index.md", "[all](../scripts/studies)", "[all](studies/README.md)"),
+        ("index.md", "![an a](../scripts/studies/one/a.svg)", "![an a](studies/one/a.svg)"),
+        ("studies/one/README.md", "[how](../../../docs/howto/a.md)", "[how](../../howto/a.md)"),
+        ("studies/one/README.md", "[next](../two/README.md)", "[next](../two/README.md)"),
+        ("studies/README.md", "[it](../benchmarks/README.md)", "[it](../benchmarks/README.md)"),
+        (
+            "studies/README.md",
+            "[`run`](run.py)",
+            "[`run`](https://example.org/mttl/blob/main/scripts/studies/run.py)",
+        ),
+        ("index.md", '<img src="a.gif" width="9" alt="b">', "![b](a.gif){ width=9 }"),
+        ("index.md", "```\n[it](../LICENSE)\n```", "```\n[it](../LICENSE)\n```"),
+    ],
+)
+def test_links_lead_to_the_site_or_the_repository(place: str, text: str, expected: str) -> None:
+    assert shown(place, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("so :math:<code>w_k &lt; 1</code> is", "<mo>&#x0003C;</mo>"),
+        ("<p>.. math:: a + b</p>", 'display="block"'),
+        (
+            '<p>.. math::</p>\n<div class="highlight"><pre><span></span><code>a &amp;= b \\\\ c\n'
+            "</code></pre></div>",
+            "<mtable",
+        ),
+        ("KronA\\ :sup:<code>B</code>\\ :sub:<code>res</code>", "KronA<sup>B</sup><sub>res</sub>"),
+    ],
+)
+def test_formulas_are_drawn(text: str, part: str) -> None:
+    if "math" in text:
+        pytest.importorskip("latex2mathml")
+    found = FORMULAS.with_formulas(text)
+    assert part in found
+    assert "math:" not in found
 
 
 def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
