@@ -1,4 +1,4 @@
-"""Command line of ``mttl``.
+"""Modular multi-task learning from the command line.
 
 mttl train -c crossfit.yaml
 mttl adapt -c crossfit.yaml --from runs/crossfit --tasks third_past --save

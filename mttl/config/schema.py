@@ -32,8 +32,7 @@ class Run(Section):
     """Seed of weights, data order and noise."""
     asks: ClassVar = {"starts": "start"}
     start: str | None = None
-    """Run folder whose skills, and backbone if trained, initialise training; the router is
-    initialised anew."""
+    """Run folder whose skills, and backbone if trained, initialise training, but not its router."""
 
 
 class Generation(Section):

@@ -132,7 +132,7 @@ def test_all_rows_of_files_that_are_split_already(tmp_path, out):
 @pytest.mark.parametrize(
     ("task", "k", "message"),
     [
-        (make_task, 20, r"': k is 20, so train would take all with the most frequent output of the lines"),
+        (make_task, 20, "': k is 20, so train would take all with the most frequent output"),
         (copying_task, 48, r"': k is 48, so train would take all of the lines \(48\) and leave"),
     ],
 )  # fmt: skip
