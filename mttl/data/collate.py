@@ -160,8 +160,8 @@ def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
 def padded_inputs(
     sequences: Sequence[Sequence[int]], pad_id: int, left: bool = False
 ) -> dict[str, Tensor]:
-    """Return `input_ids` (B L) and `attention_mask` (B L), 1 on every real token."""
-    """Return padded `input_ids` (B L) and `attention_mask` (B L)."""
+    """Return padded `input_ids` (B L) and `attention_mask` (B L), 1 on every real token."""
+    ones = [[1] * len(sequence) for sequence in sequences]
     return {"input_ids": pad(sequences, pad_id, left), "attention_mask": pad(ones, 0, left)}
 
 

@@ -199,7 +199,7 @@ def _filter(filter_: str, read: Read, labels: Sequence[str], template: str) -> R
         form = f"{name}:FIELD" if name in ARGUMENT_FILTERS else name
         problem = f": write the filter '{filter_}' as '{form}'"
     elif name in LABEL_FILTERS and not labels:
-        problem = " uses the filter '{name}', but the task has no labels"
+        problem = f" uses the filter '{name}', but the task has no labels"
     if problem:
         raise TaskError(f"the template '{template}'{problem}")
     if name in LABEL_FILTERS:

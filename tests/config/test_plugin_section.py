@@ -81,7 +81,10 @@ def test_settings_have_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GIVEN.replace("mode", "mod"), r"mine\.yaml: router\.mod: section 'router' has no 'mod'\."),
+        (
+            GIVEN.replace("mode", "mod"),
+            r"e\.yaml: router\.mod: section 'router' has no setting 'mod'",
+        ),
         (GIVEN.replace("far", "fra"), r"router\.mode: 'fra' must be one of near, far"),
         (GIVEN.replace("strength: 2,", ""), "router.strength: is missing; it is required"),
         (GIVEN.replace(": 2", ": high"), r"router\.strength: 'high' must be a number"),
@@ -94,8 +97,8 @@ def test_settings_have_types_and_defaults() -> None:
         ),
         ("router: {kind: 'mine_parts:Unknown'}", "the types of its arguments: .*Nothing"),
         ("skills: {kind: 'mine_parts:MyRouter'}", "a kind of skill must be a subclass"),
-        ("loss: {kind: mse}", "loss: 'mse' must name a loss as module:Class"),
-        ("loss: {kind: 3}", r"loss: kind \(3\) must name a loss"),
+        ("loss: {kind: mse}", "loss: 'mse' must be a loss as module:Class"),
+        ("loss: {kind: 3}", r"loss: kind \(3\) must be the name of a loss"),
         ("loss: {}", "loss.kind: is missing; it is required"),
         ("loss: {kind: 'mine_parts:MyLoss', powr: 1}", "loss.powr: .*Did you mean 'power'"),
         (f"{LOSS}\noptim: {{label_smoothing: 0.1}}", "label_smoothing must be 0 with a custom"),

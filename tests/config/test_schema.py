@@ -46,7 +46,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         (f"{FUSED}; skills.n_heads=2", "skills.n_heads (2) must be 1 for aggregation fusion"),
         (f"{FUSED}; backbone.train=true", "backbone.train (True) must be False for aggregation"),
         (f"{FUSED}; run.start=x", "run.start (x) does not work with aggregation.kind 'fusion'"),
-        ("moe.router.kind=top_k; moe.experts.kind=ia3; run.start=x", "with section moe: a run"),
+        ("moe.router.kind=top_k; moe.experts.kind=ia3; run.start=x", "with section moe: run.start"),
         ("skills.n_skills=0", "skills.n_skills: '0' must be greater than 0, or be per_task"),
         ("skills.rank='3'", "skills.rank: '3' must be a whole number"),
         ("skills.targets=[]", "skills.targets: '[]' must have at least 1 item"),
@@ -85,7 +85,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
             "token_budget (8192) does not work with the homogeneous sampler,",
         ),
         ("data.sampler.temperature=3", "temperature (3.0) is for kind temperature"),
-        ("data.packed_length=2048; backbone.compile=true", "backbone.compile (True): rows begin"),
+        ("data.packed_length=2048; backbone.compile=true", "backbone.compile (True): row"),
         ("data.samples=[100, 100]", "data.samples: [100, 100] must not contain an entry twice"),
         ("data.validation=none; trainer.early_stopping=3", "trainer.early_stopping needs"),
         (
@@ -93,7 +93,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
             ("max_steps or max_epochs must be set, also with max_time, because"),
         ),
         ("trainer.max_time=7m", "must have the form days:hours:minutes:seconds"),
-        ("generation.length_penalty=2", "length_penalty needs num_beams above 1"),
+        ("generation.length_penalty=2", "length_penalty (2.0) needs num_beams above 1"),
         ("optim.warmup=3.5", "optim: warmup (3.5) must be below 1 (a fraction) or a whole number"),
         ("optim.lr=.inf", "optim.lr: 'inf' must be a finite number"),
         ("search.grid={adapt.rl: [1]}", "'adapt.rl' is not a setting that can be searched. Did"),
@@ -135,7 +135,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("run.name=a/b", "run.name: 'a/b' must be the name of a folder"),
         ("trainer.strategy=fsdp2; trainer.precision=16-mixed", "precision (16-mixed) must be one"),
         ("trainer.strategy=fsdp2; backbone.compile=true", "(True) does not work with trainer.str"),
-        ("trainer.strategy=fsdp2; optim.kind=adafactor", "optim.kind 'adafactor': it takes"),
+        ("trainer.strategy=fsdp2; optim.kind=adafactor", "optim.kind 'adafactor': it averages"),
         ("trainer.strategy=fsdp2; skills.kind=intrinsic; skills.vector=said", "(said): one block"),
         ("trainer.strategy=fsdp2; backbone.quantize=int8", "(int8): torchao cannot shard"),
         (
@@ -152,7 +152,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         (f"{SHARED}; trainer.strategy=fsdp2", "trainer.strategy (fsdp2): it would also shard the"),
         (f"{SHARED}; trainer.precision=16-mixed", "(16-mixed) does not work with moe.parallel"),
         (f"{SHARED}; optim.kind=adafactor", "with optim.kind 'adafactor': its updates"),
-        (f"{SHARED}; backbone.compile=true", "with backbone.compile (True): tokens travel"),
+        (f"{SHARED}; backbone.compile=true", "with backbone.compile (True): tokens are"),
         (f"{SHARED}; optim.meta.kind=maml", "section moe does not work with optim.meta.kind"),
     ],
 )
@@ -166,7 +166,7 @@ def test_policies_learn_from_no_rows() -> None:
         ConfigError, match=r"optim.meta needs text-to-text tasks; remove it for a policy"
     ) as caught:
         load_any_config("babyai.yaml", ["optim.meta.kind=maml", "run.start=x"])
-    assert "run.start is for text-to-text tasks: leave it out" in str(caught.value)
+    assert "run.start is only for text-to-text tasks; remove it" in str(caught.value)
 
 
 def test_what_is_accepted() -> None:

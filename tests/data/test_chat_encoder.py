@@ -133,7 +133,7 @@ def test_descriptions_are_system_text() -> None:
     assert form.prompt_prefix("a") == PromptPrefix("[a] ", "Be brief.\n\nDo a.")
     assert form.model_copy(update={"system": None}).prompt_prefix("a").system == "Do a."
     assert form.text("a", " x ") == "[a] x"
-    with pytest.raises(TaskError, match="has none of 'b'"):
+    with pytest.raises(TaskError, match="but 'b' has none"):
         form.prompt_prefix("b")
 
 

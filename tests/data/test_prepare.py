@@ -80,7 +80,7 @@ def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
 def test_what_is_cut_is_told_from_the_cache_too(gym, byte_tokenizer, caplog, tmp_path):
     caplog.set_level(logging.INFO)
     short = {"tasks": ["a"], "samples": [100], "max_input_length": 10, "cache_dir": tmp_path / "c"}
-    told = "2 of 2 inputs are longer than data.max_input_length: 16 tokens"
+    told = "2 of 2 inputs are longer than data.max_input_length: 16 tokens were cut at their end"
     for _ in range(2):
         caplog.clear()
         prepare(gym, byte_tokenizer, **short)

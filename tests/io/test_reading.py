@@ -29,7 +29,7 @@ def test_a_file_is_read_whole_without_its_mark(tmp_path: Path) -> None:
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     for path, message in (
-        (tmp_path / "it", "does not exist: check the name"),
+        (tmp_path / "it", "does not exist; check the name"),
         (tmp_path, "is a folder; name a file"),
         (write(tmp_path, b"ab\xff"), r"must be UTF-8 text; byte 3 \(0xff\) is not: save the"),
     ):
@@ -58,7 +58,7 @@ def test_json_is_checked(text: str, message: str) -> None:
     ("text", "message"),
     [
         ("step,a\n1,2,3\n", "line 2: 3 cells; the header has 2"),
-        ("step,step\n", "none twice; its header is"),
+        ("step,step\n", "each once; its header is"),
         ("a\n", "must have the columns step"),
         ("step\n" + "x" * (MOST_LINE + 1), "line 2: field larger than field limit"),
         ('step\n"', "unexpected end of data"),

@@ -48,7 +48,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ('{"name": " ", "score": 1}', 'name: " " must be a name of printable characters'),
         ('{"name": 3, "score": 1}', "name: 3 must be text"),
         ('{"name": "x", "score": 1, "scores": 2}', "unknown key 'scores'. Did you mean 'score'?"),
-        ('{"name": "x", "score": 1, "zz": 2}', "unknown key 'zz'. There are name, score, parts"),
+        ('{"name": "x", "score": 1, "zz": 2}', "unknown key 'zz'. Keys: name, score, parts"),
         ('{"name": "x", "score": 1, "on": 1}', "on: 1 must be true or false"),
         ('{"name": "x", "score": 1, "parts": {"p": {"kind": "be"}}}',
          "parts.p.kind: \"be\" must be one of a, bee. Did you mean 'bee'?"),

@@ -120,14 +120,14 @@ def test_an_installed_package_offers_short_names(
         ("./gone_f.py:MyRouter", None, r"'./gone_f\.py' does not exist"),
         ("mine_f:MyRuter", ROUTER, "'mine_f' has no 'MyRuter'. Did you mean 'MyRouter'"),
         ("mine_f:Other", ROUTER, "is a class; a task router must be a subclass"),
-        ("mine_f:number", ROUTER, "is int, and no TaskRouter"),
+        ("mine_f:number", ROUTER, "is int; a task router must be a subclass of"),
         ("mine_f:", ROUTER, ("' must be a task router as module:Class, or an entry point of the")),
         ("mine_f:X", "import gone_g\n", r"ModuleNotFoundError: .*gone_g.*mine_f\.py, line 1"),
         ("./mine_f.py:X", "x = 1\ny = 1 / 0\n", r"ZeroDivisionError.*mine_f\.py, line 2"),
         (
             "mine_f:Half",
             "from mttl.routing import TaskRouter\nclass Half(TaskRouter): pass\n",
-            "'mine_f:Half' must define forward, as every TaskRouter",
+            "'mine_f:Half' must define forward, like every TaskRouter",
         ),
     ],
 )

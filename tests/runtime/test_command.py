@@ -63,7 +63,7 @@ def test_a_logger_is_silenced_for_a_while(caplog: pytest.LogCaptureFixture) -> N
 LONG = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
 FILE = "runs/[a]/config.yaml"
 SAVED, ABSENT = Path(__file__), Path("/gone/last.ckpt")
-SAYS = {SAVED: "the state was saved, continue with --resume", ABSENT: "no state had been saved yet"}
+SAYS = {SAVED: "the state was saved; continue with --resume", ABSENT: "no state had been saved yet"}
 
 
 @pytest.mark.parametrize(

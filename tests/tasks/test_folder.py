@@ -28,7 +28,7 @@ def add(gym, name, text="a\tb\n"):
         (lambda gym: gym.directory.rename(gym.directory.with_name("other")), Gym.tasks,
          r"does not exist.*`mttl build`.*python scripts/gyms/build_lexical\.py"),
         (lambda gym: shutil.rmtree(gym.directory / "one"), Gym.tasks,
-         r"holds no task.*<task>_<k>_<sample>_train.tsv"),
+         r"has no task.*<task>_<k>_<sample>_train.tsv"),
         (lambda gym: None, lambda gym: gym.samples("ones"),
          r"no task 'ones'. Did you mean 'one'\?"),
         (lambda gym: gym.file("one", "dev", 100).unlink(), lambda gym: gym.rows("one", "dev", 100),

@@ -80,7 +80,7 @@ def test_a_field_alone_keeps_its_value_where_it_is_asked_for():
     [
         ("{x", "the template '{x' has an unmatched brace"),
         ("{|lf}", "has a field without a name: '{|lf}'"),
-        ("{x|striip}", "the filter 'striip', which does not exist. Did you mean 'strip'"),
+        ("{x|striip}", "an unknown filter 'striip'. Did you mean 'strip'"),
         ("{x|at}", "write the filter 'at' as 'at:FIELD'"),
         ("{x|name}", "the template '{x|name}' uses the filter 'name', but the task has no labels"),
     ],

@@ -48,7 +48,7 @@ Exception.__init__(REFUSAL, "503 Service Unavailable")
         (ConnectionError("Couldn't reach"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
         (ReadTimeout("slow"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
         (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
-        (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated: accept its terms"),
+        (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated; accept its terms"),
         (DatasetNotFoundError("it doesn't exist"), "'m/x' is not on the hub .it doesn't exist"),
     ],
 )
@@ -56,7 +56,7 @@ def test_reasons(monkeypatch, error, message):
     monkeypatch.setattr(datasets, "load_dataset_builder", raising(error))
     with pytest.raises(UnavailableError, match=message) as caught:
         hub_records(source("m/x", mirrors=("n/x",)), "train")
-    assert "By hand: https://huggingface.co/datasets/m/x, then --raw" in str(caught.value)
+    assert "from https://huggingface.co/datasets/m/x, then use --raw" in str(caught.value)
     assert str(caught.value).count("the hub is unreachable, or HF_HUB_OFFLINE is set") <= 1
 
 
