@@ -172,7 +172,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         ("skills.kind=own_all:Composed", "Composed cannot be mixed by task"),
         (
             "loss={kind: 'own_all:Learned'}",
-            ("section loss: 'own_all:Learned' has parameters, which are not"),
+            "section loss: 'own_all:Learned' has parameters, which are not",
         ),
         (
             "loss={kind: 'own_all:Sum'}",
@@ -217,7 +217,7 @@ def test_a_metric_scores_an_adaptation(config: Path) -> None:
     pairs = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
     given = {"task": "new", "max_steps": 1, "batch_size": 4}
     assert mttl.adapt_to(run, pairs, metric="own_all:Half", **given).result.dev == 0.5
-    with pytest.raises(MttlError, match=r"Hundred scored 50.*between -1 and 1"):
+    with pytest.raises(MttlError, match=r"Hundred returned 50.*between -1 and 1"):
         mttl.adapt_to(run, pairs, metric="own_all:Hundred", **given)
 
 

@@ -221,10 +221,7 @@ def test_the_backbone_cannot_be_trained(
     # By the configuration, and by that of the run where the configuration names another backbone.
     for files, message in (
         (f"{case[2]}", "adapt.mode 'full' trains the backbone, which needs an unquantised"),
-        (
-            f"{case[2]}+{whole}",
-            ("mode 'full' trains the backbone, but a quantised backbone cannot"),
-        ),
+        (f"{case[2]}+{whole}", "mode 'full' trains the backbone, but a quantised backbone cannot"),
     ):
         command = ["-c", files, *given, *out]
         assert run_command(lambda command=command: adapt.main(command)) == USER_MISTAKE

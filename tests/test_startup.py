@@ -109,19 +109,13 @@ NAMES = {
         (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
         (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
         (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
-        (
-            ["-c", "crossfit.yaml", "-k", "run.start=EMPTY"],
-            ("has no trained inventory"),
-        ),
+        (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "has no trained inventory"),
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "is never overwritten"),
         (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
     ],
     "adapt": [
-        (
-            ["-c", "crossfit.yaml", "EMPTY"],
-            ("has no trained inventory"),
-        ),
+        (["-c", "crossfit.yaml", "EMPTY"], "has no trained inventory"),
         (["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'"),
         (["RUN", "--tasks", "verb_past"], "was trained on verb_past"),
         (["RUN", "--samples", "7"], "has no sample 7"),
@@ -146,10 +140,7 @@ NAMES = {
     "plot": [
         (["EMPTY"], "routing.npz' does not exist"),
         (["RUN", "--compare", "EMPTY"], "routing.npz' does not exist"),
-        (
-            ["RUN", "--adapted", "EMPTY"],
-            ("has no trained inventory"),
-        ),
+        (["RUN", "--adapted", "EMPTY"], "has no trained inventory"),
     ],
     "ablate": [(["EMPTY"], "routing.npz' does not exist")],
     "compare": [
@@ -159,10 +150,7 @@ NAMES = {
         (["--runs", "mine=EMPTY"], "is not a run"),
     ],
     "export": [
-        (
-            ["EMPTY", "--all", "--out", "x"],
-            ("has no trained inventory"),
-        ),
+        (["EMPTY", "--all", "--out", "x"], "has no trained inventory"),
         (["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?"),
     ],
     "merge-task": [(["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?")],
@@ -190,10 +178,7 @@ NAMES = {
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],
     "babyai film": [
-        (
-            ["EMPTY", "--level", "GoTo", "--out", "x.gif"],
-            ("has no trained inventory"),
-        ),
+        (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "has no trained inventory"),
         (["RUN", "--level", "GoTo", "--out", "x.gif"], "has no task 'GoTo'"),
     ],
 }

@@ -183,13 +183,13 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (
             ["router.kind=hyperformer"],
             "router_only",
-            ("adaptation changed the router's common parameters"),
+            "adaptation changed the router's common parameters",
         ),
         (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot have unused skills"),
         (
             ["router.shared_skill=true"],
             "all",
-            ("additional skills change the routing weights of every task "),
+            "additional skills change the routing weights of every task ",
         ),
         (["skills.shared_down=true"], "all", "all skills share a factor (shared_down)"),
         (

@@ -162,18 +162,18 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
+        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no setting 'rl'. Did you mean 'lr'"),
         ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
         (
             {"adapt.seeds": [13, 14, 13]},
             "adapt.seeds: [13, 14, 13] must not contain an entry twice",
         ),
-        ({"adapt.gradient_free": True}, ("gradient_free trains coefficients only: it needs mode")),
+        ({"adapt.gradient_free": True}, "gradient_free trains coefficients only: it needs mode"),
         (
             {"adapt.mode": "average", "adapt.init": "coefficients"},
             "' has no effect; use mode 'all', 'router_only' or 'skills_only',",
         ),
-        ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "so init 'factors' sets none"),
+        ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "init 'factors' has no effect"),
         (
             {"adapt.init": "best_coefficients", "adapt.examples": 0},
             "' needs examples of the new task, and examples is 0; use init",
@@ -189,14 +189,14 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
         ),
         (
             {"adapt.unlikelihood": 1, "adapt.examples": 0},
-            ("unlikelihood and length_normalised need training steps, which"),
+            "unlikelihood and length_normalised need training steps, which",
         ),
-        ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) searches answers"),
+        ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) is for generation"),
         ({"generation.per_token": False}, "per_token (false) needs mode rank or both"),
         ({"generation.mode": "both", "trainer.strategy": "fsdp2"}, "with generation.mode (both)"),
         (
             {"trainer.precision": "bf16-true"},
-            ("trainer.precision (bf16-true) does not work in adaptation, whose"),
+            "trainer.precision (bf16-true) does not work in adaptation, whose",
         ),
     ],
 )

@@ -119,11 +119,11 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
         (
             ("--folds", "3", "--tasks", "dev"),
-            ("--tasks dev does not work with --folds, which uses every task as"),
+            "--tasks dev does not work with --folds, which uses every task as",
         ),
         (
             ("--methods", "polytropon", "expert"),
-            ("skills.n_skills 'per_column' needs an expert router with a matrix:"),
+            "skills.n_skills 'per_column' needs an expert router with a matrix:",
         ),
         (("--methods", "polytropon", "expert", *matrix), "no row for the task 'reverse'"),
     ):

@@ -133,7 +133,7 @@ def test_inputs_begin_as_in_the_training_of_members(told: set[str | None], prefi
 
 
 def test_members_that_read_inputs_in_two_ways_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"other data\.prefix \(name, none\): choose among them"):
+    with pytest.raises(ConfigError, match=r"different data\.prefix \(name, none\): select"):
         LIBRARY._prefix_of({"name", None, "none"})
 
 
@@ -327,7 +327,7 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         ([*run, *on, "--members", "x*"], "has no member 'x*'"),
         (
             [*run, *on, "-k", "skills.rank=2"],
-            ("skills.rank=2: skills come from the library; use --members and --mix"),
+            "skills.rank=2: skills come from the library; use --members and --mix",
         ),
         (["run", twice, *on, *run[2:]], "both of the task 'past'"),
         ([*run, *on, *member, "plural", *other], "Name the"),

@@ -168,10 +168,7 @@ def test_mistakes_end_in_a_message(place: Path, tmp_path: Path, refused) -> None
     assert library("add", tmp_path / "skills", place / "skills") == 0
     assert library("add", tmp_path / "skills", tmp_path / "wide") == 0
     for words, message in (
-        (
-            [*config, "--general", "*"],
-            ("--general names all members; leave at least one as a skill"),
-        ),
+        ([*config, "--general", "*"], "--general names all members; leave at least one as a skill"),
         ([*config, "--general", "wide"], "'model.layers.0.self_attn.q_proj' has the ranks"),
         ([*config, "--general", "none"], "has no member 'none'"),
         (

@@ -181,7 +181,7 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         (
             {"input": "a"},
             [*COPY, "--choices", "a", "a"],
-            ("; there must be at least two, without empty or repeated ones"),
+            "; there must be at least two, without empty or repeated ones",
         ),
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
@@ -192,7 +192,7 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         (
             {"input": "a"},
             [*LONG, "--beams", "2"],
-            ("all answers are chosen, so nothing is generated: remove --beams,"),
+            "all answers are chosen, so nothing is generated: remove --beams,",
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
         ((low,), "trial adapt.warmup=-1: adapt.warmup"),
         (
             (GRID, "--tasks", "test"),
-            ("--tasks selects no task; give names separated by commas, or test"),
+            "--tasks selects no task; give names separated by commas, or test",
         ),
     ):
         assert message in refused(search.main, *arguments(folder, out, *more))
@@ -267,7 +267,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
         (("--from", "run"), "--from would have no effect in a search of training settings "),
         (
             ("--tasks", "copy", "--workers", "2"),
-            ("--tasks, --workers would have no effect in a search of training settings "),
+            "--tasks, --workers would have no effect in a search of training settings ",
         ),
         (
             ("-k", "data.split=train+dev", "data.validation=none", "data.evaluate=[test]"),
@@ -279,7 +279,7 @@ def test_rates_of_training_are_chosen_by_development_rows(
         ),
         (
             ("-k", "search.grid={adapt.lr: [1]}"),
-            ("adapt.lr are settings of adaptation; name a run with --from RUN"),
+            "adapt.lr are settings of adaptation; name a run with --from RUN",
         ),
         (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is not a setting that can be"),
     ],

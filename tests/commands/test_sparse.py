@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
         (
             "t5",
             ["--mask", "_", "--freeze", "*"],
-            ("--freeze matches all parameters; leave some to train"),
+            "--freeze matches all parameters; leave some to train",
         ),
         ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
         ("llama", ["--mask", "_"], "--mask is only for encoder–decoder models"),

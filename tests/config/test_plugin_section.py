@@ -93,7 +93,7 @@ def test_settings_have_types_and_defaults() -> None:
         ("router: {kind: 'mine_parts:Typed'}", "'act' has the type Module, which a config"),
         (
             "router: {kind: 'mine_parts:Clash'}",
-            ("': rename its argument 'granularity'; the name is reserved"),
+            "': rename its argument 'granularity'; the name is reserved",
         ),
         ("router: {kind: 'mine_parts:Unknown'}", "the types of its arguments: .*Nothing"),
         ("skills: {kind: 'mine_parts:MyRouter'}", "a kind of skill must be a subclass"),

@@ -56,11 +56,11 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("skills.init=svd", "skills.init: 'svd' must be one of zero, pissa, orthogonal"),
         (
             "skills.kind=ia3; optim.up_lr_ratio=16",
-            ("optim.up_lr_ratio (16) is only for low-rank skills, not skills.kind '"),
+            "optim.up_lr_ratio (16) is only for low-rank skills, not skills.kind '",
         ),
         (
             "adapt.mode=router_only; adapt.up_lr_ratio=16",
-            ("up_lr_ratio (16) needs trained skills, which mode '"),
+            "up_lr_ratio (16) needs trained skills, which mode '",
         ),
         ("router.kind=shared", "skills.n_skills (8) must be 1 for the shared router"),
         ("router.kind=private", "skills.n_skills (8) must be 'per_task' for the private router"),
@@ -90,17 +90,14 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("data.validation=none; trainer.early_stopping=3", "trainer.early_stopping needs"),
         (
             "trainer.max_steps=-1",
-            ("max_steps or max_epochs must be set, also with max_time, because"),
+            "max_steps or max_epochs must be set, also with max_time, because",
         ),
         ("trainer.max_time=7m", "must have the form days:hours:minutes:seconds"),
         ("generation.length_penalty=2", "length_penalty (2.0) needs num_beams above 1"),
         ("optim.warmup=3.5", "optim: warmup (3.5) must be below 1 (a fraction) or a whole number"),
         ("optim.lr=.inf", "optim.lr: 'inf' must be a finite number"),
         ("search.grid={adapt.rl: [1]}", "'adapt.rl' is not a setting that can be searched. Did"),
-        (
-            "adapt.examples=9; data.max_rows=8",
-            ("adapt.examples (9) must not exceed data.max_rows ("),
-        ),
+        ("adapt.examples=9; data.max_rows=8", "adapt.examples (9) must not exceed data.max_rows ("),
         ("data.global_batch_size=8; trainer.accumulate_grad_batches=2", "(2): it follows"),
         ("data.global_batch_size=8; data.token_budget=8192", "data: token_budget (8192) cannot be"),
         ("router.kind=score_function; trainer.strategy=fsdp2", "'score_function': it learns"),
@@ -111,15 +108,15 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("optim.meta={kind: reptile, inner_steps: 99}", "data.batch_size (64) must be at least 99"),
         (
             "optim.meta.kind=maml; data.packed_length=2048",
-            ("it splits batches by rows; remove data.packed_length"),
+            "it splits batches by rows; remove data.packed_length",
         ),
         (
             "optim.meta.kind=maml; data.global_batch_size=8",
-            ("each loss has one task; set data.batch_size, and the number of"),
+            "each loss has one task; set data.batch_size, and the number of",
         ),
         (
             "optim.meta.kind=maml; trainer.strategy=fsdp2",
-            ("its inner steps need unsharded parameters; use trainer.strategy auto or ddp"),
+            "its inner steps need unsharded parameters; use trainer.strategy auto or ddp",
         ),
         ("optim.meta.kind=maml; trainer.precision=16-mixed", "its inner steps do not scale losses"),
         ("search.grid={adapt.lr: []}", "must have at least 1 item"),
@@ -140,7 +137,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("trainer.strategy=fsdp2; backbone.quantize=int8", "(int8): torchao cannot shard"),
         (
             "backbone.quantize=nf4; backbone.train=true",
-            ("quantize ('nf4') needs a frozen backbone; set backbone.train: false"),
+            "quantize ('nf4') needs a frozen backbone; set backbone.train: false",
         ),
         ("backbone.quantize=nf4; adapt.mode=full", "adapt.mode 'full' trains the backbone, which"),
         ("backbone.quantize=nf3", "'nf3' must be one of"),

@@ -143,11 +143,11 @@ def test_descriptions_are_system_text() -> None:
         (None, r"the tokenizer '.*' has no chat template\. Name a tokenizer with another one"),
         (
             "{{ messages[0].content | upper }}",
-            ("data.template is 'chat', but the chat template does not render a"),
+            "data.template is 'chat', but the chat template does not render a",
         ),
         (
             "{{ messages[-1].content }}</s>",
-            ("data.template is 'chat', but the chat template does not render a"),
+            "data.template is 'chat', but the chat template does not render a",
         ),
         ("{% for m in messages %}{{ m.content }} {% endfor %}", "no special token after an answer"),
         ("{{ messages[0].nothing.at_all }}", "the chat template cannot be used: 'dict object' has"),

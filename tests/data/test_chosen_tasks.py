@@ -99,7 +99,7 @@ def test_partitions(tasks: Path, run_file: Path) -> None:
         (
             "  first:",
             "  boolq:",
-            ("' defines 'boolq', which is the name of a task of CrossFit; rename it."),
+            "' defines 'boolq', which is the name of a task of CrossFit; rename it.",
         ),
         ("k: all", "k: none", "k: \"none\" must be a whole number of at least 1, or 'all'"),
     ],

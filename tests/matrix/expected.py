@@ -33,7 +33,7 @@ RULES = (
     (
         r"router/hyperformer\.yaml t5",
         "add-tasks",
-        ("adaptation changed the router's common parameters"),
+        "adaptation changed the router's common parameters",
     ),
     (r"skills/bitfit.*\.yaml", "merge-task", "no bias"),
     (rf"skills/({OWN})\.yaml", "export", "Only mttl answers with them"),

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         (other, frozen, TASK, "was trained on the backbone"),
         (tmp_path / "bare", frozen, TASK, "describes no language model"),
         (tmp_path / "wrong", frozen, TASK, "does not hold the weights that its config.json asks"),
-        (base, tmp_path, TASK, ("has no trained inventory")),
+        (base, tmp_path, TASK, "has no trained inventory"),
         (
             base,
             with_settings("fused", "aggregation", kind="fusion", source="runs/x"),

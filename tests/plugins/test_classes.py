@@ -121,7 +121,7 @@ def test_an_installed_package_offers_short_names(
         ("mine_f:MyRuter", ROUTER, "'mine_f' has no 'MyRuter'. Did you mean 'MyRouter'"),
         ("mine_f:Other", ROUTER, "is a class; a task router must be a subclass"),
         ("mine_f:number", ROUTER, "is int; a task router must be a subclass of"),
-        ("mine_f:", ROUTER, ("' must be a task router as module:Class, or an entry point of the")),
+        ("mine_f:", ROUTER, "' must be a task router as module:Class, or an entry point of the"),
         ("mine_f:X", "import gone_g\n", r"ModuleNotFoundError: .*gone_g.*mine_f\.py, line 1"),
         ("./mine_f.py:X", "x = 1\ny = 1 / 0\n", r"ZeroDivisionError.*mine_f\.py, line 2"),
         (

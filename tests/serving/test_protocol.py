@@ -32,7 +32,7 @@ CHAT = {"model": "copy", "messages": [USER]}
         ("text", {"stop": ["a", "b", "c", "d", "e"]}, "at most 4 items"),
         ("text", {"max_token": 3}, "'max_token' .* is not supported.* Did you mean 'max_tokens'"),
         ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported; remove it$"),
-        ("text", {"stream_options": {}}, ("stream_options needs stream; set stream or remove it")),
+        ("text", {"stream_options": {}}, "stream_options needs stream; set stream or remove it"),
         ("chat", {"messages": []}, "at least 1 item"),
         ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "'messages.0.role'"),
         ("chat", {"tool_choice": "required"}, "'tool_choice' .* is not supported"),

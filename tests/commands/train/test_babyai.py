@@ -109,7 +109,9 @@ def test_every_method_trains(config: Path, method: str) -> None:
 
 
 def test_commands_for_text_refuse_a_policy(config: Path) -> None:
-    with pytest.raises(ConfigError, match="has a section rl: it describes a policy for BabyAI"):
+    with pytest.raises(
+        ConfigError, match="has a section 'rl', which describes a policy for BabyAI"
+    ):
         load_config(str(config))
 
 
@@ -197,7 +199,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
         (
             ["trainer.strategy=fsdp2"],
-            ("trainer.strategy 'fsdp2' is for language models; use auto or ddp"),
+            "trainer.strategy 'fsdp2' is for language models; use auto or ddp",
         ),
         (
             ["trainer.max_epochs=null", "trainer.max_steps=3"],
