@@ -131,7 +131,7 @@ def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="has the factors 'way' for 'number'; write name=value"):
         train(tmp_path / "tiny.yaml", "broken", *short)
     own = "router.factors={copy: [a=b], reverse: [a=c]}"
-    with pytest.raises(ConfigError, match="router.factors has no task 'number'"):
+    with pytest.raises(ConfigError, match=r"router\.factors has no task 'number'"):
         train(tmp_path / "tiny.yaml", "broken", *short, own)
 
 

@@ -154,7 +154,9 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match="the folder 'me/none' does not exist, and loading it from the model"
     ):
         mttl.from_pretrained("me/none")
-    with pytest.raises(ConfigError, match=re.escape("'a/b/c' does not exist, and a run")):
+    with pytest.raises(
+        ConfigError, match=re.escape("the folder 'a/b/c' does not exist; the name of")
+    ):
         mttl.from_pretrained("a/b/c")
 
 
