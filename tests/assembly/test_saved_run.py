@@ -154,7 +154,8 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match="the folder 'me/none' does not exist, and loading it from the model"
     ):
         mttl.from_pretrained("me/none")
-    with pytest.raises(
+    message = re.escape("the folder 'a/b/c' does not exist; the name of")
+    with pytest.raises(ConfigError, match=message):
         ConfigError, match=re.escape("the folder 'a/b/c' does not exist; the name of")
     ):
         mttl.from_pretrained("a/b/c")
