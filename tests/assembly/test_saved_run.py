@@ -156,8 +156,6 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mttl.from_pretrained("me/none")
     message = re.escape("the folder 'a/b/c' does not exist; the name of")
     with pytest.raises(ConfigError, match=message):
-        ConfigError, match=re.escape("the folder 'a/b/c' does not exist; the name of")
-    ):
         mttl.from_pretrained("a/b/c")
 
 
