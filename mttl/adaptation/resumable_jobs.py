@@ -41,7 +41,7 @@ class Diverged:
         """Raise a `DivergedError` that lists the diverged jobs, if any."""
         if self.jobs:
             listed = "\n".join(self.jobs)
-            raise DivergedError(f"{len(self.jobs)} jobs diverged and have no result:\n{listed}")
+            raise DivergedError(f"these jobs diverged and have no result:\n{listed}")
 
 
 class ResumableJobs(Generic[Result]):

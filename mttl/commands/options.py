@@ -43,7 +43,9 @@ class _Names(argparse.Action):
 
 def _new_path(text: str) -> Path:
     if Path(text).exists():
-        raise argparse.ArgumentTypeError(f"'{text}' exists; choose another path or remove it")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' exists already; choose another path or remove it"
+        )
     return Path(text)
 
 

@@ -163,7 +163,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     full = adapt(run, tmp_path / "full", "full")
     assert "adaptation also trained its backbone" in refused(run, out, full)
     average = adapt(run, tmp_path / "average", "average")
-    message = "its router is of the kind 'average', the run's 'polytropon'"
+    message = "its router is 'average', but the run's is 'polytropon'"
     assert f"{message}. Adapt with adapt.mode=router_only adapt.init=nearest_task" in refused(
         run, out, average
     )

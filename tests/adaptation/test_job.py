@@ -120,10 +120,10 @@ def test_as_many_rows_as_fit_stand_before_a_question(gym: Gym) -> None:
     assert shown[0] != shown[1]
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    with pytest.raises(ConfigError, match=r"context_length \(30\) leaves no room for an example"):
+    with pytest.raises(ConfigError, match=r"context_length \(30\) has no room for an example"):
         JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=30))
     model.backbone.config.max_position_embeddings = 100
-    with pytest.raises(ConfigError, match=r"context_length \(101\) must be at most 100, the pos"):
+    with pytest.raises(ConfigError, match=r"context_length \(101\) must be at most 100, the b"):
         JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=101))
 
 

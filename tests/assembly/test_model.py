@@ -186,7 +186,7 @@ WEIGHTS = ": the weights of 'b' must be at least 0, and one above 0"
         ("task,x,y\na,1,0\nb,1\n", "line 3: 2 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,0,0\n", "line 3: 4 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,much\n", "a weight of 'b' is \"much\"; it must be a number"),
-        ("task,x\na,1\na,2\n", "has two rows of 'a'"),
+        ("task,x\na,1\na,2\n", "has two rows for 'a'"),
         ("task,x\na,1\nbb,1\n", "has no row for the task 'b'. Did you mean 'bb'?"),
         ("task,x,y\na,1,0\nb,1,-1\n", WEIGHTS),
         ("task,x,y\na,1,0\nb,nan,1\n", WEIGHTS),

@@ -80,7 +80,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch
 
     monkeypatch.setattr(adaptation, "_learn", learn)
     out = run.parent / "diverged"
-    with pytest.raises(DivergedError, match="1 diverged, and have no result:\nGoToObj, seed 1"):
+    with pytest.raises(DivergedError, match="diverged and have no result:\nGoToObj, seed 1"):
         finetune(run, "--out", str(out))
     (kept,) = (out / "results.jsonl").read_text().splitlines()
     assert json.loads(kept)["seed"] == 2

@@ -39,7 +39,7 @@ def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> N
     for resume in (False, True):
         assert step_to_start_from(folder, CONFIG, resume=resume) == 0
     (folder.path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+    with pytest.raises(ConfigError, match="Continue the run with --resume"):
         step_to_start_from(folder, CONFIG, resume=False)
 
 

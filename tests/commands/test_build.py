@@ -64,7 +64,7 @@ def test_own_tasks_become_a_gym(mine, capsys):
     columns = {name: TOPIC[name] for name in ("metric", "category", "description")}
     assert read_csv(gym.directory / "TASKS.csv")[0] == {"task": "colours", **columns}
     assert run(*options(mine)) == 0
-    assert capsys.readouterr().out.count("was there") == 2
+    assert capsys.readouterr().out.count("existed") == 2
 
 
 def test_samples_and_status_and_verify(mine, capsys):
@@ -172,7 +172,7 @@ def test_a_full_disk(mine, capsys, monkeypatch):
     assert "colours,ACC" in (mine.parent / "gym/TASKS.csv").read_text()
     assert list((mine.parent / "gym").rglob("*.part")) == []
     assert run(*options(mine)) == 0
-    assert "was there" in capsys.readouterr().out
+    assert "existed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("n_workers", [2, pytest.param(1, marks=pytest.mark.slow)])

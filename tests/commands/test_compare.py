@@ -100,13 +100,13 @@ def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
     again = (SCRIPT.main, "-c", config, "--out", out, *BUDGET, *given)
     assert "adapt_steps (1 before, 2 now)" in refused(*again, "--adapt-steps", "2")
     with locked(out / ".lock"):
-        assert "another comparison is at work" in refused(*again)
+        assert "another mttl compare writes to" in refused(*again)
     config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
     assert "skills.rank (2 before, 3 now)" in refused(*again)
 
 
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
-    with pytest.raises(METHODS.MttlError, match="must contain polytropon"):
+    with pytest.raises(METHODS.MttlError, match="the reference polytropon is not among"):
         compare(config, tmp_path / "out", "--methods", "shared")
     matrix = ("-k", "data.expert_matrix=router/expert_grid.csv")
     for given, message in (

@@ -243,7 +243,7 @@ def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, re
     assert open_library(skills).names == ["past-lora"]
     assert not list((hub.root / "snapshots").rglob("optimizer.pt"))
     told = refused(LIBRARY.main, "add", skills, "me/absent")
-    assert "could not be loaded from the model hub" in told
+    assert "loading it from the model hub failed" in told
 
 
 def test_bad_members_are_refused_with_one_list(
@@ -291,7 +291,7 @@ def test_bad_members_are_refused_with_one_list(
     refused(LIBRARY.main, "add", tmp_path / "new", tmp_path / "bad")
     assert not (tmp_path / "new").exists()
     told = refused(LIBRARY.main, "add", tmp_path / "new", tmp_path / "bad" / "nameless")
-    assert "no adapter names its base model; give it" in told
+    assert "no adapter names its base model; name it" in told
     # What the user says goes.
     base = ["--backbone", place / "base"]
     assert library("add", tmp_path / "new", tmp_path / "bad" / "nameless", *base) == 0

@@ -247,9 +247,9 @@ def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, refused) -> None:
     up = "of other sizes: model.layers.0.mlp.up_proj"
     for script, given, message in (
         (IMPORT, [adapter, "--tokenizer", "byte", *on["wide"]], up),
-        (EXPORT, [run, "--task", "past", *on["other"]], "not on this one"),
-        (EXPORT, [run, "--inventory", *on["wide"]], "not on this one"),
-        (MERGE, [run, "--task", "past", *on["other"]], "not on this one"),
+        (EXPORT, [run, "--task", "past", *on["other"]], "but this one has the fingerprint"),
+        (EXPORT, [run, "--inventory", *on["wide"]], "but this one has the fingerprint"),
+        (MERGE, [run, "--task", "past", *on["other"]], "but this one has the fingerprint"),
     ):
         assert message in refused(script.main, *given)
     assert sorted(tmp_path.iterdir()) == before
@@ -392,5 +392,5 @@ def test_the_card_of_a_merge_asks_as_the_run(asked: Path, tmp_path: Path) -> Non
     scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
     assert scored == {("reverse", "dev"), ("reverse", "test")}
     assert "| reverse | dev | ACC | " in card
-    assert ("chat template" in card) == ("torch.tensor" not in card)
+    assert ("chat template formats" in card) == ("torch.tensor" not in card)
     assert f"The task `reverse` of `{asked}`" in card

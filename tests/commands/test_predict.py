@@ -151,7 +151,7 @@ def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
     questions = tmp_path / "q.csv"
     questions.write_text("input,choices\na,a|b\n")
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
-    assert "differ in format" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
+    assert "have different formats" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
     assert "exists already" in refused(predict.main, *given, str(questions))
     out = tmp_path / "a.csv"
     assert predict.main([*given, str(out), "--per-token"]) == 0  # the row has choices
@@ -184,10 +184,10 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
             "; there must be at least two, without empty or repeated ones",
         ),
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
-        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
+        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
         ({}, [], ", row 1: the column 'input' is missing; columns are "),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),
-        ({"input": "a"}, [*COPY, "--per-token"], "give --choices, or a column 'choices'"),
+        ({"input": "a"}, [*COPY, "--per-token"], "give --choices or a column 'choices'"),
         ({"input": "a"}, LONG, "row 1: choices are identical after truncation to the maximum"),
         (
             {"input": "a"},

@@ -105,7 +105,7 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
     if not trained:
         given = arguments(folder, tmp_path, grid, "adapt.max_steps=2")
         given += ["--samples", "13", "--tasks", min(NEW)]
-    diverged = f"1 diverged, and have no result: {section}.lr=1e30"
+    diverged = f"these jobs diverged and have no result: {section}.lr=1e30"
     assert diverged in refused(search.main, *given)
     assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
 

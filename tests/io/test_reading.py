@@ -31,7 +31,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "it", "does not exist; check the name"),
         (tmp_path, "is a folder; name a file"),
-        (write(tmp_path, b"ab\xff"), r"must be UTF-8 text; byte 3 \(0xff\) is not: save the"),
+        (write(tmp_path, b"ab\xff"), r"must be UTF-8 text; byte 3 \(0xff\) is not; save the"),
     ):
         with pytest.raises(TaskError, match=message):
             read_text(path, TaskError)

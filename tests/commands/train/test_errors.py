@@ -63,7 +63,7 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     earlier = tmp_path / "runs" / "run" / "results.csv"
     earlier.parent.mkdir(parents=True)
     earlier.write_text("precious")
-    assert "exists already and is never overwritten" in fails()
+    assert "already exists. Continue the run with --resume" in fails()
     assert earlier.read_text() == "precious"
 
 

@@ -57,7 +57,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(
 ) -> None:
     name = f"stopped-{step}-{validating}"
     stop = interrupt(name, SignalAt(step, signal.SIGINT, validating))
-    assert str(stop) == "stopped by SIGINT; the state was saved, continue with --resume"
+    assert str(stop) == "stopped by SIGINT; the state was saved; continue with --resume"
     assert stop.number == signal.SIGINT
     run = RunFolder(whole.path.parent / name)
     assert not run.results.exists()
@@ -156,8 +156,8 @@ def test_a_signal_to_the_process_gives_its_exit_status(config, number, status) -
     process.send_signal(number)
     _, rest = process.communicate(timeout=250)
     assert process.returncode == status, "".join(read) + rest
-    assert "stopping after this step, with a checkpoint" in rest
-    assert f"stopped by {number.name}; the state was saved, continue with --resume" in rest
+    assert "stopping after this step with a checkpoint" in rest
+    assert f"stopped by {number.name}; the state was saved; continue with --resume" in rest
     assert "Traceback" not in rest
     saved = torch.load(
         config.parent / "runs" / name / "checkpoints" / "last.ckpt", weights_only=False
