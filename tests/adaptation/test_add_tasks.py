@@ -191,7 +191,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
             "all",
             "additional skills change the routing weights of every task ",
         ),
-        (["skills.shared_down=true"], "all", "all skills share a factor (shared_down)"),
+        (["skills.shared_down=true"], "all", "all skills share a factor"),
         (
             ["skills.kind=adapter", "skills.stages=[5, 3]"],
             "all",

@@ -65,7 +65,7 @@ def test_a_learned_row_of_a_plain_router_is_kept_as_such(tmp_path: Path) -> None
     after = mttl.load(tmp_path / "kept")
     assert not after.model.router.straight_through
     assert torch.equal(after.model.router.matrix(), before.model.router.matrix())
-    message = r"its router\.straight_through is False, the run's T"
+    message = r"its router\.straight_through is False, but the run's is T"
     with pytest.raises(CheckpointError, match=message):
         add_tasks(tmp_path, read_inventory(run), [read_inventory(tmp_path / "kept")])
 

@@ -46,7 +46,7 @@ def test_an_undefined_score_counts_as_0_and_is_told() -> None:
 
 def test_the_interval_is_printed_where_every_task_has_two_samples() -> None:
     rows = [result("a", 0.2), result("a", 0.4, sample=2)]
-    assert "samples, and seeds within them: 20.0 to 40.0" in caption(rows)
+    assert "samples, and seeds within them): 20.0 to 40.0" in caption(rows)
     seeds = [result("b", 0.1), replace(result("b", 0.3), seed=14)]
     assert "No confidence interval of the mean: it needs two samples of each task " in caption(
         [*rows, *seeds]

@@ -134,7 +134,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
 @pytest.mark.parametrize(
     ("fragment", "override", "message"),
     [
-        ("", "backbone.config.vocab_size=300", "backbone.tokenizer ('byte') has 384 tokens, and"),
+        ("", "backbone.config.vocab_size=300", "backbone.tokenizer ('byte') has 384 tokens, but"),
         ("", "skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide"),
         ("skills/ia3.yaml", "skills.targets=[wi_9]", "section skills: the target 'wi_9' matches"),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),

@@ -101,7 +101,7 @@ NONSENSE = [
     ("token_hydra", "moe.parallel=true", "parallel distributes experts over processes, but"),
     ("token_expert_choice", "moe.capacity_factor=1.25", "it fills every expert evenly"),
     ("token_prior", "moe.task_prior=mask", "with router.kind 'polytropon': its rows are learned"),
-    ("token_prior", "router.kind=hyperformer", "rows of that router may be negative"),
+    ("token_prior", "router.kind=hyperformer", "router's weights may be negative"),
     ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): it needs one head"),
 ]
 

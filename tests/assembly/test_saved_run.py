@@ -53,7 +53,7 @@ def test_a_folder_needs_nothing_else(
     assert run_card(tmp_path / "first", QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
     card = (tmp_path / "first" / "README.md").read_text()
     assert "| mean | test |" in card
-    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    assert "Tasks: `copy`, `reverse`, `number`." in card
     with pytest.raises(FileExistsError):
         run.save_pretrained(tmp_path / "first")
     mttl.load(tmp_path / "adapted").save_pretrained(tmp_path / "first adapted")

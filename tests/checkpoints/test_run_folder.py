@@ -57,7 +57,7 @@ def test_an_interrupted_run_continues_at_its_step(
         step_to_start_from(interrupted, other, resume=True)
     check_still_there(interrupted)
     interrupted.config.unlink()
-    with pytest.raises(TrainingError, match=r"' was removed during training. Start the run again"):
+    with pytest.raises(TrainingError, match=r"' was removed during training and is incomplete"):
         check_still_there(interrupted)
 
 
@@ -84,7 +84,7 @@ def test_lost_weights_of_the_best_validation_are_reported(
     assert not caplog.text
     interrupted.last.unlink()  # killed before the first checkpoint
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 0
-    assert "no state had been saved yet" in caplog.text
+    assert "has no saved state yet" in caplog.text
     with pytest.raises(ConfigError, match="other settings"):
         step_to_start_from(interrupted, CONFIG.replace("0.1", "0.2"), resume=True)
 

@@ -166,7 +166,7 @@ def test_a_damaged_file_is_named(name: str, saved: Path) -> None:
         if name == "meta.json":  # what is wrong depends on the byte
             assert str(path) in message
         else:
-            assert f"'{path}' is damaged (its checksum is not the one noted). {AGAIN}" in message
+            assert f"'{path}' is damaged (its checksum has changed). {AGAIN}" in message
     path.unlink()
     if name != "meta.json":
         assert re.search(rf"'{path}' (is missing|does not exist).* copy", refused(saved), re.I)
@@ -185,7 +185,7 @@ def test_what_is_not_finite_is_refused(saved: Path) -> None:
 def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert "has no trained inventory" in refused(folder)
-    assert "Give the folder of a run that has ended" in refused(tmp_path)
+    assert "Name the folder of a finished run" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_lengths_above_the_positions_of_a_model():
     check_positions(33, decoder_only=True, **lengths)
     for positions, decoder_only, prompt, message in (
         (19, False, 0, r"data.max_input_length \(20\) must be at most 19, the backbone"),
-        (32, True, 0, r"length \+ data.max_output_length \(33\) must be at most 32, the positions"),
+        (32, True, 0, r"length \+ data.max_output_length \(33\) must be at most 32, the backbone"),
         (24, False, 5, r"max_input_length \+ skills.length \(25\) must be at"),
         (37, True, 5, r"skills.length \+ data.max_output_length \(38\) must"),
     ):

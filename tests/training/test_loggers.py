@@ -212,7 +212,7 @@ def test_a_logger_that_fails_later_is_told_once_and_the_run_goes_on(
 
     monkeypatch.setattr(wandb, "init", failing)
     run = train(config, "alone", *WANDB)
-    told = [row.message for row in caplog.records if "Weights & Biases fails" in row.message]
+    told = [row.message for row in caplog.records if "Weights & Biases failed" in row.message]
     assert told == ["Weights & Biases failed; the run continues without it: the network is gone"]
     assert run.results.is_file()
 
