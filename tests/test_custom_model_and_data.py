@@ -1,4 +1,4 @@
-"""The engineer's page: from raw files to a served answer, and to PEFT, above two kinds of model."""
+"""The tutorial on custom tasks with two kinds of custom model, served, and exported to PEFT."""
 
 import json
 import re
@@ -21,36 +21,36 @@ from mttl.models.backbone import build_random, is_decoder_only, scale_initial_we
 from mttl.runtime.command import run_command
 from mttl.tasks.folder import Gym
 
-PAGE = (ROOT / "docs" / "custom_model_and_data.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "tutorials" / "custom_tasks.md").read_text(encoding="utf-8")
 (TASKS,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-(PYTHON,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(PYTHON,) = re.findall(r"```python\n(import openai\n.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
-    line.split()[1:]
+    line.split(" >")[0].split()[1:]
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     for line in block.splitlines()
+    if line.startswith("mttl ")
 ]
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "data.max_eval_rows=2"]
 SHORT += ["data.batch_size=8", "skills.rank=2", "data.validation=none"]
+MODEL = ["backbone.name=models/base", "data.max_input_length=96"]
 SHORT_ADAPTATION = ["adapt.max_steps=2", "adapt.batch_size=8", "data.max_eval_rows=2"]
-LABELS = [f"label {number}" for number in range(77)]
 
 
-def code(number: int) -> dict[str, str]:
-    text = f"def f{number}(x):\n\tif x:\n\t\treturn {number}\n"
-    return {"code": text + "\treturn", "fixed": f"\treturn {number}\n\telse:\n\t\tpass\t# so"}
+def record(number: int) -> dict[str, str]:
+    """A message with tabs and line breaks, as has its name; one of 77 topics."""
+    return {
+        "message": f"def f{number}(x):\n\tif x:\n\t\treturn {number}\n\treturn",
+        "name": f"\treturn {number}\n\telse:\n\t\tpass\t# so",
+        "topic": f"topic {number % 77}",
+        "urgent": ["no", "yes"][number % 2],
+    }
 
 
 @pytest.fixture(params=["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files and the model folder of the page."""
-    messages = [{"message": f"m {n}\tplease", "label": LABELS[n % 77]} for n in range(240)]
-    write_jsonl(tmp_path / "intents.jsonl", messages)
-    write_jsonl(tmp_path / "intents_test.jsonl", messages[:77])
-    for split, rows in (("", range(20)), ("_dev", range(20, 24)), ("_test", range(24, 28))):
-        write_jsonl(tmp_path / f"fixes{split}.jsonl", [code(number) for number in rows])
-    calls = [{"message": f"call {n}\nnow", "answer": ["no", "yes"][n % 2]} for n in range(36)]
-    write_jsonl(tmp_path / "urgent.jsonl", calls[:32])
-    write_jsonl(tmp_path / "urgent_test.jsonl", calls[32:])
+    write_jsonl(tmp_path / "calls.jsonl", [record(number) for number in range(80)])
+    write_jsonl(tmp_path / "calls_test.jsonl", [record(number) for number in range(80, 84)])
     (tmp_path / "mine.yaml").write_text(TASKS, encoding="utf-8")
     sizes = {"t5": TINY_T5, "llama": TINY_LLAMA}[request.param]["config"]
     model = build_random(request.param, sizes)
@@ -68,13 +68,16 @@ def run(words: list[str], *more: str) -> None:
 
 def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     train, adapt, predict, serve, export = COMMANDS
-    run(train, "-k", *SHORT)
+    run(train, "-k", *MODEL, *SHORT)
     (folder,) = place.glob("runs/.cache/tasks-*[!k]")
     gym = Gym(folder)
-    assert len({row.outputs[0] for row in gym.rows("intent", "train", 100)}) > 50
-    assert [row.outputs[0] for row in gym.rows("fix", "train", 100)][3] == code(3)["fixed"].strip()
+    topics = {row.outputs[0] for row in gym.rows("topic", "train", 100)}
+    assert len(topics) > 20
+    names = {record(number)["message"]: record(number)["name"].strip() for number in range(80)}
+    assert all(names[row.input] == row.outputs[0] for row in gym.rows("name", "train", 100))
     run(adapt, "-k", *SHORT_ADAPTATION)
-    asked = [("urgent", "my parcel is gone!"), ("fix", code(3)["code"]), ("intent", "m 5\tplease")]
+    refund = "gina: call me now about the refund"
+    asked = [("urgent", refund), ("name", record(3)["message"]), ("topic", "m 5\tplease")]
     questions = [{"task": task, "input": text} for task, text in asked * 3]
     write_jsonl(place / "questions.jsonl", questions)
     run(predict)
@@ -85,10 +88,10 @@ def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     options = SERVE.main.parse(serve[1:])
     models, _ = load_tasks(options.source, options.adapted, options.backbone)
     with serving(models) as served:
-        names: dict[str, Any] = {}
-        exec(PYTHON.replace("http://127.0.0.1:8000", served.address), names)
-        assert names["answer"] == answers[0]
-        client = names["client"]
+        scope: dict[str, Any] = {}
+        exec(PYTHON.replace("http://127.0.0.1:8000", served.address), scope)
+        assert scope["reply"].choices[0].text == answers[0]
+        client = scope["client"]
         for (task, text), answer in zip(asked, answers, strict=False):
             reply = client.completions.create(model=task, prompt=text)
             assert reply.choices[0].text == answer

@@ -138,6 +138,7 @@ SHORT += ["data.max_eval_rows=2"]
 FEW_TASKS = ["data.partition=small.json"]  # PARTITION, in the folder that the command runs in
 ADAPT = ["adapt.max_steps=1", "adapt.eval_every=1", "data.max_eval_rows=2"]
 GAME = ["trainer.max_epochs=1", "rl.n_slots=4", "rl.evaluation.n_episodes=1"]
+ADAPT_GAME = ["adapt.n_updates=1", *GAME[1:]]
 ROUND = ["--size", "tiny", "--rounds", "1", "--warmup", "1"]
 MORE = {
     "ablate": ["--rows", "2"],
@@ -154,8 +155,10 @@ MORE["compare"] += ["-k", "data.validation=none", "data.max_eval_rows=2", *FEW_T
 def shortened(script: str, words: list[str]) -> list[str]:
     """Return the words of a command with others that make it short."""
     name = Path(script).stem
-    if name == "adapt":
-        more = ADAPT + FEW_TASKS
+    if name == "adapt" and "babyai.yaml" in words:
+        more = ADAPT_GAME
+    elif name == "adapt":
+        more = ADAPT + ([] if "runs/mine/config.yaml" in words else FEW_TASKS)
     elif name in TRAIN and "babyai.yaml" in words:
         more = GAME
     elif name in TRAIN:
@@ -205,7 +208,8 @@ def wanted() -> list[Command]:
     """
     order = [text(MAIN_JOB), README, *(text(page) for page in SOURCES)]
     found = [command for part in order for command in commands(part)]
-    found += [command for page in DOCS for _, made_by in figures(page) for command in made_by]
+    pages = [page for page in DOCS if "/tutorials/" not in page]  # these run in their own test
+    found += [command for page in pages for _, made_by in figures(page) for command in made_by]
     found = [one for one in found if one.script != "scripts/studies/run.py"]
     return list(dict.fromkeys(one for one in found if "RUN" not in one.words))  # a reader's own
 
@@ -226,26 +230,23 @@ def test_they_run_at_a_small_size(place: Path) -> None:
     assert (place / "runs" / "seed13" / "plots" / "dendrogram.svg").is_file()
 
 
-NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
+NAMES = sorted(path.stem for path in TUTORIALS.FOLDER.glob("*.md"))
 
 
-def run_lines(block: str) -> None:
-    """Run lines of the shell, ``mttl train …``."""
-    for command in commands(f"```\n{block.rstrip()}\n```"):
-        run_small(command)
-
-
-@pytest.mark.parametrize("n", [1, pytest.param(len(NOTEBOOKS), marks=pytest.mark.slow)])
-def test_the_tutorials_run(place: Path, n: int) -> None:
-    for notebook in NOTEBOOKS[:n]:
-        names: dict = {"run_lines": run_lines}
-        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-            source = "".join(cell["source"])
-            if cell["cell_type"] == "markdown":
-                for block in re.findall(r"```\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):
-                    run_lines(block)
-            if cell["cell_type"] == "code":
-                code = source.replace("max_steps=60", "max_steps=1")
-                exec(
-                    re.sub(r"(?m)^!(mttl .*)$", lambda line: f"run_lines({line[1]!r})", code), names
-                )
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "first_run" else pytest.mark.slow) for name in NAMES],
+)
+def test_a_tutorial_runs(place: Path, name: str) -> None:
+    """Its server is started and asked by tests/test_custom_model_and_data.py."""
+    names: dict = {}
+    for part in TUTORIALS.blocks(text(f"docs/tutorials/{name}.md")):
+        if part.language == "yaml":
+            TUTORIALS.save(part, place)
+        elif part.language == "bash":
+            for command in commands(f"```\n{part.code}```"):
+                if not command.script.endswith("/serve.py"):
+                    run_small(command)
+        elif "127.0.0.1" not in part.code:
+            exec(part.code.replace("max_steps=60", "max_steps=1"), names)

@@ -1,7 +1,5 @@
 """Pages that the site generates: the reference, and the studies; see mkdocs.yml."""
 
-import json
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -72,10 +70,7 @@ def generated_pages() -> dict[str, str]:
     pages |= settings_pages()
     pages["parts.md"] = parts_page()
     pages["files.md"] = file_page(read_packages(ROOT))
-    pages = {f"reference/{path}": text for path, text in pages.items()}
-    for file in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
-        pages[f"tutorials/{file.stem}.md"] = notebook_page(file)
-    return pages
+    return {f"reference/{path}": text for path, text in pages.items()}
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -86,7 +81,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             page.meta["search"] = {"boost": boost}
     if path.startswith("reference/messages/"):
         page.meta["hide"] = ["toc"]  # each message is a heading, so that the search finds it
-    markdown = re.sub(r"(\]\([\w./]+)\.ipynb", r"\1.md", markdown)
     code = f"{config.repo_url}/blob/main"
     return site_links(markdown, path, [file.src_uri for file in files], ROOT, code)
 
@@ -94,15 +88,3 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Draw the formulas of docstrings."""
     return with_formulas(html) if page.file.src_uri.startswith("reference/api/") else html
-
-
-def notebook_page(file: Path) -> str:
-    """Return a notebook as Markdown: its text, its code, and what the code printed."""
-    parts = []
-    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-        for output in cell.get("outputs", ()):
-            printed = output.get("text") or output.get("data", {}).get("text/plain", "")
-            parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
-    return "\n\n".join(parts) + "\n"

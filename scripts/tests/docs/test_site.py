@@ -1,7 +1,6 @@
-"""The pages that the site has besides docs/, and what of a notebook's output is kept."""
+"""The pages that the site has besides docs/."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT
 from mttl.config.reference import settings_of
 from mttl.config.worlds import WORLDS
 from mttl.plugins.parts import PARTS
@@ -25,7 +24,6 @@ SITE = import_module("reference.site")
 FORMULAS = import_module("reference.formulas")
 STUDIES = import_module("reference.studies")
 source = import_module("reference.parts").source
-TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
 
 CODE = """
 def load(path, kind, options):
@@ -241,38 +239,3 @@ def test_formulas_are_drawn(text: str, part: str) -> None:
     found = FORMULAS.with_formulas(text)
     assert part in found
     assert "math:" not in found
-
-
-def test_a_notebook_is_a_page_of_text_code_and_output(tmp_path: Path) -> None:
-    output = {"output_type": "stream", "name": "stdout", "text": ["1\n", "2\n"]}
-    cells = [
-        {"cell_type": "markdown", "source": ["# One\n", "two"]},
-        {"cell_type": "code", "source": ["print(1)"], "outputs": [output]},
-    ]
-    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
-    page = SITE.notebook_page(tmp_path / "book.ipynb")
-    assert page == "# One\ntwo\n\n```python\nprint(1)\n```\n\n```text\n1\n2\n```\n"
-
-
-def test_bars_and_colours_are_left_out() -> None:
-    terminal = (
-        "\x1b[3mScores\x1b[0m\r\n┏━━━━━━━━━━━━┓\r\n│ verb │ 84.4 │\r\n\x1b[2Ktraining "
-        "\x1b[90m━━━━━━━━━━━━━━\x1b[0m 1/300\r\x1b[2Ktraining ━━━━━━━━━━━━━━ 2/300\r"
-        "\x1b[2K\r\nLoading weights: 100%|███| 60/60\r\nThe run is in runs/x\r\n"
-    )
-    kept = "Scores\n┏━━━━━━━━━━━━┓\n│ verb │ 84.4 │\nThe run is in runs/x\n"
-    assert TUTORIALS.printed(terminal) == kept
-
-
-def test_a_cell_keeps_what_it_printed_and_no_warnings() -> None:
-    outputs = [
-        {"output_type": "stream", "name": "stdout", "text": "one\n"},
-        {"output_type": "stream", "name": "stderr", "text": "a library warns\n"},
-        {"output_type": "stream", "name": "stdout", "text": "two\n"},
-    ]
-    cell = {"cell_type": "code", "metadata": {"time": 3}, "outputs": outputs, "source": "a\nb"}
-    book = TUTORIALS.cleaned({"cells": [cell], "metadata": {}})
-    (kept,) = book["cells"]
-    assert kept["metadata"] == {}
-    assert kept["source"] == ["a\n", "b"]  # as in the files, so that a change shows by lines
-    assert [output["text"] for output in kept["outputs"]] == [["one\n", "two\n"]]
