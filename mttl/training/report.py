@@ -78,7 +78,7 @@ def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
     """Return a table of a policy's parts and their parameters."""
     router, inventory = model.router, model.inventory
     kinds = {type(module).__name__ for module in inventory.modules() if hasattr(module, "init")}
-    table = TextTable("Policies composed of skills").words("part", "kind")
+    table = TextTable("Policies made of skills").words("part", "kind")
     table.numbers("parameters", "trained")
     for part, name, module in (
         ("common", type(model.base).__name__, model.base),
