@@ -119,7 +119,7 @@ NAMES = {
         (["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'"),
         (["RUN", "--tasks", "verb_past"], "was trained on verb_past"),
         (["RUN", "--samples", "7"], "has no sample 7"),
-        (["RUN", "-k", "adapt.steps=3"], "has no 'steps'"),
+        (["RUN", "-k", "adapt.steps=3"], "has no setting 'steps'"),
         (["RUN", "--reference", "EMPTY"], "has no results"),
     ],
     "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],

@@ -330,7 +330,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (
             IMPORT,
             [str(adapter), "--template", "chat", *out],
-            "needs a decoder-only backbone; use data.token_budget or",
+            "needs a decoder-only backbone, but this one has an encoder",
         ),
         (
             EXPORT,

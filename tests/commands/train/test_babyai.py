@@ -184,7 +184,10 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
             ["rl.demonstrations=x.npz", "rl.stop_when_solved=true"],
             "stop_when_solved must be false with demonstrations",
         ),
-        (["rl.imitation.entropy=1"], "section 'rl.imitation' has no 'entropy'. Did you mean 'ent"),
+        (
+            ["rl.imitation.entropy=1"],
+            "section 'rl.imitation' has no setting 'entropy'. Did you mean 'ent",
+        ),
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
@@ -205,12 +208,12 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
             ["trainer.max_epochs=null", "trainer.max_steps=3"],
             "trainer.max_epochs must be set: the number of rollouts, or of",
         ),
-        (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
+        (["trainer.early_stopping=3"], "trainer.early_stopping is only for text-to-text tasks"),
         (["skills.n_skills=per_task"], "skills.n_skills 'per_task' is for the private"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
-        (["moe.n_experts=4"], "moe: the configuration has no 'moe'"),
+        (["moe.n_experts=4"], "moe: the configuration has no setting 'moe'"),
     ],
 )
 def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:

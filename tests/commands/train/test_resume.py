@@ -105,7 +105,7 @@ def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(
     moved = (whole.path.parent / "here").rename(whole.path.parent / "there")
     text = (moved / "config.yaml").read_text()
     (moved / "config.yaml").write_text(text.replace("name: here", "name: there"))
-    taken = r"another process trains in '.*there': wait for it"
+    taken = r"another process trains in '.*there'; wait for it"
     with locked(moved / ".lock"), pytest.raises(ConfigError, match=taken):
         train(config, "there", resume=True)
     assert_same_run(train(config, "there", resume=True), whole)
