@@ -110,7 +110,7 @@ NAMES = {
         (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
         (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
         (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "has no trained inventory"),
-        (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "is never overwritten"),
+        (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "already exists. Continue"),
         (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
     ],
@@ -171,9 +171,9 @@ NAMES = {
         (["--model", "m", "--tasks", "verb_pst", "--out", "x.safetensors"], "mean 'verb_past'")
     ],
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
-    "import": [(["none", "--out", "x"], "'none' is not a folder of PEFT")],
+    "import": [(["none", "--out", "x"], "the folder 'none' does not exist")],
     "library": [(["list", "EMPTY"], "is not a library")],
-    "convert": [(["none.gguf", "--out", "x"], "The file 'none.gguf' does not exist")],
+    "convert": [(["none.gguf", "--out", "x"], "the file 'none.gguf' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],

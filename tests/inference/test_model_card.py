@@ -35,10 +35,7 @@ def test_prompts_and_conversations_are_those_of_training(form: str, decoder_only
     assert ask(template.tokenizer, " x ") == prompt
     assert ask(template.tokenizer, "x", "answer ") == [*prompt, *encoder.answers(["answer"])[0]]
     assert tokenizer.chat_template == CHATML  # the model's own is left alone
-    with pytest.raises(
-        TemplateError,
-        match=r"\{\{- raise_exception\('the model answers one " r"input at a time'\) -\}\}",
-    ):
+    with pytest.raises(TemplateError, match="the model answers one input at a time"):
         template.tokenizer.apply_chat_template([{"role": "user", "content": "x"}] * 2)
 
 

@@ -184,7 +184,7 @@ def test_requests_that_are_none(folders: dict[str, Path]) -> None:
         assert "more than 200 bytes" in told(413, content=parts, headers=JSON)
         missing = raw.get(f"{served.address}/v1/engines")
         assert missing.status_code == 404
-        assert "there are /v1/completions" in missing.json()["error"]["message"]
+        assert "routes: /v1/completions" in missing.json()["error"]["message"]
         assert raw.get(url).status_code == 405
 
 

@@ -112,5 +112,5 @@ def test_a_chat_is_a_single_question() -> None:
         question(USER, {"role": "assistant", "content": "b"}, USER)
     with pytest.raises(ApiError, match=r"there is no user message; .* one message"):
         question(system, form=PromptForm(template="chat", system="be short"))
-    with pytest.raises(ApiError, match="are of assistant"):
+    with pytest.raises(ApiError, match="the roles are assistant; "):
         question({"role": "assistant", "content": "b"})
