@@ -4,6 +4,8 @@ import html
 import re
 from importlib.util import find_spec
 
+# Formulas of more characters scroll on a phone.
+LONG = 30
 _INLINE = re.compile(r":math:<code>(.*?)</code>", re.DOTALL)
 _LINE = re.compile(r"<p>\.\. math::\s(.+?)</p>", re.DOTALL)
 _BLOCK = re.compile(r"<p>\.\. math::</p>\s*<div[^>]*>\s*<pre>(.*?)</pre>\s*</div>", re.DOTALL)
@@ -26,4 +28,5 @@ def _formula(latex: str, display: str) -> str:
 
     if "&" in text:  # lines that are aligned
         text = rf"\begin{{matrix}}{text}\end{{matrix}}"
-    return convert(text, display=display)
+    drawn = convert(text, display=display)
+    return f'<span class="formula">{drawn}</span>' if len(text) > LONG else drawn

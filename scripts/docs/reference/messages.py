@@ -72,9 +72,9 @@ def messages(tree: ast.Module) -> Iterator[str]:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             if node in raised or name.endswith("Error") or name in WARNING or name in RAISING:
                 said = node.args[RAISING.get(name, 0)]
-                if isinstance(said, ast.Name):
-                    said = texts.get(said.id, said)
-                yield " ".join(_text(said).split())
+                for one in [said.body, said.orelse] if isinstance(said, ast.IfExp) else [said]:
+                    found = texts.get(one.id, one) if isinstance(one, ast.Name) else one
+                    yield " ".join(_text(found).split())
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:

@@ -70,10 +70,18 @@ def api_pages(root: Path) -> dict[str, str]:
         if package.files:
             name = package.path.replace("/", ".")
             rows.append(f"| [`{name}`]({name}.md) | {package.sentence} |")
-            modules = [f"::: {name}.{file.removesuffix('.py')}" for file in sorted(package.files)]
+            modules = [_module(name, file.removesuffix(".py")) for file in sorted(package.files)]
             pages[name] = "\n\n".join([f"# `{name}`", package.sentence, *modules]) + "\n"
     functions = "\n".join(_function(root, name, *home) for name, home in mttl._HOMES.items())
     return {"index": API.format(functions=functions) + "\n".join(rows) + "\n", **pages}
+
+
+def _module(package: str, name: str) -> str:
+    """Return the line that shows a module; the sections of settings have pages of their own."""
+    line = f"::: {package}.{name}"
+    if not name.endswith("schema"):
+        return line
+    return f"{line}\n    options:\n      members: false\n\nSee [settings](../settings.md)."
 
 
 def _function(root: Path, name: str, module: str, function: str) -> str:

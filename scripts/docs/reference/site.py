@@ -81,6 +81,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             page.meta["search"] = {"boost": boost}
     if path.startswith("reference/messages/"):
         page.meta["hide"] = ["toc"]  # each message is a heading, so that the search finds it
+    if path == "index.md":
+        page.meta["hide"] = ["navigation"]  # which has this page alone
     code = f"{config.repo_url}/blob/main"
     return site_links(markdown, path, [file.src_uri for file in files], ROOT, code)
 

@@ -34,6 +34,8 @@ def load(path, kind, options):
         raise ValueError(text) from None
     logger.warning("slow: set %s", kind)
     refusal = TaskError("kept for later")
+    last = "the other text"
+    raise path("one of two texts" if kind else last)
 
     def inner():
         raise unwanted(f"{kind}\\n  of two lines")
@@ -61,6 +63,8 @@ def test_messages_are_read_from_what_is_raised_and_warned() -> None:
         "the kind {kind} is none of {…}",
         "slow: set %s",
         "kept for later",
+        "one of two texts",
+        "the other text",
         "{kind} of two lines",
     }
 
