@@ -1,12 +1,12 @@
-"""Modular multi-task learning: an inventory of skills, and a router that learns who uses them.
+"""Modular multi-task learning: an inventory of skills, and a router from tasks to skills.
 
-Four packages, after the survey *Modular Deep Learning* (Pfeiffer, Ruder, Vulić, Ponti, TMLR 2023,
-arXiv:2302.11529): `mttl.skills` (what one skill computes), `mttl.routing` (which skills, for whom),
-`mttl.aggregation` (how the chosen ones combine) and `mttl.training`.
+Four packages follow the survey *Modular Deep Learning* (Pfeiffer, Ruder, Vulić, Ponti, TMLR 2023,
+arXiv:2302.11529): `mttl.skills` (computation of skills), `mttl.routing` (selection of skills),
+`mttl.aggregation` (combination of skills) and `mttl.training`.
 
-In one call: `mttl.load` returns a trained run that answers texts, `mttl.adapt` scores one on new
-tasks, `mttl.adapt_to` returns a model for the task of a few examples. `mttl.from_pretrained` loads
-one from the model hub, too.
+Functions: `mttl.load` returns a trained run that answers texts, `mttl.adapt` adapts one to new
+tasks and scores it, `mttl.adapt_to` returns a model adapted to a few examples, and
+`mttl.from_pretrained` also loads runs from the model hub.
 """
 
 import importlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = ["adapt", "adapt_to", "few_shot_table", "from_pretrained", "load"]
 
-# Loaded when first asked for: they bring PyTorch, and the package alone must stay light.
+# Loaded on first use, because they import PyTorch.
 _HOMES = {
     "adapt": ("mttl.adaptation.new_tasks", "adapt"),
     "adapt_to": ("mttl.adaptation.new_tasks", "adapt_to"),

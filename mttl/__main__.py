@@ -1,11 +1,11 @@
-"""The command ``mttl``: train, adapt, predict and everything else, from any folder.
+"""Modular multi-task learning from the command line.
 
 mttl train -c crossfit.yaml
 mttl adapt -c crossfit.yaml --from runs/crossfit --tasks third_past --save
 mttl COMMAND --help
 
-Configurations are looked up as given, in configs/ here, and among those of the package; runs go to
-runs/ here.
+Configurations are searched at the given path, in configs/ of the working directory, and in the
+package. Runs are written to runs/ of the working directory.
 """
 
 import importlib
@@ -22,7 +22,7 @@ ALL = COMMANDS | MORE
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hand over to a command; return its exit status."""
+    """Run a command; return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     if not given or given[0].startswith("-"):
         text = f"{__doc__}\ncommands:\n{listing(COMMANDS)}\n\nmore:\n{listing(MORE)}"
@@ -33,14 +33,14 @@ def main(arguments: list[str] | None = None) -> int:
     name = " ".join(given[:n_words])
     if name not in ALL:
         raise ConfigError(
-            f"there is no command '{name}'.{nearest(name, ALL)} `mttl --help` lists them"
+            f"unknown command '{name}'.{nearest(name, ALL)} `mttl --help` lists all commands"
         )
     module = importlib.import_module(f"mttl.commands.{ALL[name]}")
     return module.main(given[n_words:])
 
 
 def listing(commands: Mapping[str, str]) -> str:
-    """Return a line per command: its name, and the first sentence of its file."""
+    """Return a line per command: its name, and the first sentence of its module."""
     folder, lines = Path(__file__).parent / "commands", []
     for name, module in commands.items():
         with (folder / f"{module}.py").open(encoding="utf-8") as file:
@@ -50,7 +50,7 @@ def listing(commands: Mapping[str, str]) -> str:
 
 
 def run() -> None:
-    """Run the command in this process, and leave it."""
+    """Run the command in this process, and exit with its status."""
     exit_with(main)
 
 

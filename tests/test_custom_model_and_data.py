@@ -27,7 +27,7 @@ PAGE = (ROOT / "docs" / "tutorials" / "custom_tasks.md").read_text(encoding="utf
 COMMANDS = [
     line.split(" >")[0].split()[1:]
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.splitlines()
+    for line in re.sub(r"\\\n *", "", block).splitlines()
     if line.startswith("mttl ")
 ]
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "data.max_eval_rows=2"]

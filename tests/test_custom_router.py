@@ -147,7 +147,7 @@ def test_every_command_accepts_it(config: Path, tmp_path: Path, capfd, monkeypat
     ask = ("--adapted", str(adapted), "--in", str(tmp_path / "in.tsv"))
     forget()
     assert command("predict", *ask) == USER_MISTAKE
-    assert "is code, and code that a file names is not run by itself" in " ".join(
+    assert "' is code named by a file, which is not run automatically. If you" in " ".join(
         capfd.readouterr().err.split()
     )
     assert command("predict", *ask, "--trust", "examples/nearby_router.py") == 0
@@ -170,7 +170,9 @@ def test_every_command_accepts_it(config: Path, tmp_path: Path, capfd, monkeypat
     ):
         assert command(*refused) == USER_MISTAKE
         assert "--trust ./examples/nearby_router.py" in " ".join(capfd.readouterr().err.split())
-    with pytest.raises(MttlError, match="not run by itself"):
+    with pytest.raises(
+        MttlError, match=r"' is code named by a file, which is not run automatically. If you"
+    ):
         mttl.adapt(run.path)
     assert command(*refused, "--trust", "examples/nearby_router.py") == 0
     monkeypatch.setenv(TRUST, "")
@@ -283,7 +285,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
 
     # Runs that were trained on other tasks are distinguished.
     (copies[1] / "skills" / "tasks.json").write_text(json.dumps([*trained, "further"]))
-    with pytest.raises(MttlError, match=r"more than their seeds: the tasks of training \("):
+    with pytest.raises(MttlError, match=r"more than their seeds: the training tasks \("):
         compare.main(told)
 
 
@@ -312,28 +314,40 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
     for given, message in (
         (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
         (("--method", "a/b=x.yaml"), "a name of letters and digits"),
-        (("--method", "shared=x.yaml"), "--method shared: there is a method of this name"),
+        (
+            ("--method", "shared=x.yaml"),
+            "--method shared: another method has this name; choose a different name",
+        ),
         (
             ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),
             "the file 'gone.yaml' does not exist",
         ),
         (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
-        (("--runs", f"mine={tmp_path / 'gone'}"), "is not a run: it has no config"),
-        (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"is not a run: it has no config"),
+        (("--runs", f"mine={tmp_path / 'gone'}"), "is not a run, because it has no config.yaml"),
+        (
+            ("--runs", f"mine={a},{tmp_path / 'empty'}"),
+            "is not a run, because it has no config.yaml",
+        ),
         (("--runs", f"mine={a},{c}"), r"differ in more than their seeds: optim\.lr \(0\.1 and"),
         (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\), .*max_eval_rows"),
-        (("--runs", f"mine={a},{a}"), "have one seed, 1: name one of them"),
-        (("--runs", f"mine={a}", f"mine={b}"), "--runs mine: there is another method"),
-        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* share none"),
-        (("--runs", f"x={a}", "--reference", "z"), "must contain z: .*--reference names another"),
-        (("--runs", f"mine={a},{begun}"), "'.*begun' has not ended; finish it with"),
+        (("--runs", f"mine={a},{a}"), "' have the same seed, 1; remove one"),
+        (
+            ("--runs", f"mine={a}", f"mine={b}"),
+            "--runs mine: another method has this name; choose a different name",
+        ),
+        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* a common seed"),
+        (
+            ("--runs", f"x={a}", "--reference", "z"),
+            "the reference z is not among the compared methods: add it to",
+        ),
+        (("--runs", f"mine={a},{begun}"), "'.*begun' has not finished; finish it with"),
         (
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",
         ),
         (
             ("--runs", f"x={a}", "-k", "a.b=1", "--seeds", "13", "--modes"),
-            "--runs alone trains nothing, so -k, --seeds, --modes would change nothing: leave",
+            "--runs trains nothing, so -k, --seeds, --modes would have no",
         ),
     ):
         with pytest.raises(MttlError, match=message):
@@ -393,6 +407,6 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
 def test_a_router_that_reads_needs_something_to_read(config: Path, tmp_path: Path) -> None:
     table = tmp_path / "gym" / "TASKS.csv"
     table.write_text(table.read_text().replace("letters reverse", ""))
-    with pytest.raises(MttlError, match=r"sees descriptions .* has none of 'reverse'"):
+    with pytest.raises(MttlError, match=r"reads task descriptions.* no description of 'reverse'"):
         train(f"{config}+{READING}", "reads", *QUICK)
     assert not (tmp_path / "runs" / "reads").exists()

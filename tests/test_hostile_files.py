@@ -63,14 +63,14 @@ def test_a_checkpoint(tmp_path: Path, marker: Path, write: Callable) -> None:
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text("run: {seed: 1}\n")
     write(folder.last, Payload(marker))
-    with pytest.raises(CheckpointError, match=r"asks for more than tensors|is damaged"):
+    with pytest.raises(CheckpointError, match=r"has more than tensors|is damaged"):
         step_to_start_from(folder, "run: {seed: 1}\n", resume=True)
 
 
 @pytest.mark.parametrize("write", FORMS)
 def test_a_state_of_a_loop(tmp_path: Path, marker: Path, write: Callable) -> None:
     write(tmp_path / "state.pt", Payload(marker))
-    with pytest.raises(CheckpointError, match=r"asks for more than tensors|is damaged"):
+    with pytest.raises(CheckpointError, match=r"has more than tensors|is damaged"):
         load_state(tmp_path / "state.pt", {}, resume=True)
 
 
@@ -79,7 +79,9 @@ def test_the_weights_that_were_best(tmp_path: Path, marker: Path) -> None:
 
     FORMS[1](tmp_path / "best.ckpt", Payload(marker))
     module = TextToTextModule.__new__(TextToTextModule)
-    with pytest.raises(CheckpointError, match=r"asks for more than tensors"):
+    with pytest.raises(
+        CheckpointError, match="has more than tensors and plain data, so loading it could run code"
+    ):
         TextToTextModule.load_weights(module, tmp_path / "best.ckpt")
 
 

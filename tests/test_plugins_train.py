@@ -170,19 +170,25 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("skills.kind=own_all:Composed", "Composed cannot be mixed by task"),
-        ("loss={kind: 'own_all:Learned'}", "'own_all:Learned' has parameters, which nothing"),
-        ("loss={kind: 'own_all:Sum'}", r"Sum gives losses of shape \(\), and must give one for"),
+        (
+            "loss={kind: 'own_all:Learned'}",
+            "section loss: 'own_all:Learned' has parameters, which are not",
+        ),
+        (
+            "loss={kind: 'own_all:Sum'}",
+            (r"Sum returned losses of shape \(\); it must return " "one loss per"),
+        ),
         (
             "data.metrics={twice: 'own_all:Broken'}",
             r"Broken failed: KeyError: 'score' \(.*own_all\.py, line",
         ),
         ("data.metrics={twic: EM}", r"data\.metrics: the gym .* has no task 'twic'\. Did you"),
-        ("trainer.callbacks=[{kind: 'own_all:Count'}]", r"callbacks\.0\.file: is required"),
+        ("trainer.callbacks=[{kind: 'own_all:Count'}]", r"callbacks\.0\.file: is missing"),
         ("router={kind: 'own_all:Odd', kind_of: x}", r"ZeroDivisionError: .*own_all\.py, line"),
         ("router={kind: 'own_all:Odd', kind_of: value}", "^section router: kind_of is odd"),
         (
             "router={kind: 'own_all:Odd', kind_of: shape}",
-            r"gives weights of shape \(12, 1, 1, 1\), and must give \(12, 1, 1, 3\): groups, tasks",
+            r"' returns weights of shape \(12, 1, 1, 1\); they must have the",
         ),
         (
             "router={kind: 'own_all:Asks'}",
@@ -191,7 +197,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         (
             "moe={router: {kind: 'own_all:FirstChoice'}, experts: {kind: lora}, "
             "balance: {switch: 0.1}}",
-            r"section moe: the router 'own_all:FirstChoice' takes no balance loss\. Leave out",
+            r"section moe: the router 'own_all:FirstChoice' takes no balance loss\. Remove",
         ),
     ],
 )
@@ -211,7 +217,7 @@ def test_a_metric_scores_an_adaptation(config: Path) -> None:
     pairs = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
     given = {"task": "new", "max_steps": 1, "batch_size": 4}
     assert mttl.adapt_to(run, pairs, metric="own_all:Half", **given).result.dev == 0.5
-    with pytest.raises(MttlError, match=r"Hundred scored 50.*between -1 and 1"):
+    with pytest.raises(MttlError, match=r"Hundred returned 50.*between -1 and 1"):
         mttl.adapt_to(run, pairs, metric="own_all:Hundred", **given)
 
 
@@ -221,7 +227,9 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
     run = train(f"{config}+{own}", "reads", *QUICK)
     assert load_run(run.path).model.router.shown_examples.shape == (1, 16)
     given = ["-c", f"{config}+{own}", "--from", str(run.path), "-k", "adapt.examples=0"]
-    with pytest.raises(MttlError, match="sees examples of tasks, and there are none of 'first'"):
+    with pytest.raises(
+        MttlError, match="the router needs training examples of each task, but 'first' has"
+    ):
         adapt.main(given)
 
 

@@ -104,7 +104,7 @@ def test_it_is_loaded_again_and_answers_as_it_was_scored(run: RunFolder) -> None
 def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) -> None:
     """They train, resume, answer and save as one process does."""
     if case[1] != "nf4":
-        pytest.skip("torchao cannot split its weights")
+        pytest.skip("torchao cannot shard these weights; use nf4")
     plain = "router.relaxed=false"  # each draws its own noise
     run = train(case[2], "alone", plain, *STEPS)
     given = (plain, STEPS[1], "trainer.strategy=fsdp2", "trainer.devices=2", "data.batch_size=4")
@@ -179,7 +179,7 @@ def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
     out = tmp_path / "merged"
     assert merge_task.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
     card = " ".join((out / "README.md").read_text().split())
-    assert "The base is stored quantised, and was dequantised; its error is not known" in card
+    assert "The base model is stored quantised and was dequantised; its error" in card
     assert not packed_layers(load_pretrained(str(out)))
 
 
@@ -220,11 +220,13 @@ def test_the_backbone_cannot_be_trained(
     out = ["--out", str(tmp_path / "adapted"), "-k", "adapt.mode=full"]
     # By the configuration, and by that of the run where the configuration names another backbone.
     for files, message in (
-        (f"{case[2]}", "adapt.mode 'full' trains the backbone, which backbone.quantize"),
-        (f"{case[2]}+{whole}", "mode 'full' trains the backbone, which is quantised"),
+        (f"{case[2]}", "adapt.mode 'full' trains the backbone, which needs an unquantised"),
+        (f"{case[2]}+{whole}", "mode 'full' trains the backbone, but a quantised backbone cannot"),
     ):
         command = ["-c", files, *given, *out]
         assert run_command(lambda command=command: adapt.main(command)) == USER_MISTAKE
         assert message in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(ConfigError, match="mode 'full' trains the backbone, which is quantised"):
+    with pytest.raises(
+        ConfigError, match="mode 'full' trains the backbone, but a quantised backbone cannot"
+    ):
         apply_mode(load_run(run.path).model, "full")

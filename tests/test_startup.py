@@ -90,7 +90,7 @@ def test_the_room_of_configurations_is_light() -> None:
         ("pl_predict.py", USER_MISTAKE, "name a run with --from RUN"),
         ("mttl", 0, "Train an inventory of skills"),
         ("mttl --version", 0, "mttl 0.1.0"),
-        ("mttl trainn", USER_MISTAKE, "there is no command 'trainn'. Did you mean 'train'"),
+        ("mttl trainn", USER_MISTAKE, "unknown command 'trainn'. Did you mean 'train'"),
         ("mttl --train", USER_MISTAKE, "unrecognized arguments: --train"),
     ],
 )
@@ -109,33 +109,38 @@ NAMES = {
         (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
         (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
         (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
-        (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "holds no trained inventory"),
-        (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "is never overwritten"),
-        (["-c", "crossfit.yaml", "--resume"], "there is nothing to resume"),
+        (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "has no trained inventory"),
+        (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "already exists. Continue"),
+        (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
     ],
     "adapt": [
-        (["-c", "crossfit.yaml", "EMPTY"], "holds no trained inventory"),
+        (["-c", "crossfit.yaml", "EMPTY"], "has no trained inventory"),
         (["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'"),
         (["RUN", "--tasks", "verb_past"], "was trained on verb_past"),
         (["RUN", "--samples", "7"], "has no sample 7"),
-        (["RUN", "-k", "adapt.steps=3"], "has no 'steps'"),
-        (["RUN", "--reference", "EMPTY"], "holds no results"),
+        (["RUN", "-k", "adapt.steps=3"], "has no setting 'steps'"),
+        (["RUN", "--reference", "EMPTY"], "has no results"),
     ],
     "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],
-    "add-tasks": [(["RUN", "--adapted", "EMPTY", "--out", "x"], "holds no trained inventory")],
+    "add-tasks": [
+        (
+            ["RUN", "--adapted", "EMPTY", "--out", "x"],
+            "has no trained inventory",
+        )
+    ],
     "predict": [
-        (["EMPTY"], "holds no trained inventory"),
-        (["EMPTY", "--top-p", "2"], "is a share, at most 1"),
+        (["EMPTY"], "has no trained inventory"),
+        (["EMPTY", "--top-p", "2"], " must be at most 1"),
         (["RUN", "--task", "verb_pst"], "Did you mean 'verb_past'?"),
         (["RUN", "--in", "none.tsv"], "'none.tsv' does not exist"),
     ],
-    "serve": [(["EMPTY"], "holds no trained inventory")],
+    "serve": [(["EMPTY"], "has no trained inventory")],
     "explore": [(["EMPTY"], "routing.npz' does not exist")],
     "plot": [
         (["EMPTY"], "routing.npz' does not exist"),
         (["RUN", "--compare", "EMPTY"], "routing.npz' does not exist"),
-        (["RUN", "--adapted", "EMPTY"], "holds no trained inventory"),
+        (["RUN", "--adapted", "EMPTY"], "has no trained inventory"),
     ],
     "ablate": [(["EMPTY"], "routing.npz' does not exist")],
     "compare": [
@@ -145,7 +150,7 @@ NAMES = {
         (["--runs", "mine=EMPTY"], "is not a run"),
     ],
     "export": [
-        (["EMPTY", "--all", "--out", "x"], "holds no trained inventory"),
+        (["EMPTY", "--all", "--out", "x"], "has no trained inventory"),
         (["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?"),
     ],
     "merge-task": [(["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?")],
@@ -166,14 +171,14 @@ NAMES = {
         (["--model", "m", "--tasks", "verb_pst", "--out", "x.safetensors"], "mean 'verb_past'")
     ],
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
-    "import": [(["none", "--out", "x"], "'none' is not a PEFT folder")],
+    "import": [(["none", "--out", "x"], "the folder 'none' does not exist")],
     "library": [(["list", "EMPTY"], "is not a library")],
-    "convert": [(["none.gguf", "--out", "x"], "The file 'none.gguf' does not exist")],
+    "convert": [(["none.gguf", "--out", "x"], "the file 'none.gguf' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],
     "babyai film": [
-        (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "holds no trained inventory"),
+        (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "has no trained inventory"),
         (["RUN", "--level", "GoTo", "--out", "x.gif"], "has no task 'GoTo'"),
     ],
 }

@@ -85,7 +85,7 @@ def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -
     shipped = tmp_path / "installed" / "mttl" / "shipped" / "configs"
     for words, answer in (
         (["-c", "crossfit", "-k", "data.dir=x", "optim.lr=x"], "optim.lr"),
-        (["-c", "crosfit"], f"nor in {shipped}."),
+        (["-c", "crosfit"], f"or {shipped}."),
     ):
         given = ("-m", "mttl", "train", *words)
         done = python(*given, cwd=tmp_path, first=tmp_path / "installed")

@@ -1,7 +1,7 @@
-"""A model that was adapted to one task: it answers inputs, and is kept in a folder.
+"""Model adapted to one task: answers inputs, and is saved in a folder.
 
-The folder is a run of one task, whose inventory names the one it builds on. ``skills/`` holds the
-task's row and what else training changed, ``plots/routing_history.npz`` how the row came about.
+The folder is a run with one task whose inventory refers to the original run. ``skills/`` has the
+task's routing weights and other trained tensors; ``plots/routing_history.npz`` their history.
 """
 
 from collections.abc import Sequence
@@ -26,18 +26,18 @@ from mttl.routing.task.fixed import CoefficientRouter, FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.training.predictions import Result, write_predictions, write_results
 
-# Settings of Polytropon's router that a row of its own keeps.
+# Settings of Polytropon's router that an adapted router keeps.
 POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_scale")
 POLYTROPON += ("logit_dropout",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModel(Predictor):
-    """A model that was adapted to one task; call it with inputs to get its answers."""
+    """A model adapted to one task; call it with inputs to get answers."""
 
     outcome: Outcome
-    config: Config  # of the adaptation
-    skills: Path  # of the run that was adapted
+    config: Config  # configuration of the adaptation
+    skills: Path  # inventory folder of the original run
     inventory: str  # digest of that inventory
 
     @property
@@ -46,28 +46,28 @@ class AdaptedModel(Predictor):
         return self.outcome.result
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:
-        """Return an answer to each input, in order.
+        """Return one answer per input, in order.
 
         Raises:
-            TypeError: If ``inputs`` is a single text rather than a list of them.
+            TypeError: If ``inputs`` is a single text instead of a list.
         """
         size = self.config.data.eval_batch_size
         return self.predict(self.result.task, inputs, batch_size=size)
 
     def save(self, folder: str | Path, *, replace: bool = False) -> None:
-        """Keep the adapted task in a folder, which `mttl.load` reads.
+        """Save the adapted task to a folder that `mttl.load` reads.
 
-        It holds what differs from the run, and the run has to stay where it is, or to be named. It
-        is written whole or not at all; with ``replace``, an earlier one is replaced.
+        The folder has the differences from the original run, which is needed for loading. It is
+        written atomically; with ``replace``, an existing folder is replaced.
 
         Raises:
-            CheckpointError: If the run is another one by now.
-            FileExistsError: If there is something at ``folder`` already.
+            CheckpointError: If the original run has changed.
+            FileExistsError: If ``folder`` exists.
         """
         if inventory_digest(self.skills) != self.inventory:
             raise CheckpointError(
-                f"'{self.skills}' has changed since it was loaded, so what was adapted from it "
-                "cannot be saved. Adapt again"
+                f"'{self.skills}' has changed since it was loaded, so the adapted model cannot be "
+                "saved. Adapt again"
             )
         source, result = read_inventory(self.skills), self.result
         with new_folder(folder, replace=replace) as new:
@@ -89,13 +89,13 @@ class AdaptedModel(Predictor):
                 history.write(files.plots / "routing_history.npz")
 
     def _settings(self, base: ModelSettings) -> ModelSettings:
-        """Return what builds the model: its router may be of another kind than the run's."""
+        """Return the settings of the adapted model; its router may be of another kind."""
         router, skills, own = counted(base.router), base.skills, self.model.router
         if isinstance(own, FixedRouter) and not own.draws and router.kind != "none":
             router = router_section("average", granularity=router.granularity)
         elif type(own) is CoefficientRouter:
             router = router_section("coefficients", granularity=router.granularity)
-        elif type(own) is PolytroponRouter:  # a row that starts as `learned` has a plain one
+        elif type(own) is PolytroponRouter:  # `learned` rows use a plain Polytropon router
             settings = {name: getattr(own, name) for name in POLYTROPON}
             router = router_section("polytropon", granularity=router.granularity, **settings)
         if skills.kind != "none":

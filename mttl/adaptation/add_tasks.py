@@ -1,4 +1,4 @@
-"""Adapted tasks join the inventory that they were adapted from: T tasks become T + N."""
+"""Add adapted tasks to the inventory that they were adapted from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from mttl.io.errors import CheckpointError
 from mttl.routing.task.task_router import TaskRows
 
 Tensors = dict[str, Tensor]
-# What makes weights of a row, prompts of a question, and answers to them.
+# Settings that determine routing weights, prompts and answers.
 _READ = [f"router.{x}" for x in ("straight_through", "normalise", "shared_skill", "top_k")]
 _READ += [f"data.{name}" for name in PromptForm.model_fields if name not in BY_TASK]
 _READ += ["generation", "precision"]
@@ -28,14 +28,13 @@ _READ += ["generation", "precision"]
 def add_tasks(
     folder: Path, run: SavedInventory, adapted: Sequence[SavedInventory]
 ) -> SavedInventory:
-    """Return an inventory that answers the tasks of a run and those that were adapted from it.
+    """Return an inventory with the tasks of a run and those adapted from it.
 
-    A task whose adaptation left the skills as they are adds its routing row. Any other brings the
-    skills that it was adapted with: they follow those of the run, which do not change, and
-    only the new task uses them.
+    If adaptation left the skills unchanged, only the task's routing weights are added. Otherwise
+    the adapted skills are appended to those of the run, for use by the new task only.
 
     Raises:
-        CheckpointError: If a task is there already, its backbone was trained too, its router is of
+        CheckpointError: If a task exists already, its backbone was trained, its router is of
             another kind, or its skills cannot be combined with those of the run.
     """
     settings = read_found_settings(run)
@@ -49,14 +48,13 @@ def add_tasks(
         if problem := next(_problems(run, new, settings, form), None):
             raise CheckpointError(
                 f"'{new.folder}' cannot be added to the run: {problem}. Adapt with "
-                "adapt.mode=router_only adapt.init=nearest_task, which change nothing but a row of "
-                "the run's own router, or keep the task in its folder, which mttl predict takes "
-                "with --adapted"
+                "adapt.mode=router_only adapt.init=nearest_task, which trains only routing "
+                "weights, or use the folder itself with mttl predict --adapted"
             )
         if set(names) & set(new.tasks):
             raise CheckpointError(
-                f"'{new.folder}' is of the task '{new.tasks[0]}', which is there already: name "
-                "each task once"
+                f"'{new.folder}' has the task '{new.tasks[0]}', which is already in the run or "
+                "among the added tasks; remove one"
             )
         row, in_front, behind = new.router, 0, n_total - own
         if not _equal(new.skills, run.skills):
@@ -89,7 +87,7 @@ def add_tasks(
 
 
 def _padded(tensors: Tensors, rows: Mapping[str, TaskRows], in_front: int, behind: int) -> Tensors:
-    """Return a router's tensors with more skills, which its tasks do not use."""
+    """Return a router's tensors with additional skills that its tasks do not use."""
 
     def pad(tensor: Tensor, unused: float) -> Tensor:
         return torch.nn.functional.pad(tensor, (in_front, behind), value=unused)
@@ -104,37 +102,38 @@ def _padded(tensors: Tensors, rows: Mapping[str, TaskRows], in_front: int, behin
 def _problems(
     run: SavedInventory, new: SavedInventory, settings: ModelSettings, form: ModelSettings
 ) -> Iterator[str]:
-    """Say what keeps a task from being added: more than its row and skills, or others' answers."""
+    """Yield the reasons why a task cannot be added."""
     router, kind = settings.router, router_class(settings.router)
     rows = kind.rows_of_tasks()
     if not rows:
-        yield f"a router of the kind '{router.kind}' names no task_rows"
+        yield f"routers of kind '{router.kind}' define no task_rows"
     if router_class(form.router) is not kind:
-        yield f"its router is of the kind '{form.router.kind}', the run's '{router.kind}'"
+        yield f"its router is '{form.router.kind}', but the run's is '{router.kind}'"
     for name in _READ:
         own, theirs = (
             reduce(lambda section, key: getattr(section, key, None), name.split("."), part)
             for part in (form, settings)
         )
         if own != theirs:
-            yield f"its {name} is {own}, the run's {theirs}"
+            yield f"its {name} is {own}, but the run's is {theirs}"
     if not _equal(new.backbone or {}, run.backbone or {}):
-        yield "adaptation trained its backbone too"
+        yield "adaptation also trained its backbone"
     common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]
     if not _equal(*common):
-        yield "adaptation changed what the router has in common for all tasks"
+        yield "adaptation changed the router's common parameters"
     reasons = {
-        "all tasks choose among the same ones": settings.moe is not None
+        "all tasks share the same experts": settings.moe is not None
         or settings.aggregation.kind != "mixture",
-        "share a factor with those of the run": getattr(settings.skills, "shared_down", False),
-        "those of a stack have their stages": any(
+        "all skills share a factor (shared_down)": getattr(settings.skills, "shared_down", False),
+        "skills with stages cannot be appended": any(
             getattr(one, "stages", None) for one in kinds_of(settings.skills)
         ),
-        f"'{router.kind}' cannot leave skills unused": all(
+        f"'{router.kind}' cannot have unused skills": all(
             place.unused is None for place in rows.values()
         ),
-        "with router.shared_skill, or without router.normalise 'sum', more skills change every "
-        "task": router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"),
+        "additional skills change the routing weights of every task (router.shared_skill, or "
+        "router.normalise other than 'sum')": router.kind == "polytropon"
+        and (router.shared_skill or router.normalise != "sum"),
     }
     if not _equal(new.skills, run.skills):
         yield from (f"its skills changed, and {reason}" for reason in reasons if reasons[reason])

@@ -1,4 +1,4 @@
-"""Few-shot fine-tuning of an adapted model: a plain loop, small enough to run hundreds of times."""
+"""Few-shot fine-tuning of an adapted model."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -24,9 +24,9 @@ N_RECORDS = 20
 
 
 class AdaptationHistory:
-    """Records the routing weights of a new task from time to time, and at every score.
+    """Records a new task's routing weights periodically and at every score.
 
-    ``rows`` (as of `routing_weights`) and ``scores`` (on development rows) are by step.
+    ``rows`` (see `routing_weights`) and ``scores`` (on development rows) are by step.
     """
 
     def __init__(self, router: TaskRouter, n_steps: int) -> None:
@@ -35,18 +35,18 @@ class AdaptationHistory:
         self._router, self._n_steps, self._step = router, n_steps, 0
 
     def note_step(self) -> None:
-        """Count a step, and keep the routing if the last record was long ago."""
+        """Count a step, and record the routing periodically."""
         self._step += 1
         if self._step % max(1, self._n_steps // N_RECORDS) == 0:
             self._note()
 
     def note_score(self, score: float) -> None:
-        """Keep the score of the last step, and the routing that got it."""
+        """Record the score of the last step, with the routing."""
         self.scores[self._step] = score
         self._note()
 
     def write(self, path: Path) -> None:
-        """Write what was kept."""
+        """Write the records."""
         steps = sorted(self.rows)
         write_arrays(
             path,
@@ -73,14 +73,14 @@ def fine_tune(
     on_step: Callable[[], object] = lambda: None,
     on_score: Callable[[float], object] = lambda score: None,
 ) -> tuple[int, float, list[Prediction]]:
-    """Train what requires gradients and keep the weights that are best on development rows.
+    """Train the parameters that require gradients; keep the best weights on development rows.
 
-    The weights before the first step count too, so training never lowers that score. Copies of the
-    best weights are kept in memory, of the trained tensors only. Training batches are repeated. The
-    last step is scored too. ``on_score`` gets every score, that before the first step included.
+    The initial weights are scored as well, so training never lowers the score. Copies of the best
+    weights, of trained tensors only, are kept in memory. Training batches are repeated. The last
+    step is also scored. ``on_score`` receives every score, including the initial one.
 
     Returns:
-        The step of the weights kept, their score, and their answers to the development rows.
+        The step of the best weights, their score, and their answers on the development rows.
     """
     precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)
@@ -88,15 +88,15 @@ def fine_tune(
     trained = [value for value in module.model.parameters() if value.requires_grad]
     if not trained:
         return best_step, best, answers
-    # Biases that balance experts decide with the weights who is chosen.
+    # Load-balancing biases determine the choice of experts together with the weights.
     state = [*trained, *(bias.value for bias in trained_biases(module.model) if bias)]
     kept = [value.detach().clone() for value in state]
-    # Scaled gradients have to be read before the step, which fused kernels do within it.
+    # Gradients must be unscaled before the step, which fused kernels do within it.
     scaled = getattr(precision, "scaler", None) is not None
     optimizer = build_optimizer(module.optim, module.model, fused=not scaled)
     scheduler = build_schedule(module.optim, optimizer, n_steps)
     batches = chain.from_iterable(repeat(training))
-    finite = torch.tensor(True, device=module.device)  # read where scores are, not in every step
+    finite = torch.tensor(True, device=module.device)  # checked only when scoring
     for step in range(1, n_steps + 1):
         module.train()
         batch = move_data_to_device(next(batches), module.device)
@@ -135,7 +135,7 @@ def score_batches(
     batches: Iterable[Mapping[str, Any]],
     precision: Precision | None = None,
 ) -> tuple[float, list[Prediction]]:
-    """Answer every row and return the score by the module's one metric, and the answers."""
+    """Return the score of all rows by the module's metric, and the answers."""
     module.eval()
     rows: list[Prediction] = []
     for batch in batches:
@@ -150,7 +150,7 @@ def score_batches(
 
 
 def rank(score: float) -> float:
-    """Return what orders scores: an undefined one is worse than any other."""
+    """Return a sort key for scores; undefined scores are lowest."""
     return -math.inf if math.isnan(score) else score
 
 
@@ -164,13 +164,13 @@ def best_task(
 
     .. math:: \arg\min_t \; -\sum_{(x, y)} \log p(y \mid x, w_t)
 
-    with the mixing weights :math:`w_t` of trained task t. Losses are not negative, so a task is
-    dropped as soon as its loss on some of the rows exceeds the lowest loss on all of them.
+    with the mixing weights :math:`w_t` of trained task t. Losses are non-negative, so a task is
+    dropped when its loss on some rows exceeds the lowest loss on all rows.
 
     References:
-        One source task to start from, there the one with the most similar prompt: Vu, Lester,
-        Constant, Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt
-        Transfer*, ACL 2022, arXiv:2110.07904. To choose it by the loss is ours.
+        Starting from one source task, selected by the similarity of prompts: Vu, Lester, Constant,
+        Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt Transfer*, ACL
+        2022, arXiv:2110.07904. Selection by loss is specific to this package.
     """
     first, *others = (move_data_to_device(batch, module.device) for batch in batches)
 
@@ -184,7 +184,7 @@ def best_task(
     module.eval()
     costs = [cost(task, first) for task in range(module.model.router.n_tasks)]
     best, least = 0, math.inf
-    for task in sorted(range(len(costs)), key=costs.__getitem__):  # those that promise most first
+    for task in sorted(range(len(costs)), key=costs.__getitem__):  # most promising first
         total = costs[task]
         for batch in others:
             if total > least:

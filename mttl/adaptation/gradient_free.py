@@ -1,4 +1,4 @@
-"""LoraHub: one coefficient per skill, found without gradients from a few examples."""
+"""LoraHub: gradient-free search for one coefficient per skill."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ from mttl.checkpoints.run_callbacks import not_finite
 from mttl.routing.task.fixed import CoefficientRouter
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
-# As in LoraHub's code: of the mean absolute coefficient, and of each.
+# As in LoraHub's code: weight of the L1 penalty, and bound of each coefficient.
 PENALTY, BOUND = 0.05, 1.5
 
 
@@ -29,16 +29,16 @@ def compose(
     precision: Precision | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> tuple[int, float, list[Prediction]]:
-    """Look for the coefficients of the smallest loss on training rows, the same in all layers.
+    """Search for coefficients with the lowest training loss, shared by all layers.
 
-    They start at 0, the bare backbone, and lie between -1.5 and 1.5; the loss has 0.05 times their
-    mean absolute value added. LoraHub's release differs: it takes Nevergrad's NGOpt instead of
-    CMA-ES, and divides the sum of the mean losses of its batches by the number of examples, so that
-    the penalty weighs more there. With the mixing ``"factors"`` both factors of the skills are
-    summed by them, as LoraHub does; with the others, their changes.
+    They start at 0 (the bare backbone) and are bounded by ±1.5; the objective adds 0.05 times their
+    mean absolute value. LoraHub's release differs: it uses Nevergrad's NGOpt instead of CMA-ES, and
+    divides the summed batch losses by the number of examples, which gives the penalty more weight.
+    With the mixing ``"factors"``, the skills' factors are combined as in LoraHub; otherwise their
+    changes are.
 
     Returns:
-        How many were tried at most, the score of what was found, and its answers.
+        The number of evaluations, the score of the result, and its answers.
 
     References:
         Huang, Liu, Lin, Pang, Du and Lin, *LoraHub: Efficient Cross-Task Generalization via Dynamic
@@ -78,12 +78,12 @@ def evolve(
     bound: float,
     step: float = 0.3,
 ) -> tuple[Float[Tensor, "n"], float]:
-    r"""Return the numbers of the smallest objective among those that were tried, and its value.
+    r"""Return the point with the lowest objective among those evaluated, and its value.
 
-    CMA-ES with Hansen's default settings: each generation draws :math:`4 + 3 \ln n` points around
-    a mean, which moves to the better half; their spread becomes the next one's covariance. Points
-    beyond the bound are moved onto it. The start is tried first, and a value that is not a number
-    is worse than any other. Draws are those of PyTorch's generator.
+    CMA-ES with Hansen's default settings: each generation samples :math:`4 + 3 \ln n` points around
+    a mean, which moves towards the better half; their spread determines the next covariance. Points
+    are clipped to the bound. The start is evaluated first, and NaN is worse than any value. Random
+    numbers come from PyTorch's generator.
 
     References:
         Hansen, *The CMA Evolution Strategy: A Tutorial*, 2016, arXiv:1604.00772.
@@ -92,7 +92,7 @@ def evolve(
     size = 4 + int(3 * math.log(n)) if n > 1 else 4
     weights = math.log((size + 1) / 2) - torch.arange(1, size // 2 + 1).double().log()
     weights = weights / weights.sum()
-    mass = float(1 / (weights**2).sum())  # how many points the mean is of, in effect
+    mass = float(1 / (weights**2).sum())  # variance-effective selection mass
     path_rate = (4 + mass / n) / (n + 4 + 2 * mass / n)
     step_rate = (mass + 2) / (n + mass + 5)
     one_rate = 2 / ((n + 1.3) ** 2 + mass)
@@ -117,7 +117,7 @@ def evolve(
         if found[order[0]] < least:
             best, least = points[order[0]], found[order[0]]
         if len(points) < size:
-            break  # no generation comes after one that is cut short
+            break  # a truncated generation is the last
         moves = (points[order[: len(weights)]] - mean) / step
         move = weights @ moves
         mean = mean + step * move

@@ -1,4 +1,4 @@
-"""One adaptation job from its settings to its scores."""
+"""Run one adaptation job."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,17 +33,17 @@ from mttl.training.precision import PRECISIONS, precision_plugin
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
-CONTEXT = 1024  # tokens of an input with examples before the question, by default
+CONTEXT = 1024  # default tokens of an input with examples
 
 
 def job_config(config: Config, form: Mapping[str, Any]) -> Config:
-    """Return the configuration of jobs: rates of the section adapt, the prompt form of training."""
+    """Return the configuration of jobs: rates of the section adapt, prompt form of the run."""
     adapt, data, precision = config.adapt, config.data, config.trainer.precision
     if precision not in PRECISIONS:
         raise ConfigError(
-            f"trainer.precision ({precision}) is not for adaptation, whose steps are too small for "
-            f"weights in half precision; set one of {', '.join(PRECISIONS)} with "
-            "-k trainer.precision=…"
+            f"trainer.precision ({precision}) does not work in adaptation, whose updates are too "
+            "small for half-precision weights; set -k trainer.precision to one of "
+            f"{', '.join(PRECISIONS)}"
         )
     rates = {"backbone_lr": adapt.lr, "token_router_lr": adapt.lr, "schedule": "linear"}
     rates |= adapt.model_dump(include={"lr", "router_lr", "up_lr_ratio", "weight_decay", "warmup"})
@@ -53,7 +53,7 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
 
 
 def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with some values changed."""
+    """Return a configuration with some settings changed, validated."""
     tree: Tree = config.model_dump(mode="json")
     for name, value in values.items():
         tree = with_value(tree, name, value)
@@ -64,14 +64,14 @@ def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def ranking_mode(config: Config) -> str:
-    """Return which tasks need options, as `wanted_options` takes it."""
+    """Return the ranking mode for `wanted_options`."""
     return "rank" if config.adapt.option_weights else config.generation.mode
 
 
 class Outcome(NamedTuple):
-    """What came of a job.
+    """Outcome of a job.
 
-    ``answers`` are by split, and ``module`` is what gave them; ``form`` is that of its prompts.
+    ``answers`` are by split, ``module`` generated them, and ``form`` is the form of its prompts.
     """
 
     module: TextToTextModule
@@ -82,9 +82,9 @@ class Outcome(NamedTuple):
 
 
 class JobRun:
-    """One job on a model: its settings are read, and its module is built, once.
+    """One job on a model.
 
-    The configuration is that of `job_config`.
+    The configuration comes from `job_config`.
     """
 
     def __init__(
@@ -121,15 +121,14 @@ class JobRun:
         keep: Callable[[Outcome], object] | None = None,
         stay: bool = False,
     ) -> Outcome:
-        """Adapt to one sample of one task, score, and leave the model as it was.
+        """Adapt to one sample of one task, score, and restore the model.
 
-        Of several starts, the one that ends best on the development rows is kept, of equal ones the
-        first; test rows are scored only for the best so far. PyTorch's random state is restored.
-
-        ``row`` holds the initial routing weights of the task, if they are known; ``tasks`` names
-        the trained tasks, for the result to name the nearest one. Without ``score_test`` the test
-        score is undefined. ``on_step`` is called after every optimizer step, ``keep`` with the
-        outcome while the model is adapted; it may ``stay`` so.
+        With several starts, the best on the development rows is kept; test rows are scored only for
+        the best so far. PyTorch's random state is restored. ``row`` has the initial routing
+        weights, if known; ``tasks`` names the trained tasks for `FewShotResult.begun_as`. Without
+        ``score_test`` the test score is NaN. ``on_step`` is called after each optimizer step,
+        ``keep`` with the outcome while the model is adapted; with ``stay``, the model remains
+        adapted.
         """
         model, adapt = self.module.model, self.config.adapt
         best, bring_back = None, None
@@ -164,10 +163,10 @@ class JobRun:
         known = self.module.model.router
         if not known.task_rows:
             raise ConfigError(
-                "init 'nearest_task' and 'best_coefficients' begin as a trained task, and a "
-                f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
+                "init 'nearest_task' and 'best_coefficients' need routing weights of trained "
+                f"tasks, which a {type(known).__name__} does not have; use 'mean' or 'coefficients'"
             )
-        # Few, so that trained tasks unlike the new one are given up early.
+        # Small batches allow to drop bad tasks early.
         rows = self._rows(batch_size=min(8, self.config.data.eval_batch_size))
         return best_task(self.module, rows.train_dataloader(), self._precision())
 
@@ -178,12 +177,12 @@ class JobRun:
         score_test: bool,
         on_step: Callable[[], object],
     ) -> Outcome | None:
-        """Train and score, unless the development score is no better than that of another start.
+        """Train and score; return None if the development score is not better than ``best``.
 
-        The model keeps the weights that were best on the development rows.
+        The model keeps the best weights on the development rows.
         """
         module, adapt, job = self.module, self.config.adapt, self.job
-        digest = self.gym.digest(job.task, job.sample)  # of what is read now
+        digest = self.gym.digest(job.task, job.sample)  # digest of the current rows
         data, precision = self._rows(), self._precision()
         embed_tasks(module.model, data)
         history = AdaptationHistory(module.model.router, adapt.max_steps)
@@ -235,7 +234,7 @@ class JobRun:
         return Outcome(module, self.form, result, answers, history)
 
     def _rows(self, **sizes: int) -> TextToTextDataModule:
-        """Return the rows of the job, as the model reads them."""
+        """Return the rows of the job, formatted for the model."""
         return TextToTextDataModule(
             *(self.gym, [self.job.task], self.module.tokenizer),
             self.config.data.model_copy(update={"samples": [self.job.sample], **sizes}),
@@ -246,7 +245,7 @@ class JobRun:
         )
 
     def _with_examples(self) -> PromptForm:
-        """Return the form with the training rows before every question, as many as fit."""
+        """Return the form with as many training rows as fit before every input."""
         rows, backbone = self._rows().train_rows, self.module.model.backbone
         decoder_only, task = is_decoder_only(backbone), self.job.task
         # Prompt and answer of a decoder-only model share its positions.
@@ -255,8 +254,8 @@ class JobRun:
         length = self.config.adapt.context_length or int(min(CONTEXT, most))
         if length > most:
             raise ConfigError(
-                f"adapt.context_length ({length}) must be at most {most}, the positions that the "
-                "backbone has for an input; lower it"
+                f"adapt.context_length ({length}) must be at most {most}, the backbone's maximum "
+                "input length"
             )
         form = self.form
         if form.descriptions:
@@ -276,7 +275,7 @@ class JobRun:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from a seed inside a ``with`` block, and afterwards from where the caller was."""
+    """Context manager that seeds PyTorch, and restores the random state afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

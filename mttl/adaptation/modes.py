@@ -1,4 +1,4 @@
-"""Adaptation modes: the router of new tasks, and which parameters are trained."""
+"""Adaptation modes: the router of new tasks, and the trained parameters."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.optim import ROUTERS
 
-# What each mode trains, by role.
+# Trained roles by mode.
 TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
     "zero_shot": (),
     "in_context": (),
@@ -44,30 +44,29 @@ def apply_mode(
 ) -> SkilledModel:
     """Give a trained model a router for new tasks, and freeze what the mode does not train.
 
-    Call it before the optimizer is made. The model is changed in place; copy it first to keep it.
+    Call it before creating the optimizer. The model is changed in place.
 
     | mode | router of the new tasks | trained |
     |---|---|---|
     | ``zero_shot`` | new rows | nothing |
-    | ``in_context`` | new rows | nothing: the examples stand before every question |
+    | ``in_context`` | new rows | nothing: examples are added before every input |
     | ``router_only`` | new rows | the router (MHR-z) |
     | ``skills_only`` | new rows, fixed | the skills |
     | ``all`` | new rows | router and skills (Polytropon) |
     | ``average`` | equal weights | the skills, as one (MHR-μ) |
-    | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
-    | ``full`` | new rows | everything, the backbone too; the named parts, if a run trained parts |
+    | ``from_scratch`` | fresh rows | router and re-initialised skills: only the backbone is kept |
+    | ``full`` | new rows | everything, backbone included (or its trained parts) |
 
-    With equal weights all skills get the same update, so in ``average`` the average of kinds that
-    mix factors is trained like a single skill. Routers of tokens belong to the router and their
-    experts to the skills; they do not depend on tasks. With private skills (C-Poly), a new task has
-    fresh ones if the mode trains skills, else only the common skills; a task that starts as a
-    trained one has the skills of that task.
+    With equal weights all skills receive the same update, so in ``average`` skills that mix factors
+    are trained like a single skill. Token routers count as router and their experts as skills. With
+    private skills (C-Poly), a new task has re-initialised ones if the mode trains skills, else only
+    the common skills; a task initialised as a trained one has that task's skills.
 
-    How new rows start is said at `Adapt.init`; ``rows`` is what `adapted_router` is given.
+    `Adapt.init` defines the initialisation of new rows; `adapted_router` describes ``rows``.
 
     Raises:
-        ConfigError: If the mode trains a router that has nothing to train, averages where no task
-            mixes skills, or re-initialises experts that replaced parts of the backbone.
+        ConfigError: If the mode trains a router without parameters, averages although no task mixes
+            skills, or re-initialises experts that replaced parts of the backbone.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
@@ -83,7 +82,7 @@ def apply_mode(
     if reinitialised:
         for skills in parts["skills"]:
             skills.reset_all_skills()  # type: ignore[operator]
-        # A mode that trains no router leaves those of tokens as they are.
+        # A mode that does not train the router keeps the token routers.
         for part in parts["router"] if "router" in roles else ():
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
@@ -108,14 +107,14 @@ def adapted_router(
     init: RowInit = "mean",
     rows: Float[Tensor, "T _"] | None = None,
 ) -> TaskRouter:
-    """Return the router of new tasks that a mode begins with; `Adapt.init` describes the starts.
+    """Return the initial router of new tasks; `Adapt.init` describes the initialisations.
 
-    Rows of ``expert_row``, ``private_skill`` (the two baselines) and ``average`` are fixed; the
-    mean is ``fresh`` in the mode ``from_scratch``. ``rows`` is what a start needs: weights or
-    factors of the new tasks, or a trained task's id.
+    Rows of ``expert_row``, ``private_skill`` (the two baselines) and ``average`` are fixed; in mode
+    ``from_scratch`` the mean is replaced by ``fresh``. ``rows`` are the routing weights or factors
+    of the new tasks, or a trained task's id, depending on ``init``.
 
     Raises:
-        ValueError: If rows are missing, or the trained router keeps none.
+        ValueError: If ``rows`` is missing, or the trained router has no rows.
 
     References:
         Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -151,13 +150,12 @@ def adapted_router(
 
 
 def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
-    """Return how the routing of a new task may start; of several, all are tried.
+    """Return the initialisations to try for a new task.
 
-    ``"auto"`` is ``"nearest_task"`` in the mode ``"all"``, if there are rows of the new task and
-    the routing weights of trained tasks differ; else ``"mean"``. (Routing weights that are trained
-    alone scored higher from the mean.) A new task of C-Poly starts at the mean, too, since its
-    private skills are not another task's. ``"best_of_two"`` tries ``"mean"`` in addition to
-    ``"nearest_task"``.
+    ``"auto"`` is ``"nearest_task"`` in mode ``"all"`` if there are rows of the new task and the
+    routing weights of trained tasks differ; else ``"mean"``, which scored higher when only routing
+    weights are trained. C-Poly uses the mean too, because its private skills belong to other tasks.
+    ``"best_of_two"`` also tries ``"mean"``.
     """
     if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
         return ("coefficients",)
@@ -175,27 +173,28 @@ def _differ(known: TaskRouter) -> bool:
 
 
 def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:
-    """Return the skills that new tasks have for themselves, which begin fresh: C-Poly's."""
+    """Return the private skills of new tasks (C-Poly), which are re-initialised."""
     if not (isinstance(known, CPolyRouter) and isinstance(new, CPolyRouter)):
         return []
     return (new.allowed.any(0) & ~known.common).nonzero().flatten().tolist()
 
 
 def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
-    """Refuse to train routers alone where none of them has a parameter."""
+    """Raise a `ConfigError` if only routers are trained and none has parameters."""
     if mode == "router_only" and not any(True for part in routers for _ in part.parameters()):
         raise ConfigError(
-            f"mode 'router_only' has nothing to train: a {type(routers[-1]).__name__} has no "
-            "parameters. Use 'skills_only', or an inventory trained with a learned router"
+            f"mode 'router_only' needs a router with parameters, which a "
+            f"{type(routers[-1]).__name__} "
+            "does not have. Use 'skills_only', or a run with a learned router"
         )
 
 
 def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
-    """Return the modules of the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
+    """Return the modules with the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
     skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
     routers: list[nn.Module] = [model.router]
     for layer in model.skilled_layers().values():
-        routers += _attention_parts(layer.inventory)  # of a fusion
+        routers += _attention_parts(layer.inventory)  # attention of a fusion
     for layer in model.token_layers().values():
         skills.append(layer.experts)
         if layer.shared is not None:
@@ -205,7 +204,7 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
 
 
 def count_trained(model: SkilledModel) -> int:
-    """Return how many parameters are trained, without those of skills that no task may use."""
+    """Return the number of trained parameters, without skills that no task can use."""
     router = model.router
     n_used = router.n_skills
     if isinstance(router, FixedRouter):
@@ -234,7 +233,7 @@ def _attention_parts(inventory: Inventory) -> list[nn.Module]:
 def _check_mode(
     model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, reinitialised: bool
 ) -> None:
-    """Refuse what this model cannot do; `Adapt` checks what does not depend on it."""
+    """Raise a `ConfigError` if the model does not support a mode or initialisation."""
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     skilled = [layer.inventory for layer in model.skilled_layers().values()]
     tokens = model.token_layers().values()
@@ -242,29 +241,27 @@ def _check_mode(
     cause = "mode 'average'" if mode == "average" else f"init '{init}'"
     rows_stay = isinstance(router, FixedRouter) and mode not in ("average", "from_scratch")
     problems = {
-        f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use 'all', "
+        f"mode '{mode}' trains the backbone, but a quantised backbone cannot be trained. Use 'all' "
         "or 'skills_only'": "backbone" in TRAINED_ROLES[mode]
         and bool(packed_layers(model.backbone)),
-        "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: a "
-        "new task would keep equal weights of all skills. Use 'private_skill' (a skill of its "
-        "own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task that "
-        "fits best), or 'average' where that mixture is meant": init == "fresh"
-        and rows_stay
-        and _differ(model.router),
-        f"{cause} has no meaning for a fusion: attention takes the place of mixing weights. Use "
+        "init 'fresh' needs learned routing weights, and those of this run are fixed, so a new "
+        "task would keep equal weights of all skills. Use 'private_skill' (a new skill), "
+        "'expert_row' (a row of the expert matrix), 'auto' (nearest trained task), or 'average' "
+        "for equal weights": init == "fresh" and rows_stay and _differ(model.router),
+        f"{cause} does not work with a fusion, whose attention replaces mixing weights. Use "
         "'skills_only', or the run whose skills were fused": weighed
         and any(map(_attention_parts, skilled)),
-        f"{cause} weighs what tasks choose, and here only tokens choose. Use 'skills_only', which "
-        "leaves their routers as they are": weighed and not model.router.n_groups,
-        f"init '{init}' may become negative, and stacked skills are mixed by their shares of a "
-        "row. Use 'mean', or another start": init in FREE
+        f"{cause} needs skills that tasks mix, but only tokens choose here. Use 'skills_only', "
+        "which keeps the token routers": weighed and not model.router.n_groups,
+        f"init '{init}' allows negative weights, but stacked skills need weights that are "
+        "fractions of a sum. Use 'mean', or another init": init in FREE
         and any(len(getattr(own, "stages", ())) > 1 for own in skilled),
-        f"mode '{mode}' from fresh skills would re-initialise the members by whose weights tokens "
-        "are routed. Use 'zero_shot', or 'skills_only'": reinitialised
+        f"mode '{mode}' would re-initialise the members whose weights route the tokens. Use "
+        "'zero_shot' or 'skills_only'": reinitialised
         and any(isinstance(layer.router, MemberRouter) for layer in tokens),
-        f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
-        "experts replaced in training. Use another mode, or experts that keep the blocks (lora, "
-        "adapter)": reinitialised and any(layer.base is None for layer in tokens),
+        f"mode '{mode}' needs the backbone's feed-forward blocks, which experts replaced in "
+        "training. Use another mode, or experts that keep the blocks (lora, adapter)": reinitialised
+        and any(layer.base is None for layer in tokens),
     }
     if found := next((problem for problem, wrong in problems.items() if wrong), None):
         raise ConfigError(found)
@@ -279,9 +276,9 @@ def adapted(
     init: RowInit = "mean",
     rows: Float[Tensor, "T _"] | None = None,
 ) -> Iterator[SkilledModel]:
-    """Adapt a model for the length of a ``with`` block; afterwards it is as it was.
+    """Context manager: adapt a model, and restore it afterwards.
 
-    Only what the mode trains is kept aside, so a large frozen backbone is never copied.
+    Only the trained parts are copied, never a frozen backbone.
     """
     leave = kept_state(model, mode)
     try:
@@ -291,7 +288,7 @@ def adapted(
 
 
 def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
-    """Keep what a mode changes as it is now, and return what brings it back."""
+    """Return a function that restores the parts of a model that a mode changes."""
     router, training = model.router, model.training
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     kept = [(value, value.detach().clone()) for value in _changing(model, mode)]
@@ -310,12 +307,12 @@ def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
 
 
 def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
-    """Return what a mode changes, but for the task router, which it replaces.
+    """Return the tensors that a mode changes, except the task router, which is replaced.
 
-    Token routers may have a bias that is updated without a gradient.
+    Token routers may have a bias that is updated without gradients.
     """
     roles, parts = TRAINED_ROLES[mode], parts_by_role(model)
-    if "skills" in roles:  # re-initialised skills come with re-initialised routers of tokens
+    if "skills" in roles:  # token routers are re-initialised with the skills
         roles = (*roles, "router")
     parts["router"].remove(model.router)
     modules = [module for role, members in parts.items() if role in roles for module in members]
@@ -324,7 +321,7 @@ def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
 
 
 def _tuned_backbone(model: SkilledModel) -> list[nn.Parameter]:
-    """Return what tuning the backbone trains: the parts that the run has trained, or all of it."""
+    """Return the trained parameters of a backbone: the parts that the run trained, or all."""
     parts = [part for members in parts_by_role(model).values() for part in members]
     others = {id(value) for part in parts for value in part.parameters()}
     backbone = [value for value in model.backbone.parameters() if id(value) not in others]

@@ -1,4 +1,4 @@
-"""Adaptation in one call: what ``import mttl`` offers, and what the commands do.
+"""Adaptation from Python: the functions behind ``import mttl`` and the commands.
 
 References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2.
@@ -48,7 +48,7 @@ from mttl.tasks.rows import JSON_LINES, line_of
 from mttl.training.precision import precision_plugin
 
 Example = tuple[str, str]
-# By how rows start: the router that knows of new tasks, and its file.
+# By initialisation: the required router, its name, and its file.
 KNOWN_ROWS = {
     "expert_row": ("expert", "Expert", "router/expert.yaml"),
     "factors": ("metadata", "metadata", "router/metadata_grid.yaml"),
@@ -68,30 +68,30 @@ def adapt(
     on_result: Callable[[FewShotResult], object] = lambda result: None,
     **settings: Any,
 ) -> list[FewShotResult]:
-    """Adapt a trained run to new tasks and score it: `mttl adapt` as a call.
+    """Adapt a trained run to new tasks, and return the scores; the call for `mttl adapt`.
 
     Args:
         run: The run's folder, or its ``skills/``.
-        gym: Folder of the tasks; by default the configuration's.
-        tasks: ``"test"`` or ``"dev"`` for that side of the partition, or names.
-        samples: Which few-shot samples; all by default.
-        allow_seen: Take tasks of training too.
+        gym: Folder of the tasks; by default that of the configuration.
+        tasks: ``"test"`` or ``"dev"`` of the partition, or names.
+        samples: Few-shot samples; by default all.
+        allow_seen: Allow training tasks as new tasks.
         config: Configuration files, as for the command; by default the run's own settings.
-        out: Folder that keeps finished jobs, so that a second call runs only what is left.
-        backbone: Where the pretrained backbone is now, if not where it was in training.
-        on_result: Called with the result of every job that ends, such as ``print``.
-        **settings: Any of the section ``adapt``: ``mode="router_only"``, ``max_steps=1000`` …
+        out: Folder for finished jobs, so that a second call runs only the missing ones.
+        backbone: Current folder of the pretrained backbone, if it was moved.
+        on_result: Function called with each result, such as ``print``.
+        **settings: Settings of the section ``adapt``: ``mode="router_only"``, ``max_steps=1000``, …
 
     Returns:
-        A result per task, few-shot sample and seed; `few_shot_table` makes a table of them.
+        One result per task, few-shot sample and seed; `few_shot_table` formats them as a table.
 
     Raises:
-        CheckpointError: If the folder holds no trained run.
-        ConfigError: If a setting is unknown or not allowed, or ``out`` holds results of other
-            settings or of another inventory.
-        TaskError: If a task or a sample is absent, malformed, or was trained on.
-        MttlError: If another process writes into ``out``.
-        DivergedError: After the other jobs, if the loss or weights of some are not finite.
+        CheckpointError: If the folder is not a trained run.
+        ConfigError: If a setting is unknown or invalid, or ``out`` has results of other settings or
+            of another inventory.
+        TaskError: If a task or sample is missing or malformed, or was trained on.
+        MttlError: If another process is writing to ``out``.
+        DivergedError: If the loss or weights of some jobs are not finite; raised after all jobs.
     """
     given = _settings_of(run, config, settings)
     if gym is not None:
@@ -129,44 +129,42 @@ def adapt_to(
     backbone: str | Path | None = None,
     **settings: Any,
 ) -> AdaptedModel:
-    """Return a trained run adapted to the task of a few examples, ready to answer.
+    """Adapt a trained run to a task from a few examples, and return the adapted model.
 
     Args:
         run: The run's folder, or its ``skills/``.
         examples: Pairs of input and output; a few dozen are enough.
-        task: Name of the task. Runs trained with a prefix read it, or its code, before every input.
-        dev: Pairs to choose the weights by. By default every second example is kept for it.
-        metric: By which they are scored; one of CrossFit's seven, or ``module:Class``.
-        description: What the task is; for runs trained with descriptions, and only for them.
-        options: Answers to choose from, which are ranked by their likelihood.
-        factors: What the task is made of, as ``"language=de"``; for ``init="factors"``.
-        seed: Of noise and order.
+        task: Name of the task, also used as the task prefix in runs with a prefix.
+        dev: Pairs for selecting the best weights; by default every second example.
+        metric: Metric on ``dev``: one of CrossFit's seven, or ``module:Class``.
+        description: Description of the task; required in runs with descriptions, and only there.
+        options: Possible answers, to be ranked by likelihood.
+        factors: Factors of the task, such as ``"language=de"``; for ``init="factors"``.
+        seed: Seed of initialisation and order.
         config: Configuration files, as for the command; by default the run's own settings.
-        backbone: Where the pretrained backbone is now, if not where it was in training.
-        **settings: Any of the section ``adapt`` but ``seeds``.
+        backbone: Current folder of the pretrained backbone, if it was moved.
+        **settings: Settings of the section ``adapt``, except ``seeds``.
 
     Returns:
-        The adapted model: call it with a list of inputs. ``.result`` holds the score on ``dev``.
+        The adapted model; call it with a list of inputs. ``.result`` has the score on ``dev``.
 
     Raises:
-        CheckpointError: If the folder holds no trained run.
-        ConfigError: If a setting is unknown or not allowed.
+        CheckpointError: If the folder is not a trained run.
+        ConfigError: If a setting is unknown or invalid.
         TaskError: If there are too few examples, or one is malformed.
     """
     if "seeds" in settings:
-        raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
+        raise ConfigError("adapt_to takes one seed=NUMBER instead of seeds")
     given = _settings_of(run, config, settings)
     if given.adapt.init == "factors" and not factors:
-        raise ConfigError(
-            "init='factors' needs factors=['name=value', …], what the task is made of"
-        )
+        raise ConfigError("init='factors' needs the factors of the task: factors=['name=value', …]")
     if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
     inventory = inventory_digest(read_inventory(run).folder)
     built = load_run(run, backbone=backbone)
     if built.form.descriptions != (description is not None):
-        how, what = ("with", "give one") if description is None else ("without", "leave it out")
+        how, what = ("with", "give one") if description is None else ("without", "remove it")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
     every = ("data.max_rows", "data.max_eval_rows", "adapt.examples")
     ranked = {"generation.mode": "rank"} if options else {}
@@ -187,9 +185,9 @@ def adapt_to(
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A trained run and the jobs to adapt it to: tasks of a gym, their samples, and every seed.
+    """A trained run and its adaptation jobs: tasks, few-shot samples and seeds.
 
-    The digest of the inventory tells results of one from those of another.
+    ``inventory`` is the digest of the run's inventory, recorded with the results.
     """
 
     run: Built
@@ -210,7 +208,7 @@ class Adaptation:
         splits: Sequence[str] = ("dev", "test"),
         backbone: str | Path | None = None,
     ) -> "Adaptation":
-        """Load a run, and plan its jobs on the gym of a configuration; a mistake costs no job."""
+        """Load a run and plan its jobs; all settings are checked before the first job."""
         inventory = inventory_digest(read_inventory(run).folder)
         built = load_run(run, backbone=backbone)
         gym = open_gym(config, samples)
@@ -225,7 +223,7 @@ class Adaptation:
         places = dict.fromkeys((job.task, job.sample) for job in jobs)
         wanted_options(gym, ((task, [own]) for task, own in places), ranking_mode(config))
         adaptation = cls(built, inventory, gym, jobs, config)
-        _ = adaptation.config, adaptation.rows  # mistakes in them
+        _ = adaptation.config, adaptation.rows  # check them
         return adaptation
 
     @cached_property
@@ -235,14 +233,14 @@ class Adaptation:
 
     @cached_property
     def rows(self) -> dict[str, Float[Tensor, "1 _"]]:
-        """Initial routing weights of new tasks, from the Expert's matrix or their factors."""
+        """Initial routing weights of new tasks, from the expert matrix or their factors."""
         init, router = self.given.adapt.init, self.run.meta["settings"]["router"]
         if init not in KNOWN_ROWS:
             return {}
         kind, name, file = KNOWN_ROWS[init]
         if router["kind"] != kind:
             raise ConfigError(
-                f"adapt.init '{init}' needs a run of the {name} router, and this one's is "
+                f"adapt.init '{init}' needs a run with the {name} router, but this run has "
                 f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
             )
         tasks = list(dict.fromkeys(job.task for job in self.jobs))
@@ -255,11 +253,11 @@ class Adaptation:
 
     @cached_property
     def _form(self) -> dict[str, Any]:
-        """How rows became text in training."""
+        """Prompt form of the training."""
         return self.run.form.model_dump(exclude={*BY_TASK})
 
     def check_folder(self, folder: Path) -> None:
-        """Note in a folder what its results are made from, or refuse to mix them with others."""
+        """Record the origin of results in a folder, or reject a folder with other results."""
         check_rows(folder, set(self.jobs), self.gym.digest)
         trained = ModelSettings.model_validate(self.run.meta["settings"])
         names = [name for name in OF_THE_RUN if name in Config.model_fields]
@@ -269,36 +267,36 @@ class Adaptation:
         check_folder(folder, settings, self.inventory)
 
     def folder(self, name: str) -> Path:
-        """Return a folder next to ``skills/``, which the next save of the run would replace."""
+        """Return a folder next to ``skills/``."""
         assert self.run.folder is not None
-        # The folder may be given as ".", whose parent has to be looked up.
+        # The folder may be given as ".".
         return self.run.folder.absolute().parent / name
 
     def to_device(self, number: int = 1) -> None:
-        """Move the model to a GPU, where there is one; parts of the jobs take them in turn."""
+        """Move the model to a GPU, if there is one; shards use different GPUs."""
         self.run.model.to(device_of(number))
 
     @property
     def n_starts(self) -> int:
-        """From how many starts a job is adapted."""
+        """Number of initialisations per job."""
         return len(row_starts(self.run.model.router, self.given.adapt))
 
     def run_job(self, job: FewShotJob, save: Path | None = None, **options: Any) -> FewShotResult:
-        """Run a job; the model is left as it was. The other options are those of `JobRun.run`.
+        """Run a job and restore the model; other options are those of `JobRun.run`.
 
-        With ``save``, the adapted task is kept in that folder; an earlier one there is replaced.
+        With ``save``, the adapted task is saved to that folder, replacing an existing one.
         """
         if save is not None:
             options["keep"] = lambda outcome: self.adapted(outcome).save(save, replace=True)
         return self.outcome(job, **options).result
 
     def outcome(self, job: FewShotJob, **options: Any) -> Outcome:
-        """Return what comes of a job; the options are those of `JobRun.run`."""
+        """Return the outcome of a job; the options are those of `JobRun.run`."""
         run = JobRun(self.run.model, self.run.tokenizer, job, self.gym, self.config)
         return run.run(row=self.rows.get(job.task), tasks=self.run.tasks, **options)
 
     def adapted(self, outcome: Outcome) -> AdaptedModel:
-        """Return the model that a job has adapted, while it is."""
+        """Return the model adapted by a job, while it is adapted."""
         task, module, run = outcome.result.task, outcome.module, self.run
         texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
         scorer = module.option_scorer
@@ -324,9 +322,9 @@ class Adaptation:
 def split_examples(
     examples: Sequence[Example], dev: Sequence[Example] | None = None
 ) -> tuple[list[Example], list[Example]]:
-    """Return the rows to train on and those to choose the weights by.
+    """Return the training examples and the development examples.
 
-    Without ``dev``, every second example is kept for it: CrossFit's 32 examples are 16 and 16.
+    Without ``dev``, every second example is a development example: CrossFit's 32 become 16 and 16.
     """
     for name, pairs in (("examples", examples), ("dev", dev or ())):
         for place, pair in enumerate(pairs):
@@ -336,12 +334,12 @@ def split_examples(
                     f"{name}[{place}] is {pair!r}; it must be a pair of texts: (input, output)"
                 )
             if not all(map(str.strip, pair)):
-                raise TaskError(f"{name}[{place}] has an empty text; leave that example out")
+                raise TaskError(f"{name}[{place}] has an empty text; remove this example")
     own = (examples[::2], examples[1::2]) if dev is None else (examples, dev)
     if not all(own):
         raise TaskError(
-            f"examples holds {len(examples)} pairs; there must be some to train on, and some to "
-            "choose the weights by: every second one, or those given as dev"
+            f"examples has {len(examples)} pairs; at least one pair is needed for training and "
+            "one for development (every second one, or dev)"
         )
     return list(own[0]), list(own[1])
 
@@ -357,7 +355,7 @@ def write_examples(
     options: Sequence[str] = (),
     factors: Sequence[str] = (),
 ) -> Gym:
-    """Write a gym of one task, sample 0."""
+    """Write a gym with one task and sample 0."""
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
     check_metric(metric, TaskError)
@@ -366,7 +364,7 @@ def write_examples(
         lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
         write_text(path, "".join(lines))
     if any("|" in option for option in options):
-        raise TaskError(f"options {list(options)}: none may hold a bar (|), which joins them")
+        raise TaskError(f"options {list(options)}: an option must not contain '|', the separator")
     row = {"task": task, "metric": metric, "description": description}
     row |= {"options": "|".join(options), "factors": " ".join(factors)}
     write_table(folder / "TASKS.csv", list(row), [row])
@@ -380,8 +378,8 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
         own = read_inventory(run).folder.parent / "config.yaml"
         if not own.is_file():
             raise ConfigError(
-                f"'{own}' does not exist, so the run does not tell its settings; give "
+                f"'{own}' does not exist, so the run's settings are unknown; give "
                 "config='crossfit.yaml', or the files that it was trained with"
             )
-        given = load_config([str(own)], plugins=None)  # the run's file may name no code
+        given = load_config([str(own)], plugins=None)  # the run's file must not import code
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})

@@ -1,6 +1,6 @@
-"""Few-shot jobs: which there are, what one scored, and the folder that keeps the results.
+"""Few-shot jobs, their results, and the folder of results.
 
-The results of a folder are all of the same settings and inventory.
+All results in a folder have the same settings and inventory.
 """
 
 import math
@@ -22,7 +22,7 @@ from mttl.io.record import STRICT
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import refuse_reserved, select_tasks
 
-# A score, which is null in a file where the metric is undefined, or nothing was scored.
+# A score; null in a file if it is undefined or was not computed.
 Score = Annotated[
     float,
     Field(allow_inf_nan=True),
@@ -40,23 +40,23 @@ class FewShotJob:
     seed: int
 
     def __str__(self) -> str:
-        """Name the job in a message."""
+        """Return the job's name for messages."""
         return f"{self.task}, sample {self.sample}, seed {self.seed}"
 
 
 @dataclass(frozen=True, config=STRICT)
 class FewShotResult:
-    """What one job scored.
+    """Scores of one job.
 
     Attributes:
-        dev: Score on the development rows, by which the weights were chosen.
+        dev: Score on the development rows, which selected the weights.
         test: Score on the test rows; NaN if they were not scored.
-        step: The step whose weights were kept; 0 is before training.
+        step: Step of the selected weights; 0 is before training.
         n_trained: Number of trained parameters.
-        n_empty: Number of empty test answers, or of development answers if no test row was scored.
+        n_empty: Number of empty test answers, or of development answers if the test was not scored.
         n_answers: Number of answers.
-        begun_as: The trained task whose routing weights were the start, if one was chosen.
-        rows: Digest of rows and metric, `mttl.tasks.folder.Gym.digest`.
+        begun_as: Trained task whose routing weights were the initial ones, if any.
+        rows: Digest of rows and metric, from `mttl.tasks.folder.Gym.digest`.
     """
 
     task: str
@@ -74,7 +74,7 @@ class FewShotResult:
 
     @property
     def job(self) -> FewShotJob:
-        """The job it belongs to."""
+        """Job of this result."""
         return FewShotJob(self.task, self.sample, self.seed)
 
 
@@ -88,11 +88,11 @@ def new_tasks(
 ) -> list[str]:
     """Return the tasks to adapt to.
 
-    Wanted are ``"test"`` or ``"dev"``, that side of the partition, or names, as a sequence or
-    joined by commas. The inventory was trained on those that are ``seen``.
+    ``wanted`` is ``"test"`` or ``"dev"`` of the partition, or names, as a sequence or separated by
+    commas. ``seen`` are the training tasks.
 
     Raises:
-        TaskError: If there is none, one is not in the gym, or one was seen in training.
+        TaskError: If there is no task, or one is unknown or was trained on.
     """
     if isinstance(wanted, str) and wanted in ("test", "dev"):
         names = getattr(partition_of(data, gym), wanted)
@@ -103,28 +103,28 @@ def new_tasks(
         tasks = list(dict.fromkeys(wanted))
         refuse_reserved(tasks, gym)
         for task in tasks:
-            gym.samples(task)  # answers an unknown name
+            gym.samples(task)  # rejects unknown names
     if not tasks:
         raise TaskError(
-            "--tasks names no task: give names joined by commas, or test or dev if "
-            f"'{data.partition}' has such tasks"
+            "--tasks selects no task; give names separated by commas, or test or dev if the "
+            f"partition '{data.partition}' has such tasks"
         )
     known = [task for task in tasks if task in seen]
     if known and not allow_seen:
         raise TaskError(
-            f"the inventory was trained on {', '.join(known)}: a score there says nothing about "
-            "new tasks. Leave them out, or add --allow-seen (allow_seen=True in a call)"
+            f"the run was trained on {', '.join(known)}, so these are not new tasks. Remove them, "
+            "or add --allow-seen (allow_seen=True in Python)"
         )
     return tasks
 
 
 def read_samples(text: str | None) -> list[int] | None:
-    """Return the few-shot samples that ``--samples 13,21`` names; None stands for all."""
+    """Return the few-shot samples in ``--samples 13,21``; None stands for all."""
     if text is None:
         return None
     numbers = [number.strip() for number in text.split(",")]
     if not all(number.isdecimal() for number in numbers):
-        raise TaskError(f"--samples '{text}' must be numbers joined by commas, such as 13,21")
+        raise TaskError(f"--samples '{text}' must be numbers separated by commas, such as 13,21")
     return list(dict.fromkeys(map(int, numbers)))
 
 
@@ -137,17 +137,17 @@ def plan_jobs(
     splits: Sequence[str] = ("dev", "test"),
     n_examples: int | None = None,
 ) -> list[FewShotJob]:
-    """Return a job per task, few-shot sample and seed; by default of all samples of a task.
+    """Return a job per task, few-shot sample and seed; by default of all samples.
 
-    All rows are read once, so that a malformed file is found before the first job. Files of splits
-    that are not scored need not exist.
+    All rows are read once, so that malformed files are found before the first job. Splits that are
+    not scored may be missing.
 
     Raises:
-        TaskError: If no sample is named, a task has no metric, or a sample is absent, lacks a
-            split, holds a malformed row, or has fewer training rows than its k, or than are wanted.
+        TaskError: If there is no sample, a task has no metric, or a sample is missing, lacks a
+            split, has a malformed row, or has fewer training rows than its k or than requested.
     """
     if samples is not None and not samples:
-        raise TaskError("samples is empty; name some, or leave it out to take all")
+        raise TaskError("samples is empty; give at least one, or None for all")
     jobs = []
     for task in tasks:
         k = gym.shots(task)
@@ -158,33 +158,33 @@ def plan_jobs(
             n_rows = len(gym.rows(task, "train", sample))
             if k is not None and n_rows < k:
                 raise TaskError(
-                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, fewer than the "
-                    f"{k} in its name. Build the task again"
+                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, but its name says "
+                    f"{k}. Build the task again"
                 )
             if n_examples is not None and n_rows < n_examples:
                 raise TaskError(
                     f"adapt.examples ({n_examples}) must be at most {n_rows}, the training rows in "
-                    f"'{gym.file(task, 'train', sample)}'; lower it, or leave it out to take all"
+                    f"'{gym.file(task, 'train', sample)}'; lower it, or remove it to use all"
                 )
             jobs += [FewShotJob(task, sample, seed) for seed in seeds]
     return jobs
 
 
-# Settings that have no part in a job's result: those of the run, and which jobs there are …
+# Settings that do not affect a job's result …
 MAY_CHANGE = (
     *("run.", "backbone.", "skills.", "router.", "trainer.", "search."),
     *("adapt.seeds", "adapt.levels"),
 )
-# … but for what adaptation shares with training.
+# … except those that adaptation shares with training.
 SHARED = ("trainer.precision",)
-# Where results may stand: in the folder itself, or in those of its trials.
+# Files of results, in the folder or in those of its trials.
 RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
 
 
 class Results(ResumableJobs[FewShotResult]):
-    """The finished jobs of a folder, or without one, in memory: a line each in ``results*.jsonl``.
+    """Finished jobs of a folder, one line each in ``results*.jsonl``; in memory without a folder.
 
-    Every part reads the files of all and writes its own, so several machines may share a folder.
+    Every shard reads all files and writes its own, so several machines may share a folder.
     """
 
     advice = " (several processes of mttl adapt share the jobs with --shard I/N)"
@@ -197,24 +197,24 @@ class Results(ResumableJobs[FewShotResult]):
 def check_folder(
     folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
 ) -> None:
-    """Write the origin of new results, YAML and a digest, or refuse to mix them with others.
+    """Record the settings and inventory of new results; reject a folder with different ones.
 
-    ``shared`` names settings of training that adaptation depends on, too.
+    ``shared`` names training settings that adaptation depends on.
 
     Raises:
-        ConfigError: If results there were made with other settings or from another inventory.
+        ConfigError: If existing results have other settings or another inventory.
     """
     source = folder / "inventory.sha256"
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
         before = read_text(source, ConfigError).strip() if source.is_file() else "unknown"
         if before != inventory:
             raise ConfigError(
-                f"the results in '{folder}' are of another inventory ({before[:12]} before, "
-                f"{inventory[:12]} now): of another run, or of this one before it was trained on. "
-                "Use another folder with --out (out= in a call), or delete this one"
+                f"the results in '{folder}' are of another inventory ({before[:12]}, now "
+                f"{inventory[:12]}): of another run, or of this run before further training. "
+                "Use another folder with --out (out= in Python), or delete this one"
             )
     problem = f"the results in '{folder}' were made with other settings"
-    advice = "Use those, or another folder with --out (out= in a call)"
+    advice = "Use those, or another folder with --out (out= in Python)"
     keep_settings(folder / "config.yaml", settings, problem, advice, MAY_CHANGE, shared)
     write_text(source, f"{inventory}\n")
 
@@ -222,19 +222,19 @@ def check_folder(
 def check_rows(
     folder: Path, jobs: Collection[FewShotJob], digest: Callable[[str, int], str]
 ) -> None:
-    """Refuse to continue with results of rows that have changed in the gym since.
+    """Reject results whose task files have changed since.
 
     Raises:
-        ConfigError: If a finished job had other rows, or was scored by another metric.
+        ConfigError: If a finished job had other rows or another metric.
     """
     places = sorted({path.parent for pattern in RESULTS for path in folder.glob(pattern)})
     finished = [result for place in places for result in Results(place).finished.values()]
-    # Seeds share the rows of a sample, and so do the trials of a search.
+    # Seeds and trials share the rows of a sample.
     noted = {(x.task, x.sample, x.rows) for x in finished if x.rows and x.job in jobs}
     other = {task for task, sample, rows in noted if rows != digest(task, sample)}
     if other:
         raise ConfigError(
-            f"the results in '{folder}' are of other rows, or another metric, than the gym has "
-            f"now: {', '.join(sorted(other))}. Use another folder with --out (out= in a call), "
-            "or delete this one"
+            f"the rows or the metric of {', '.join(sorted(other))} have changed since the results "
+            f"in '{folder}' were made. Use another folder with --out (out= in Python), or delete "
+            "this one"
         )

@@ -1,4 +1,4 @@
-"""Jobs that a command continues where it stopped: a file of their results, a line of JSON each."""
+"""Resumable jobs, with one line of JSON per result in a file."""
 
 import json
 import os
@@ -24,30 +24,30 @@ Result = TypeVar("Result", bound=Any)
 
 
 class Diverged:
-    """Collects the jobs whose training diverged: they have no result, and the others go on."""
+    """Collects jobs whose training diverged, which have no result."""
 
     def __init__(self) -> None:
         self.jobs: list[str] = []
 
     @contextmanager
     def noted(self, job: object) -> Iterator[None]:
-        """End a ``with`` block where a training diverges, and note the job."""
+        """Context manager that catches a `DivergedError` and records the job."""
         try:
             yield
         except DivergedError as error:
             self.jobs.append(f"{job}: {error}")
 
     def report(self) -> None:
-        """Raise a `DivergedError` that lists what diverged, if anything did."""
+        """Raise a `DivergedError` that lists the diverged jobs, if any."""
         if self.jobs:
             listed = "\n".join(self.jobs)
-            raise DivergedError(f"{len(self.jobs)} diverged, and have no result:\n{listed}")
+            raise DivergedError(f"these jobs diverged and have no result:\n{listed}")
 
 
 class ResumableJobs(Generic[Result]):
-    """The ``finished`` results of a kind, by job; every line of the file is whole or not there.
+    """Results of finished jobs, by job, in a file with one complete line each.
 
-    Files of other writers are only read; without a path, results are in memory alone.
+    Files of other writers are only read; without a path, results are only in memory.
 
     Raises:
         MttlError: If a line of a file is damaged.
@@ -65,17 +65,17 @@ class ResumableJobs(Generic[Result]):
 
     @contextmanager
     def writing(self) -> Iterator[Self]:
-        """Keep other processes from writing the same file inside a ``with`` block.
+        """Context manager that locks the file against other writers.
 
-        A last line that was cut off is dropped, and what another process wrote since is read.
+        An incomplete last line is dropped, and new lines of other processes are read.
 
         Raises:
-            MttlError: If another process writes the file.
+            MttlError: If another process is writing the file.
         """
         if self._writing or self.path is None:
             yield self
             return
-        refusal = MttlError(f"another process writes '{self.path}'; wait for it{self.advice}")
+        refusal = MttlError(f"another process is writing '{self.path}'; wait for it{self.advice}")
         with locked(_lock(self.path), refusal):
             drop_cut_line(self.path)
             self._read(self.path)
@@ -86,13 +86,13 @@ class ResumableJobs(Generic[Result]):
                 self._writing = False
 
     def add(self, result: Result) -> None:
-        """Append a line and flush it to the disk; refuse if the folder was removed meanwhile."""
+        """Append a result and flush it to disk; raises an `MttlError` if the folder was removed."""
         if self.path is not None:
             if not self._writing:
                 with self.writing():
                     return self.add(result)
             if not _lock(self.path).exists():
-                raise MttlError(f"'{self.path}': the folder was removed meanwhile")
+                raise MttlError(f"'{self.path}': the folder was removed during the command")
             append_line(self.path, json.dumps(as_row(result)))
         self.finished[result.job] = result
 
@@ -108,11 +108,11 @@ class ResumableJobs(Generic[Result]):
         live: bool = True,
         again: Collection[Any] = (),
     ) -> Diverged:
-        """Run the jobs without a result one after another; return which diverged.
+        """Run the jobs without a result, one after another; return the diverged ones.
 
-        ``work`` gets a job, and what to call after each of its ``n_steps`` steps. A bar shows what
-        it is ``doing``, unless a job has a bar of its own (``live=False``), and a line what is
-        ``shown`` of each result. Jobs ``again`` are run though they have a result, which they keep.
+        ``work`` receives a job and a function to call after each of its ``n_steps`` steps. A
+        progress bar shows ``doing``, unless a job has its own (``live=False``), and a line per job
+        shows ``shown`` of its result. Jobs in ``again`` are repeated, but keep their result.
         """
         diverged = Diverged()
         if all(job in self.finished and job not in again for job in jobs):
@@ -135,15 +135,15 @@ class ResumableJobs(Generic[Result]):
 
     def _read(self, path: Path) -> None:
         content = read_bytes(path, MttlError) if os.path.lexists(path) else b""
-        # What follows the last line end is being written, or was cut off.
+        # Text after the last line end is incomplete.
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             try:
                 row = parse_json(line, f"line {number}", MttlError)
                 result = check(self.kind, row, "the job", MttlError)
             except MttlError as error:
                 raise MttlError(
-                    f"'{path}', line {number} is damaged ({error}). Delete the line: a start of "
-                    "the same command runs its job again"
+                    f"'{path}', line {number} is damaged ({error}). Delete the line and repeat the "
+                    "command to run its job again"
                 ) from error
             self.finished[result.job] = result
 
@@ -160,13 +160,13 @@ def keep_settings(
     ignore: tuple[str, ...] = (),
     but: tuple[str, ...] = (),
 ) -> None:
-    """Write the settings that results are made from, or refuse to mix results of other settings.
+    """Record the settings of results, or reject a change of settings.
 
-    The message begins with ``problem``, names the settings that have changed and ends with
-    ``advice``. Settings whose names begin with one of ``ignore`` may change, ``but`` for some.
+    The message consists of ``problem``, the changed settings, and ``advice``. Settings whose names
+    begin with one of ``ignore`` may change, except those in ``but``.
 
     Raises:
-        ConfigError: If the file holds other settings.
+        ConfigError: If the file has other settings.
     """
     before = read_text(path, ConfigError) if path.is_file() else text
     if changed := changed_settings(before, text, ignore, but):

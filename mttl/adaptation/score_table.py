@@ -1,4 +1,4 @@
-"""Results of few-shot jobs in a table."""
+"""Tables of few-shot results."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ from mttl.training.text_to_text import mean_score
 
 
 def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, list[float]]:
-    """Return the scores of every task."""
+    """Return the scores by task."""
     scores: dict[str, list[float]] = {}
     for result in results:
         scores.setdefault(result.task, []).append(getattr(result, split))
@@ -22,7 +22,7 @@ def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, 
 
 
 def silent_tasks(results: Iterable[FewShotResult]) -> list[str]:
-    """Return the tasks on which every answer of every job is empty."""
+    """Return the tasks with only empty answers."""
     speaking: dict[str, bool] = {}
     for result in results:
         silent = 0 < result.n_answers <= result.n_empty
@@ -35,15 +35,15 @@ def few_shot_table(
     title: str = "Adaptation (%)",
     reference: Sequence[FewShotResult] = (),
 ) -> Table:
-    """Return mean ± standard deviation per task in %, and the mean over tasks.
+    """Return a table of mean ± standard deviation per task in %, and the mean over tasks.
 
-    With the results of a reference, the caption states the average relative gain over it.
+    With ``reference``, the caption has the average relative gain over it.
     """
     table = TextTable(title, digits=1).words("task", "metric").numbers("dev", "test", "jobs")
     if not results:
-        table.caption = "No job has ended yet"
+        table.caption = "No job has finished yet"
         return table
-    # Development rows are not scored where nothing was trained.
+    # Without training, development rows are not scored.
     untrained = all(math.isnan(result.dev) and not result.n_trained for result in results)
     splits, blank = (["test"], [""]) if untrained else (["dev", "test"], [])
     metrics = {result.task: result.metric for result in results}
@@ -67,7 +67,7 @@ def few_shot_table(
 
 
 def _spread(scores: Sequence[float]) -> str:
-    """An undefined score counts as 0, as in the mean."""
+    """Return mean ± deviation; undefined scores count as 0."""
     values = [0.0 if math.isnan(score) else 100 * score for score in scores]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1f}{spread}"
@@ -79,10 +79,10 @@ def _interval(results: Sequence[FewShotResult]) -> str:
         samples.setdefault(result.task, set()).add(result.sample)
     if few := [task for task, own in samples.items() if len(own) < 2]:
         return (
-            "No interval of the mean: it needs two samples of every task (seeds of one sample are "
-            f"not independent samples), and there are fewer of {some(few)}"
+            "No confidence interval of the mean: it needs two samples of each task (seeds of a "
+            f"sample are not independent), but there are fewer of {some(few)}"
         )
-    # Each task is a fold of its own, so that its samples are drawn apart from those of others.
+    # Each task is a separate fold, so that its samples are drawn independently.
     folds = {task: fold for fold, task in enumerate(sorted(samples))}
     scores = {
         (x.task, folds[x.task], x.sample, x.seed): 0.0 if math.isnan(x.test) else x.test
@@ -90,9 +90,9 @@ def _interval(results: Sequence[FewShotResult]) -> str:
     }
     _, low, high = mean_and_interval(scores, draw_tasks=False)
     if math.isnan(low):
-        return "No interval of the mean: all samples have equal scores"
+        return "No confidence interval: all samples have equal scores"
     return (
-        "95 % bootstrap interval of the mean test score over samples, and seeds within them: "
+        "95 % bootstrap interval of the mean test score (over samples, and seeds within them): "
         f"{100 * low:.1f} to {100 * high:.1f}"
     )
 
@@ -100,13 +100,13 @@ def _interval(results: Sequence[FewShotResult]) -> str:
 def average_relative_gain(
     scores: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
 ) -> tuple[float, int]:
-    """Return the mean over tasks of ``(m - m_reference) / m_reference``, m the mean score.
+    """Return the mean over tasks of ``(m - m_reference) / m_reference``, where m is a mean score.
 
-    Tasks whose reference is near zero dominate it, so look at plain means too. A task that the
-    reference lacks, or does not score above 0 on (as a correlation may), is left out.
+    Tasks whose reference score is near zero dominate it; compare plain means as well. Tasks without
+    a positive reference score are omitted.
 
     Returns:
-        The gain as a fraction, NaN where no task can be compared; and how many tasks it is of.
+        The gain as a fraction, NaN if no task can be compared; and the number of compared tasks.
 
     References:
         Ye, Lin and Ren, arXiv:2104.08835, section 5.
@@ -121,7 +121,7 @@ def average_relative_gain(
 
 
 def _gain(results: Sequence[FewShotResult], reference: Sequence[FewShotResult]) -> str:
-    """Describe the gain over common samples, of the same rows and metric; seeds may differ."""
+    """Return a sentence on the gain over samples with the same rows and metric."""
 
     def rows(result: FewShotResult) -> tuple[str, int, str, str]:
         return result.task, result.sample, result.metric, result.rows
@@ -133,18 +133,18 @@ def _gain(results: Sequence[FewShotResult], reference: Sequence[FewShotResult]) 
     gain, n_tasks = average_relative_gain(scores, theirs)
     if not n_tasks:
         return (
-            "No average relative gain: the reference has no task of these with a score above 0 on "
-            "the same rows, by the same metric, so there is nothing to compare with"
+            "No average relative gain: the reference has no positive score on the same rows with "
+            "the same metric"
         )
     note, n_samples = "", len(set(map(rows, results)))
     if lacking := n_samples - len(common):
         note += (
-            f"; {lacking} of {n_samples} samples left out, which it lacks, or has of other "
-            "rows or by another metric"
+            f"; {lacking} of {n_samples} samples omitted, because the reference lacks them or has "
+            "other rows or metrics"
         )
     if left_out := len(scores) - n_tasks:
-        note += f"; {left_out} of {len(scores)} tasks left out, no score above 0 there"
+        note += f"; {left_out} of {len(scores)} tasks omitted, reference score not above 0"
     return (
-        f"Average relative gain over the reference: {100 * gain:+.1f} % (tasks with a reference "
-        f"near zero dominate it; compare the means too{note})"
+        f"Average relative gain over the reference: {100 * gain:+.1f} % (dominated by tasks with a "
+        f"reference near zero; compare the means as well{note})"
     )

@@ -1,14 +1,13 @@
-"""Search for settings of adaptation on development tasks, or of training on the tasks' own rows.
+"""Search hyperparameters of adaptation on development tasks, or of training on its tasks.
 
-A trial has its own folder, and the results of its jobs. No test row is read: jobs are run without
-their test score.
+Each trial has a folder with the results of its jobs. Test rows are never read.
 
 References:
-    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: rates of adaptation are chosen
-    on development tasks, that of training on the development rows of the training tasks.
-    Points of ranges are those of a tree-structured Parzen estimator: Bergstra, Bardenet, Bengio and
-    Kégl, Algorithms for Hyper-Parameter Optimization, NeurIPS 2011; by Optuna: Akiba, Sano, Yanase,
-    Ohta and Koyama, KDD 2019, arXiv:1907.10902.
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: adaptation rates are selected
+    on development tasks, the training rate on development rows of the training tasks.
+    Ranges are sampled by a tree-structured Parzen estimator: Bergstra, Bardenet, Bengio and Kégl,
+    Algorithms for Hyper-Parameter Optimization, NeurIPS 2011; in Optuna: Akiba, Sano, Yanase, Ohta
+    and Koyama, KDD 2019, arXiv:1907.10902.
 """
 
 import hashlib
@@ -49,29 +48,29 @@ from mttl.runtime.text_table import TextTable
 from mttl.tasks.partition import MEAN
 from mttl.training.text_to_text import mean_score
 
-# One value for each searched setting, by its dotted name.
+# Values of the searched settings by dotted name.
 Values = dict[str, Any]
 TrialResults = tuple[FewShotResult, ...]
-# The file of a trial's folder that holds its values.
+# File with a trial's values in its folder.
 VALUES = "values.json"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried, by dotted name, and the results of all jobs."""
+    """Settings of a trial by dotted name, and the results of all its jobs."""
 
     values: Values
     results: TrialResults
 
     @property
     def task_scores(self) -> dict[str, float]:
-        """The mean score of every task over its samples and seeds, as a fraction."""
+        """Mean score of each task over samples and seeds, as a fraction."""
         scores = by_task(self.results, "dev")
         return {task: mean_score(group) for task, group in scores.items()}
 
     @property
     def score(self) -> float:
-        """The mean over tasks, by which settings are chosen."""
+        """Mean score over tasks, which selects the best trial."""
         return mean_score(list(self.task_scores.values()))
 
 
@@ -81,30 +80,30 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
-    """Return the name of a trial's folder: its settings, so that equal trials share their jobs."""
-    # A plus, as of 1e+30, joins files of a configuration.
+    """Return the name of a trial's folder: its settings, so that equal trials share jobs."""
+    # A plus, as in 1e+30, would join configuration files.
     return ",".join(f"{name}={value}" for name, value in sorted(values.items())).replace("+", "")
 
 
 def note_values(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write a trial's settings into its folder, so that `finished_trials` finds it."""
+    """Write a trial's settings to its folder, where `finished_trials` finds them."""
     write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
 
 
 def job_results(folder: Path, jobs: Sequence[FewShotJob]) -> TrialResults:
-    """Return the results of a trial's jobs, none unless all have ended."""
+    """Return the results of a trial's jobs; empty unless all have finished."""
     known = Results(folder).finished
     return tuple(known[job] for job in jobs) if all(job in known for job in jobs) else ()
 
 
 def finished_trials(folder: Path, results_of: Callable[[Path], TrialResults]) -> list[Trial]:
-    """Return the trials in the folders of a folder that have results."""
+    """Return the finished trials in a folder."""
     places = {path: results_of(path.parent) for path in sorted(folder.glob(f"*/{VALUES}"))}
     return [Trial(read_json(path, MttlError, dict), own) for path, own in places.items() if own]
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials, those with higher scores first; equal ones stay in order."""
+    """Return the trials by descending score; the order of ties is kept."""
     return sorted(trials, key=lambda trial: -trial.score)
 
 
@@ -121,9 +120,9 @@ def best_fragment(trials: Sequence[Trial]) -> str:
 
 
 def write_trials(path: Path, trials: Sequence[Trial]) -> None:
-    """Write a table as CSV: the settings, the score, and the score of every task (fractions).
+    """Write trials to a CSV file: settings, score, and the score of each task (fractions).
 
-    A setting that a trial did not search is empty: it has the configuration's value there.
+    A setting that a trial did not search is empty and has the configuration's value.
     """
     blank = dict.fromkeys(_names(trials), "")
     rows = [
@@ -137,7 +136,7 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
 
 def trials_table(trials: Sequence[Trial], title: str) -> Table:
-    """Return all trials, the best first, with their scores in %."""
+    """Return a table of all trials, best first, with scores in %."""
     (best, *_), names = ranked(trials), _names(trials)
     table = TextTable(title, digits=1).words(*names).numbers("dev", "jobs")
     for trial in ranked(trials):
@@ -145,8 +144,8 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
         shown = [f"{value:.3g}" if isinstance(value, float) else value for value in cells]
         table.add(*shown, 100 * trial.score, len(trial.results))
     table.caption = (
-        f"dev: the mean over {', '.join(best.task_scores)}, on development rows. "
-        "No test row was read. The file trials.csv has the score of every task"
+        f"dev: mean over {', '.join(best.task_scores)} on development rows. Test rows were not "
+        "read. trials.csv has the score of each task"
     )
     if silent := silent_tasks(best.results):
         table.caption += f". All answers of the best trial are empty on {some(silent)}"
@@ -156,7 +155,7 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
 
 
 def _names(trials: Sequence[Trial]) -> list[str]:
-    """Return the settings that any trial searched: a folder may hold trials of several grids."""
+    """Return the settings that any trial searched; grids may differ."""
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
 
 
@@ -167,12 +166,11 @@ def search_ranges(
     jobs: Sequence[FewShotJob],
     journal: Path,
 ) -> None:
-    """Draw and evaluate trials until there are enough, continuing an earlier start.
+    """Sample and evaluate trials up to the limit, continuing an earlier start.
 
-    Draws depend only on the seed and the finished trials, so an interrupted search ends like an
-    uninterrupted one. Trials of an earlier start are evaluated again, from the results of their
-    jobs. Other jobs, ranges or seeds begin another search in the same journal. The folder is
-    locked by the caller.
+    Samples depend only on the seed and the finished trials, so an interruption does not change the
+    result. Trials of an earlier start are evaluated again from the results of their jobs. Different
+    jobs, ranges or seeds begin a new study in the same journal. The caller locks the folder.
     """
     check_libraries("optuna")
     import optuna.storages.journal
@@ -180,7 +178,7 @@ def search_ranges(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ranges, seed = search.ranges, search.seed
     drop_cut_line(journal)
-    # The folder has a lock. Optuna's own is a file that a kill leaves, and all wait for.
+    # The folder is locked. Optuna's own lock file would remain after a kill.
     held: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
     backend = optuna.storages.journal.JournalFileBackend(str(journal), held)
     study = optuna.create_study(
@@ -191,13 +189,13 @@ def search_ranges(
     )
     states = optuna.trial.TrialState
     for trial in study.get_trials(states=(states.RUNNING,)):
-        study.tell(trial.number, state=states.FAIL)  # it was interrupted
+        study.tell(trial.number, state=states.FAIL)  # interrupted
     finished = study.get_trials(states=(states.COMPLETE,))[: search.trials]
     for trial in finished:
         evaluate({name: trial.params[name] for name in ranges})
     for number in range(len(finished), search.trials):
-        # A seed for each trial: one for all would begin its draws again after every start. A sum
-        # would give trials of neighbouring seeds the same draws.
+        # A seed per trial: a common one would repeat its samples after every restart, and a sum
+        # would give equal samples to trials of neighbouring seeds.
         own_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
         study.sampler = optuna.samplers.TPESampler(seed=own_seed)
         trial = study.ask()
@@ -217,24 +215,24 @@ def _digest(ranges: Mapping[str, Range], seed: int, jobs: Sequence[FewShotJob]) 
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-MOST_SAID = 2000  # characters at the end of a log, among which a message is
-# Settings that say nothing about what a training scores.
+MOST_SAID = 2000  # characters at the end of a log that are searched
+# Settings that do not affect the score of a training.
 MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 
 @dataclass(frozen=True)
 class AdaptationTrials:
-    """Trials that are few-shot jobs, of which a part runs here."""
+    """Trials that consist of few-shot jobs, of which this process runs a shard."""
 
     adaptation: Adaptation
     shard: Shard
 
     def results(self, place: Path) -> TrialResults:
-        """Return the results of all jobs of the trial in a folder, none unless all have ended."""
+        """Return the results of a trial's jobs; empty unless all have finished."""
         return job_results(place, self.adaptation.jobs)
 
     def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:
-        """Run the trial of a folder, unless that has ended before."""
+        """Run the missing jobs of a trial."""
         trial = replace(self.adaptation, given=with_settings(self.adaptation.given, values))
         note_values(place, values)
         with Results(place, self.shard).writing() as results:
@@ -247,12 +245,12 @@ class AdaptationTrials:
 
 @dataclass(frozen=True)
 class TrainingTrials:
-    """Trials that are each a `mttl train`; a finished one is read, an interrupted one continues."""
+    """Trials that are trainings; finished ones are reused, interrupted ones continue."""
 
     config: Config
 
     def results(self, place: Path) -> TrialResults:
-        """Return the development scores of the training in a folder, none if it has not ended."""
+        """Return the development scores of a training; empty if it has not finished."""
         path = RunFolder(place).results
         columns = ["task", "split", "metric", "score"]
         rows = read_table(path, MttlError, columns) if path.is_file() else []
@@ -270,7 +268,7 @@ class TrainingTrials:
         )
 
     def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:
-        """Train as the folder says, unless that has ended before."""
+        """Run the training of a trial, unless it has finished."""
         with diverged.noted(place.name):
             if not self.results(place):
                 self._train(values, place)
@@ -289,12 +287,12 @@ class TrainingTrials:
         if ended.returncode:
             said = Path(log.name).read_text(encoding="utf-8", errors="replace")[-MOST_SAID:]
             kind = DivergedError if USELESS in " ".join(said.split()) else MttlError
-            raise kind(f"the trial {path.name} failed; what it printed is in '{log.name}'")
+            raise kind(f"the trial {path.name} failed; see its output in '{log.name}'")
 
 
-@only_warnings("mttl.data")  # of small files of every job
+@only_warnings("mttl.data")  # every job reads small files
 def search_run(config: Config, options: Namespace, command: Sequence[str]) -> None:
-    """Search, write what was found and print a table."""
+    """Run the search, write the results and print a table."""
     console, status = make_console(), make_console(stderr=True)
     search, shard = check_search(config), options.shard
     named, shares = ", ".join(search.names), options.workers > 1 or shard.n_shards > 1
@@ -307,13 +305,13 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
         given |= {"--shard": shard.n_shards > 1}
         if useless := [name for name, value in given.items() if value]:
             raise ConfigError(
-                f"{', '.join(useless)} would change nothing: settings of training ({named}) are "
-                "searched by trainings, on the tasks of training; leave them out"
+                f"{', '.join(useless)} would have no effect in a search of training settings "
+                f"({named}), which trains on the training tasks; remove it"
             )
         if config.data.split == "train+dev":
             raise ConfigError(
-                "data.split 'train+dev' trains on the rows that a search scores: set -k "
-                "data.split=train data.validation=dev, and train with what is found on both"
+                "data.split 'train+dev' trains on the rows that a search scores; use -k "
+                "data.split=train data.validation=dev, and train with the result on both"
             )
         folder = Path(options.out or Path(config.run.dir) / f"search-{config.run.name}")
         problem = f"the trials in '{folder}' were made with other settings"
@@ -321,11 +319,11 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
         work = TrainingTrials(config)
     else:
         if options.source is None:
-            raise ConfigError(f"{named} are of adaptation: name a trained run with --from RUN")
+            raise ConfigError(f"{named} are settings of adaptation; name a run with --from RUN")
         if search.ranges and shares:
             raise ConfigError(
-                "--workers and --shard share the trials of search.grid or search.points: a trial "
-                "of search.ranges is drawn from the scores of those before. Leave them out"
+                "--workers and --shard do not work with search.ranges, whose trials depend on "
+                "earlier scores; remove them, or use search.grid or search.points"
             )
         chosen = {"samples": read_samples(options.samples), "allow_seen": options.allow_seen}
         chosen |= {"backbone": options.backbone, "splits": ("dev",)}
@@ -340,7 +338,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
 
     points = points_of(search)
     n_trials, n_tried = len(points) or search.trials, 0
-    # The best is sought among all trials of the folder, those of earlier grids too.
+    # The best trial is selected among all in the folder, including earlier grids.
     places = folder / "trials"
     found = finished_trials(places, work.results)
     trials, diverged = {trial_name(trial.values): trial for trial in found}, Diverged()
@@ -349,7 +347,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
             for values in points:
                 work.run(values, places / trial_name(values), count, diverged)
             part = f"part {shard.number} of {shard.n_shards}"
-            status.print(f"{part} has ended; start without --shard")
+            status.print(f"{part} has finished; repeat the command without --shard for the table")
             diverged.report()
             return
 
@@ -359,7 +357,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
             work.run(values, places / name, count, diverged)
             results = work.results(places / name)
             n_tried += 1
-            trials.pop(name, None)  # those of this start stand last, in their order
+            trials.pop(name, None)  # trials of this start come last, in order
             if results:
                 trials[name] = Trial(values, results)
                 score = trials[name].score
@@ -370,8 +368,8 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
             return score
 
         refusal = ConfigError(
-            f"another process searches in '{folder}': wait for it, or choose another folder with "
-            "--out"
+            f"another mttl search is writing to '{folder}'; wait for it, or choose another folder "
+            "with --out"
         )
         with locked(folder / ".lock", refusal):
             if search.ranges:
@@ -386,23 +384,22 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
 
 
 def points_of(search: Search) -> list[Values]:
-    """Return the trials that do not depend on one another."""
+    """Return the trials that do not depend on others."""
     return search.points or (grid_points(search.grid) if search.grid else [])
 
 
 def check_search(config: Config) -> Search:
-    """Return what to search, or say what is wrong with it before anything runs."""
+    """Return the search settings; raises a `ConfigError` if a trial is invalid."""
     search = config.search
     if not search.names:
         raise ConfigError(
-            "search.grid, search.points and search.ranges are empty: there is nothing to try. Add "
-            "a file to -c, such as crossfit.yaml+search/mhr.yaml, or "
-            "-k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
+            "search.grid, search.points and search.ranges are empty; add a file to -c, such as "
+            "crossfit.yaml+search/mhr.yaml, or set -k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
         )
     ends = [{name: getattr(x, end) for name, x in search.ranges.items()} for end in ("low", "high")]
     for values in points_of(search) or ends:
         try:
             with_settings(config, values)
         except ConfigError as error:
-            raise ConfigError(f"section search: the trial {trial_name(values)}: {error}") from None
+            raise ConfigError(f"section search, trial {trial_name(values)}: {error}") from None
     return search

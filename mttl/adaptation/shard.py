@@ -1,4 +1,4 @@
-"""Parts of the jobs of an adaptation, and processes that share them."""
+"""Shards of adaptation jobs, and the processes that run them."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ Job = TypeVar("Job")
 
 @dataclass(frozen=True)
 class Shard:
-    """One part of several that share the jobs; parts are numbered from 1."""
+    """One of several shards of the jobs, numbered from 1."""
 
     number: int = 1
     n_shards: int = 1
@@ -23,31 +23,31 @@ class Shard:
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.n_shards:
             raise TaskError(
-                f"shard {self.number}/{self.n_shards}: the first number must lie between 1 and "
+                f"shard {self.number}/{self.n_shards}: the first number must be from 1 to "
                 "the second"
             )
 
     def share(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs of this part."""
+        """Return the jobs of this shard."""
         return list(jobs[self.number - 1 :: self.n_shards])
 
     def part(self, number: int, n_parts: int) -> "Shard":
-        """Return a part of this part."""
+        """Return a sub-shard of this shard."""
         return Shard(self.number + (number - 1) * self.n_shards, n_parts * self.n_shards)
 
     @property
     def file(self) -> str:
-        """The name of the file that this part writes."""
+        """Name of this shard's results file."""
         part = f"-{self.number}-of-{self.n_shards}" if self.n_shards > 1 else ""
         return f"results{part}.jsonl"
 
 
 def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
-    """Share the jobs among processes of a command, one GPU each, and wait for them.
+    """Run a command in several processes that share the jobs, one GPU each, and wait.
 
     Raises:
-        MttlError: If one of them broke off; what the others finished is kept. Jobs that one has
-            reported as failed, such as those that diverged, are left to the caller.
+        MttlError: If a process failed; finished jobs are kept. Failed jobs, such as diverged ones,
+            are left to the caller.
     """
     threads = str(max(1, (os.cpu_count() or 1) // n_workers))
     parts = [shard.part(number, n_workers) for number in range(1, n_workers + 1)]
@@ -67,6 +67,6 @@ def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
             worker.terminate()
     if failed:
         raise MttlError(
-            f"worker {', '.join(map(str, failed))} of {n_workers} failed; its message is above. "
-            "Start again to run what is left"
+            f"worker {', '.join(map(str, failed))} of {n_workers} failed; see its message above. "
+            "Repeat the command to run the remaining jobs"
         )

@@ -1,1 +1,1 @@
-"""From a validated configuration to a model, and the plan of its memory."""
+"""Build models from configurations, and plan their memory."""

@@ -1,4 +1,4 @@
-"""Whether skills work on a backbone: found out by running it, not by its name."""
+"""Test by forward passes whether skills work on a backbone."""
 
 import logging
 import re
@@ -21,48 +21,48 @@ from mttl.skills.skilled_layer import SkilledLayer
 from mttl.training.packing_check import apart, evaluating
 
 _log = logging.getLogger(__name__)
-PROMPTS, N_ANSWER = (4, 7), 3  # tokens of the prompts of both rows, and of each answer
-PASSES = ("in training", "in generation, with a cache")  # one row alone is generated without
+PROMPTS, N_ANSWER = (4, 7), 3  # prompt tokens of both rows, and answer tokens
+PASSES = ("in training", "in generation, with a cache")  # a single row is generated without cache
 
 
 class AttachmentProbe:
-    """Compares a backbone with skills to itself without: on two short rows.
+    """Compares a backbone with and without skills on two short rows.
 
-    Parameters, buffers, modes and random states stay as they are. Weights that are elsewhere (on
-    the meta device) are not asked, nor is a backbone that does not run here without skills. One
-    whose own rows are not apart is warned of.
+    Parameters, buffers, modes and random states are not changed. Weights on the meta device are not
+    tested, nor is a backbone that fails here without skills. A warning is logged if padding changes
+    the backbone's answers.
     """
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         self.backbone, self.name = backbone, type(backbone).__name__
         self.plain: list[Tensor] | None = None
-        self.own = [0.0] * len(PASSES)  # how far rows are from being apart
+        self.own = [0.0] * len(PASSES)  # effect of padding without skills
         if any(value.is_meta for value in backbone.parameters()):
             return
         try:
             with evaluating(backbone), torch.no_grad():
                 self.plain, alone = self._run(2), self._run(1)
-        except Exception as error:  # it needs another device, say: skills are not to blame
+        except Exception as error:  # for example, it needs another device
             _log.warning(
-                "skills are not tried out: this %s does not run here: %s", self.name, error
+                "cannot test the skills, because this %s does not run here: %s", self.name, error
             )
             return
         self.own = [apart(*rows) for rows in zip(self.plain, alone, strict=True)]
         if max(self.own) > 1:
             _log.warning(
-                "a row in a padded batch gets other answers than alone from this %s, without "
-                "skills too (%s): answer rows of one length, or one at a time",
+                "padding changes the answers of this %s, even without skills (%s); use rows of one "
+                "length, or a batch size of 1",
                 *(self.name, PASSES[self.own.index(max(self.own))]),
             )
 
     def check(self, slot: RoutingSlot, kinds: str, promised: bool) -> None:
-        """Refuse skills that do not work where they were put: one of these does not hold.
+        """Raise a `ConfigError` if skills do not work where they are attached.
 
-        | property | how it is found out |
+        | required property | test |
         |---|---|
-        | new skills change nothing | logits are compared; prefixes in the softmax are left out |
-        | every place has an effect | logits have gradients at its skills, away from their start |
-        | rows are apart | a short row in a padded batch, with a cache, equals the row alone |
+        | new skills change nothing | logits are compared; prefixes in the softmax are omitted |
+        | every attachment point has an effect | logits have gradients at its skills |
+        | rows are independent | a short row in a padded batch, with a cache, equals the row alone |
         """
         if self.plain is None:
             return
@@ -75,7 +75,7 @@ class AttachmentProbe:
                 fault = self._fault(layers, slot, promised, [*skills])
         except MemoryError:
             raise
-        except Exception as error:  # models answer what is new to them with errors of all sorts
+        except Exception as error:  # models raise errors of any type
             fault = f"{error} ({type(error).__name__})"
         finally:
             for value, (before, trained) in zip(skills, kept, strict=True):
@@ -90,7 +90,7 @@ class AttachmentProbe:
     def _fault(
         self, layers: dict[str, SkilledLayer], slot: RoutingSlot, promised: bool, skills: list[Any]
     ) -> str:
-        """Return what does not hold, or nothing; the skills are others afterwards."""
+        """Return the property that fails, or an empty text; skills are modified."""
         one, draw = next(iter(layers.values())).inventory, torch.Generator().manual_seed(0)
         shape = 1 + max(layer.group for layer in layers.values()), 2, one.n_heads, one.n_skills
         mixing = torch.rand(shape, generator=draw).softmax(-1).to(self.backbone.device)
@@ -99,7 +99,7 @@ class AttachmentProbe:
             with torch.no_grad(), slot.use(_Watched(mixing, {id(layer) for layer in loud})):
                 fresh = self._run(2)
             if not max(map(apart, fresh, self.plain or ())) <= 1:
-                return "new skills change what it computes, as parts of it are lost under them"
+                return "new skills change the model's output"
 
         for value in skills:
             noise = torch.randn(value.shape, generator=draw).to(value)
@@ -109,7 +109,7 @@ class AttachmentProbe:
         with torch.no_grad(), slot.use(_Watched(mixing[:, :1])):
             alone = self._run(1)
         logits = both[0].float()
-        # What a layer merged, and the skills that it alone has: some compute with them as they are.
+        # The merged tensors of a layer, and its own skills, which some layers use directly.
         held = Counter(v for layer in layers.values() for v in layer.inventory.parameters())
         own = {
             path: [
@@ -124,7 +124,7 @@ class AttachmentProbe:
         gradients = zip(parts, found, strict=True)
         live = {id(part) for part, value in gradients if value is not None and value.any()}
         works: dict[str, bool] = {}
-        for path, used_by in own.items():  # of the experts of a block, a batch reaches some
+        for path, used_by in own.items():  # a batch reaches only some experts of a block
             name = re.sub(r"^(.*[._]\d+\..*[._])\d+(?=\.)", r"\1*", path)
             works[name] = works.get(name, False) or not live.isdisjoint(map(id, used_by))
         idle, used = ([name for name in works if works[name] is wanted] for wanted in (False, True))
@@ -133,15 +133,15 @@ class AttachmentProbe:
             return f"skills at '{idle[0]}' and {len(idle) - 1} more have no effect{instead}"
         for passed, ours, theirs, most in zip(PASSES, both, alone, self.own, strict=True):
             if not apart(ours.detach(), theirs) <= max(1, 4 * most):
-                return f"a row in a padded batch gets other answers than alone ({passed})"
+                return f"padding changes the answers ({passed})"
         return ""
 
     def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:
-        """Return the logits of the first rows in both ways; the tokens of answers are fixed."""
+        """Return logits of the first rows by teacher forcing and by generation of fixed tokens."""
         model: Any = self.backbone
         decoder_only, pad_id = is_decoder_only(model), getattr(model.config, "pad_token_id", 0) or 0
         n_ids = len(model.get_input_embeddings().weight)
-        # Special tokens, the first ones as a rule, have a meaning of their own for some models.
+        # The first ids are usually special tokens, which have a meaning for some models.
         texts = [
             [3 + index % max(1, n_ids - 3) for index in range(first, first + n_prompt + N_ANSWER)]
             for first, n_prompt in enumerate(PROMPTS[:n_rows])
@@ -162,7 +162,7 @@ class AttachmentProbe:
 
 
 class _Watched(Routing):
-    """Keeps what layers merged for it; some see prefixes of no keys."""
+    """Records the merged tensors of layers; layers in ``empty`` receive empty prefixes."""
 
     def __init__(self, mixing: Float[Tensor, "G B H K"], empty: Collection[int] = ()) -> None:
         super().__init__(torch.arange(mixing.shape[1]), mixing)

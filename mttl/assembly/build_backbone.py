@@ -1,4 +1,4 @@
-"""From the section `backbone` to a language model and its tokenizer."""
+"""Build a language model and its tokenizer from the section `backbone`."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -24,22 +24,22 @@ from mttl.models.backbone import (
 
 
 def place_of(name: str) -> str:
-    """Return the path of a folder, as given or as it is shipped; else the name of the hub."""
+    """Return the path of a folder, given or shipped; otherwise the name on the hub."""
     folder = resolve_folder(name)
     return str(folder) if folder.is_dir() and name != BYTE_TOKENIZER else name
 
 
 def places_of(backbone: Backbone) -> dict[str, str]:
-    """Return where the folders lie that the section names, by setting."""
+    """Return the absolute paths of folders that the section names, by setting."""
     names = {"name": getattr(backbone, "name", None), "tokenizer": backbone.tokenizer}
     given = {key: place_of(name) for key, name in names.items() if name}
     return {key: str(Path(place).resolve()) for key, place in given.items() if Path(place).is_dir()}
 
 
 def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Backbone:
-    """Return the section with folders where they were in training, unless they are found as named.
+    """Return the section with its folders at their paths in training, unless found by name.
 
-    ``places`` are those of `places_of` in training, or paths inside the run, which has its own.
+    ``places`` come from `places_of` in training, or are paths inside the run.
     """
     moved = {
         key: str(run / place)
@@ -51,16 +51,16 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
 
 
 def check_packable(backbone: Backbone, packed_length: int) -> None:
-    """Refuse, before weights are loaded, a backbone whose rows cannot share a sequence."""
+    """Raise a `ConfigError` for an encoder–decoder, before weights are loaded."""
     if architecture(backbone)[1].is_encoder_decoder:
         raise ConfigError(
-            f"data.packed_length ({packed_length}) is for decoder-only backbones; "
-            "data.token_budget and data.length_window save padding too"
+            f"data.packed_length ({packed_length}) needs a decoder-only backbone; use "
+            "data.token_budget or data.length_window instead to reduce padding"
         )
 
 
 def architecture(backbone: Backbone) -> tuple[Any, PretrainedConfig]:
-    """Return the class of a language model, and its configuration; no weights are read."""
+    """Return the class and the configuration of a language model without reading weights."""
     if isinstance(backbone, RandomBackbone):
         return new_architecture(backbone.model_type, backbone.config)
     return read_architecture(place_of(backbone.name), **_version(backbone))
@@ -71,7 +71,7 @@ def _version(backbone: Pretrained) -> dict[str, Any]:
 
 
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that the configuration names."""
+    """Load the tokenizer of a configuration."""
     if backbone.tokenizer is not None:
         return load_tokenizer(place_of(backbone.tokenizer))
     assert isinstance(backbone, Pretrained)
@@ -79,7 +79,7 @@ def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
 
 
 def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedModel:
-    """Load or build the backbone; frozen unless it is trained too."""
+    """Load or build the backbone, with its trained parameters unfrozen."""
     if isinstance(backbone, RandomBackbone):
         with torch.device("meta") if empty else nullcontext():
             model = build_random(backbone.model_type, backbone.config)
@@ -100,13 +100,13 @@ def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedMode
 def check_vocabulary(
     backbone: Backbone, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> None:
-    """Refuse a backbone that has fewer embeddings than its tokenizer has tokens."""
+    """Raise a `ConfigError` if the backbone has fewer embeddings than the tokenizer has tokens."""
     size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
     n_tokens = len(tokenizer)
     if size < n_tokens:
         raise ConfigError(
             f"backbone.tokenizer ('{backbone.tokenizer or backbone.title}') has {n_tokens} tokens, "
-            f"and the backbone '{backbone.title}' embeddings for {size}. Name the tokenizer that "
-            "it was trained with, or give the backbone more: a new one by "
-            "backbone.config.vocab_size, another by resize_token_embeddings of transformers"
+            f"but the backbone '{backbone.title}' has embeddings for {size}. Use the tokenizer of "
+            "the backbone, or more embeddings: backbone.config.vocab_size of a new backbone, or "
+            "resize_token_embeddings of transformers"
         )

@@ -1,4 +1,4 @@
-"""From skills that were trained apart to a model of ours, and to the folder of a run."""
+"""Build a model and a run folder from imported skills."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from mttl.skills.targets import linear_features
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.training.report import write_routing
 
-# Probability 1 or 0 to the last bit of single precision, yet with a gradient left.
+# Logit of a probability that rounds to 1 or 0 but still has a gradient.
 CERTAIN = 20.0
 
 
@@ -32,11 +32,11 @@ def build_imported(
     *,
     logits: Mapping[str, Tensor] | None = None,
 ) -> Built:
-    """Put imported low-rank skills, factors (K, I, r) and (K, O, r) by layer, on a backbone.
+    """Put imported low-rank skills on a backbone; factors (K, I, r) and (K, O, r) by layer.
 
-    The sections skills and router, or moe, are of as many skills, of their rank, on their layers.
-    Polytropon's router starts at the given logits (T, H, K) of every layer, or, to rounding, where
-    the private one is.
+    The sections skills and router, or moe, must match the number, rank and layers of the skills.
+    The polytropon router starts from the given logits (T, H, K) of every layer, or approximately
+    from the private router's weights.
     """
     built = build(settings, tasks, check=lambda network: check_layers(network, layers))
     model = built.model
@@ -77,7 +77,7 @@ def _fill(inventory: Inventory, down: Tensor, up: Tensor) -> None:
 def save_imported(
     out: Path, imported: Built, settings: Mapping[str, Any], files: Mapping[str, str] | None = None
 ) -> None:
-    """Write the folder of a run."""
+    """Write a run folder."""
     with new_folder(out) as temporary:
         imported.save_skills(temporary / "skills", settings)
         if groups := imported.attachment.groups:
@@ -88,7 +88,7 @@ def save_imported(
 
 
 def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Refuse skills of layers that a network lacks, or of another size."""
+    """Raise a `CheckpointError` if a network lacks layers of the skills, or sizes differ."""
     modules = dict(network.named_modules())
     absent = [path for path in layers if path not in modules]
     other = [
@@ -96,9 +96,9 @@ def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]
         for path, (down, up) in layers.items()
         if path in modules and linear_features(modules[path]) != (down.shape[1], up.shape[1])
     ]
-    wrong = {"these layers are missing": absent, "are not linear or of other sizes": other}
+    wrong = {"missing layers": absent, "not linear or of other sizes": other}
     if problems := grouped(wrong):
         raise CheckpointError(
-            f"the skills do not fit the backbone, in which {'; '.join(problems)}. Name the model "
-            "that they were trained on (--backbone)"
+            f"the skills do not fit the backbone: {'; '.join(problems)}. Name the model that they "
+            "were trained on with --backbone"
         )

@@ -1,4 +1,4 @@
-"""From the section ``moe`` to layers on a backbone."""
+"""Build mixture-of-experts layers from the section ``moe``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def build_experts(
         router, balance = moe.router, moe.balance
         given: dict[str, Any] = {"in_features": place.in_features, "n_experts": moe.n_experts}
         given["vocabulary_size"] = int(embeddings.weight.shape[0])
-        if "rank" in getattr(router.part_class, "internal", ()):  # of what reads members
+        if "rank" in getattr(router.part_class, "internal", ()):  # routers that read members
             given["rank"] = moe.experts.rank
         if balance.bias:
             given["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
@@ -53,8 +53,8 @@ def build_experts(
             given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
             if "balance" not in {item.name for _, item in arguments(router.part_class)}:
                 raise ValueError(
-                    f"the router '{router.kind}' takes no balance loss. Leave out moe.balance, or "
-                    "let the constructor of the class take an argument `balance`"
+                    f"the router '{router.kind}' takes no balance loss. Remove moe.balance, or "
+                    "add an argument `balance` to the constructor of the class"
                 )
         return router.make(**given)
 

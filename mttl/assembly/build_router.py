@@ -1,4 +1,4 @@
-"""From the section `router` to a task router."""
+"""Build a task router from the section `router`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -22,20 +22,20 @@ Table = Mapping[str, Sequence[str]]
 
 
 def router_class(router: Router) -> type[TaskRouter]:
-    """Return the class of the router that the configuration describes, once it is loaded."""
+    """Return the class that the configured router has when it is loaded from a run."""
     found = router.part_class
     fixed = issubclass(found, FixedRouter) and not found.draws
     return FixedRouter if fixed and not isinstance(router, PluginSection) else found
 
 
 def count_skills(n_skills: int | Literal["per_task"], router: Router, n_tasks: int) -> int:
-    """Return how many skills there are for some tasks."""
+    """Return the number of skills for a number of tasks."""
     common = n_tasks if n_skills == "per_task" else n_skills
     return common + (n_tasks * getattr(router, "n_private", 0))
 
 
 def counted(router: Router) -> Router:
-    """Return the section of a router whose private skills are counted in ``skills.n_skills``."""
+    """Return the router's section with its private skills included in ``skills.n_skills``."""
     return router.model_copy(update={"n_private": 0}) if hasattr(router, "n_private") else router
 
 
@@ -49,23 +49,23 @@ def build_router(
     trained: bool = False,
     n_features: int | None = None,
 ) -> TaskRouter:
-    """Build the router that the configuration describes."""
+    """Build the router of a configuration."""
     sizes = dict(zip(SIZES, (n_groups, len(tasks), n_heads, n_skills), strict=True))
     custom = isinstance(router, PluginSection)
     if trained and router_class(router) is FixedRouter:
-        # The matrix is among what is loaded; the file it came from need not exist any more.
+        # The matrix is loaded later; its original file may no longer exist.
         return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
     names = [] if custom else [name for name in READERS if name in router.own_settings]
     read = {name: READERS[name](getattr(router, name), tasks, n_skills) for name in names}
     made = router.make(**sizes, **read, n_features=n_features or 1)
-    for seen in made.seen:  # to be filled in before training, or loaded
+    for seen in made.seen:  # filled before training, or loaded
         if seen != "prompts":
             made.show(seen, torch.zeros(made.n_tasks, n_features or 0))
     return _checked(made, router.kind, tuple(sizes.values())) if custom else made
 
 
 def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
-    """Return a custom router after a check of the shape of its weights."""
+    """Return a plug-in router after checking the shape of its weights."""
     with torch.no_grad():
         try:
             shape = tuple(made.matrix().shape)
@@ -73,50 +73,50 @@ def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
             raise PluginError(f"'{kind}': {describe_error(error)}") from error
     if shape != sizes:
         raise ConfigError(
-            f"router.kind '{kind}' gives weights of shape {shape}, and must give {sizes}: groups, "
-            "tasks, heads, skills"
+            f"router.kind '{kind}' returns weights of shape {shape}; they must have the shape "
+            f"{sizes} (groups, tasks, heads, skills)"
         )
     return made
 
 
 def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[Tensor, "T K"]:
-    """Read the weights of the Expert baseline for some tasks; the file may hold more.
+    """Return the rows of an expert matrix for some tasks; the file may have more.
 
-    It is a CSV file with a header of ``task`` and the skills' names, and a row per task.
+    The CSV file has a header of ``task`` and the skills' names, and a row per task.
 
     Raises:
-        ConfigError: If the file is missing or malformed, has columns for another number of skills,
-            or a task has no row or no skill.
+        ConfigError: If the file is missing or malformed, or has another number of skills, or a task
+            has no row or only zeros.
     """
     path = find_file(name, setting="router.matrix")
     rows: dict[str, list[float]] = {}
     for row in read_table(path, ConfigError, ("task",)):
         task = row.pop("task")
         if task in rows:
-            raise ConfigError(f"'{path}' has two rows of '{task}'")
+            raise ConfigError(f"'{path}' has two rows for '{task}'")
         place = f"'{path}': a weight of '{task}'"
         rows[task] = [to_number(cell, place, ConfigError) for cell in row.values()]
     for task in tasks:
         problem = ""
         if task not in rows:
             problem = (
-                f" has no row for the task '{task}'.{nearest(task, rows)} Name the matrix of your "
-                "gym in data.expert_matrix"
+                f" has no row for the task '{task}'.{nearest(task, rows)} Set data.expert_matrix "
+                "to the matrix of your tasks"
             )
         elif not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
-            problem = f": the weights of '{task}' must be at least 0, and one of them above"
+            problem = f": the weights of '{task}' must be at least 0, and one above 0"
         if problem:
             raise ConfigError(f"'{path}'{problem}")
     if (n_columns := max(map(len, rows.values()), default=0)) != n_skills:
         raise ConfigError(
             f"'{name}' has columns for {n_columns} skills, but skills.n_skills is "
-            f"{n_skills}; set it to per_column"
+            f"{n_skills}; set it to per_column or change the file"
         )
     return torch.tensor([rows[task] for task in tasks])
 
 
 def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
-    """Return a configuration that names the factors of its tasks, where it routes by them."""
+    """Return a configuration with the factors of its tasks, if the router needs them."""
     router = config.router
     if getattr(router, "factors", True):
         return config
@@ -127,32 +127,32 @@ def with_factors(config: Config, gym: Gym, tasks: Sequence[str]) -> Config:
 def factor_rows(
     table: Table, tasks: Sequence[str], known: Table | None = None
 ) -> Float[Tensor, "T F"]:
-    """Return which tasks have which factors, as 1 or 0, by a table of theirs, and maybe of others.
+    """Return a matrix of 1 and 0 that shows which tasks have which factors.
 
-    The table ``known`` says which factors there are, in their order; by default it is the same.
+    ``known`` defines the factors and their order; by default it is ``table``.
 
     Raises:
-        ConfigError: If a task is not in the table, or has a factor that is not known.
+        ConfigError: If a task is not in the table, or has an unknown factor.
     """
     names = list(dict.fromkeys(name for own in (known or table).values() for name in own))
     rows = torch.zeros(len(tasks), len(names))
     for row, task in zip(rows, tasks, strict=True):
         if task not in table:
             raise ConfigError(
-                f"router.factors says nothing of the task '{task}'.{nearest(task, table)} Name its "
-                "factors there, or in TASKS.csv"
+                f"router.factors has no task '{task}'.{nearest(task, table)} Add its factors "
+                "there, or in TASKS.csv"
             )
         for name in table[task]:
             if name not in names:
                 raise ConfigError(
-                    f"the task '{task}' has the factor '{name}', which no task of training "
-                    f"has.{nearest(name, names)} Learn it, with adapt.init 'mean' or 'fresh'"
+                    f"the task '{task}' has the factor '{name}', which no training task "
+                    f"has.{nearest(name, names)} Use adapt.init 'mean' or 'fresh' instead"
                 )
             row[names.index(name)] = 1
     return rows
 
 
-# Arguments that are read for the tasks and the number of skills: see `ReadFrom`.
+# Readers of arguments that depend on the tasks and the number of skills; see `ReadFrom`.
 READERS: dict[str, Callable[[Any, Sequence[str], int], torch.Tensor]] = {
     "matrix": read_expert_matrix,
     "factors": lambda table, tasks, n_skills: factor_rows(table, tasks),

@@ -1,4 +1,4 @@
-"""A run and the tasks that were adapted from it, each task with the model that answers it."""
+"""Load a run and its adapted tasks, with the model of each task."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +18,9 @@ from mttl.runtime.processes import device_of
 def load_tasks(
     source: str | None, adapted: Sequence[str], backbone: str | None
 ) -> tuple[dict[str, Built], dict[str, str]]:
-    """Return the model of every task, and its metric; adapted tasks come before the run's own.
+    """Return the models and metrics by task; adapted tasks come before those of the run.
 
-    Models share equal tensors in memory, so they must not be changed.
+    Models share equal tensors in memory, so they must not be modified.
     """
     check_named(source, adapted)
     models: dict[str, Built] = {}
@@ -29,10 +29,10 @@ def load_tasks(
     folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
     for folder, run in folders:
         built = load_run(folder, run=run, backbone=backbone)
-        share_weights(built.model, weights)  # before another whole model is on the device
+        share_weights(built.model, weights)  # before another model is moved to the device
         built.model.to(device_of())
         if twice := [name for name in built.tasks if name in models and folder != source]:
-            raise ConfigError(f"--adapted '{folder}': another one is of the task '{twice[0]}' too")
+            raise ConfigError(f"--adapted '{folder}': '{twice[0]}' is loaded twice; remove one")
         models = {name: built for name in built.tasks} | models
         results = Path(folder) / "results.csv"
         if results.is_file():
@@ -45,10 +45,10 @@ def load_tasks(
 
 
 def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
-    """Let parameters and buffers equal to those of an earlier model be these; return their bytes.
+    """Share parameters and buffers with equal ones of earlier models; return the saved bytes.
 
-    The model is only to be read from now on; tensors that are shared come to the device of the
-    earlier one. ``known`` has those of earlier models by name, and receives the model's.
+    The model must not be modified afterwards; shared tensors are on the device of the earlier
+    model. ``known`` has the tensors of earlier models by name, and receives the model's.
     """
     saved = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -66,7 +66,7 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether tensors that lie apart are the same; packed ones, part by part."""
+    """Return whether tensors in different memory are equal; packed ones are compared by part."""
     if type(one) is not type(other):
         return False
     if is_packed(one):

@@ -1,4 +1,4 @@
-"""From a validated configuration to objects."""
+"""Build and load models from configurations and runs."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -40,22 +40,22 @@ from mttl.sparse.skill_file import SparseSkill
 from mttl.training.precision import answering_precision
 
 _log = logging.getLogger(__name__)
-# Settings that do not change what the network computes.
+# Settings that do not affect the computation.
 FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
-    """Build backbone, skills and router for some tasks, in training mode.
+    """Build the backbone, skills and router for some tasks, in training mode.
 
-    The backbone's dropout is on also where its weights are frozen, as in fine-tuning.
+    The dropout of a frozen backbone is active, as in fine-tuning.
 
     Raises:
-        ConfigError: If a part cannot be built, or learns nothing.
+        ConfigError: If a part cannot be built, or nothing is trained.
         CheckpointError: If the skills of an earlier run cannot be loaded, or do not fit.
     """
     if problems := missing_features(config, {"trains": "training"}):
         raise ConfigError("\n".join(problems))
-    # Where the model is sharded, the first process gives the others what they hold of it.
+    # With a sharded model, the first process sends its weights to the others.
     empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
     built = build(config, tasks, empty=empty)
     if not empty:
@@ -65,11 +65,12 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 
 
 def load_source(model: SkilledModel, config: Config) -> None:
-    """Give a model the skills, and the backbone, of the run that the configuration names, if any.
+    """Load skills and backbone of the run that a configuration starts from, if any.
 
     Raises:
-        CheckpointError: If there is no such run, or its sections backbone and skills, or for fusion
-            ``data.prefix``, differ from the configuration's; differences are listed.
+        CheckpointError: If the run does not exist, or its sections backbone and skills (for fusion
+            also ``data.prefix``) differ from the configuration's; the message lists the
+            differences.
     """
     fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
     name, source = "run.start", config.run.start
@@ -80,7 +81,7 @@ def load_source(model: SkilledModel, config: Config) -> None:
     saved = read_inventory(source)
     built_from = read_settings(saved, ModelSettings)
     if isinstance(built_from.aggregation, Fusion):
-        raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
+        raise CheckpointError(f"{name} '{source}' is a fusion; name the run whose skills it fused")
     theirs, ours = (
         one.model_dump(mode="json", include={"backbone", "skills"}, exclude={"backbone": FREE})
         for one in (built_from, config)
@@ -90,20 +91,20 @@ def load_source(model: SkilledModel, config: Config) -> None:
             theirs["skills"]["n_skills"], built_from.router, len(saved.tasks)
         )
         ours["skills"]["n_skills"] = model.router.n_skills
-    if fusion is not None:  # its skills stay as they are, and know one form of inputs
+    if fusion is not None:  # frozen skills need the same form of inputs
         theirs["data"] = {"prefix": built_from.data.prefix}
         ours["data"] = {"prefix": config.data.prefix}
     if differing := [line for _, line in differences(theirs, ours, "{} there, {} here")]:
         fragment = "aggregation/fusion.yaml" if fusion else "router/average.yaml"
         listed = "\n".join(differing)
         raise CheckpointError(
-            f"the configuration is not that of {name} '{source}':\n{listed}\n"
-            f"Start from that run's own: -c {source}/config.yaml+{fragment}"
+            f"the configuration differs from that of {name} '{source}':\n{listed}\n"
+            f"Use its own configuration: -c {source}/config.yaml+{fragment}"
         )
-    if built_from.data.prefix != config.data.prefix:  # refused above where it is a fusion
+    if built_from.data.prefix != config.data.prefix:  # an error above for a fusion
         _log.warning(
-            "the skills of %s '%s' have read inputs with data.prefix=%s and go on with %s: give "
-            "-k data.prefix=%s to show them what they know",
+            "the skills of %s '%s' were trained with data.prefix=%s, and training continues with "
+            "%s; use -k data.prefix=%s for the same inputs",
             *(name, source, built_from.data.prefix, config.data.prefix, built_from.data.prefix),
         )
     if hasattr(config.skills, "support"):
@@ -114,29 +115,29 @@ def load_source(model: SkilledModel, config: Config) -> None:
 def load_run(
     folder: str | Path, *, run: str | Path | None = None, backbone: str | Path | None = None
 ) -> Built:
-    """Load the trained inventory of a run, or an adapted task, in evaluation mode.
+    """Return the trained model of a run, or of an adapted task, in evaluation mode.
 
     Args:
-        folder: The run folder, or its ``skills/``; or the folder of an adapted task.
-        run: Where the run is that a task was adapted from, if it was moved.
-        backbone: Where a pretrained backbone is now, if not where it was in training.
+        folder: Run folder, its ``skills/``, or the folder of an adapted task.
+        run: Current folder of the run that a task was adapted from, if it was moved.
+        backbone: Current folder of the pretrained backbone, if it was moved.
 
     Raises:
-        CheckpointError: If the folder holds no inventory of a language model, or it does not fit
-            its backbone.
-        ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
+        CheckpointError: If the folder has no inventory of a language model, or it does not fit its
+            backbone.
+        ConfigError: If the backbone cannot be loaded, or is given although the run includes it.
     """
     saved = read_inventory(folder, run)
     if "backbone" not in saved.meta["settings"]:
-        raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
+        raise CheckpointError(f"'{saved.folder}' has policies and no language model")
     settings = read_found_settings(saved)
     if backbone is not None:
         if isinstance(settings.backbone, RandomBackbone):
-            raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
+            raise ConfigError(f"'{saved.folder}' includes its backbone; name no other backbone")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
         settings = settings.model_copy(update={"backbone": where})
     built = build(settings, saved.tasks, trained=True)
-    if hasattr(settings.skills, "support"):  # supports may differ in size from those drawn
+    if hasattr(settings.skills, "support"):  # saved supports may have other sizes
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
@@ -151,16 +152,16 @@ def from_pretrained(
     token: str | None = None,
     backbone: str | Path | None = None,
 ) -> Built:
-    """Load what `Built.save_pretrained` or `push_to_hub` wrote, or any run.
+    """Return a model saved by `Built.save_pretrained` or `push_to_hub`, or any run.
 
     Args:
         name: A folder, or ``"OWNER/NAME"`` on the model hub.
         revision: Branch, tag or commit on the hub.
-        token: For a private one; by default that of `hf auth login`.
-        backbone: As for `load_run`.
+        token: Token for a private repository; by default that of `hf auth login`.
+        backbone: Backbone folder, as for `load_run`.
 
     Raises:
-        ConfigError: If the folder does not exist, and the hub has no such repository.
+        ConfigError: If neither the folder nor the repository exists.
         CheckpointError: As for `load_run`.
     """
     folder = Path(name)
@@ -174,13 +175,13 @@ def inventory_settings(
     descriptions: Mapping[str, str | None] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Return what a saved inventory needs to be built again and to answer, as JSON."""
+    """Return the settings that a saved inventory needs to rebuild its model, as JSON."""
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     sections = config.model_dump(mode="json", include=set(names))
     own: dict[str, Any] = {name: sections[name] for name in names}
     own["precision"] = config.trainer.precision
     if own["moe"] is not None:
-        del own["moe"]["parallel"]  # of the training, not of the model
+        del own["moe"]["parallel"]  # a training setting
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
     by_task = {"task_descriptions": descriptions, "task_options": options}
     return own | {"data": form | {name: texts for name, texts in by_task.items() if texts}}
@@ -194,7 +195,7 @@ def build(
     empty: bool = False,
     check: Callable[[PreTrainedModel], None] = lambda network: None,
 ) -> Built:
-    """Build a model with all that it takes to answer; ``check`` sees the backbone first."""
+    """Build a model ready for answering; ``check`` receives the bare backbone."""
     backbone = settings.backbone
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone, empty=empty)
@@ -208,7 +209,7 @@ def build(
         end_also_at(own, encoder.stops)
     if ignored := not_applied(settings.generation, own):
         values = ", ".join(f"{name} {getattr(own, name)}" for name in sorted(ignored))
-        _log.info("not applied of the backbone's generation settings: %s", values)
+        _log.info("generation settings of the backbone that are not applied: %s", values)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
@@ -234,9 +235,9 @@ def assemble(
     *,
     trained: bool = False,
 ) -> tuple[SkilledModel, Attachment, Attachment | None]:
-    """Put skills, experts and their routers on a language model: the one place that does.
+    """Attach skills, experts and routers to a language model.
 
-    Also returned: which layers have skills and all routed groups, and which layers route tokens.
+    Also returns the layers with skills and all routed groups, and the layers that route tokens.
     """
     skills, router, moe = settings.skills, settings.router, settings.moe
     slot = RoutingSlot()
@@ -268,8 +269,8 @@ def assemble(
             skill = SparseSkill.load(support)
             if skill.masks:
                 raise ValueError(
-                    "it is of a pruned network (form masked), which changes every entry; make it "
-                    "with --form added"
+                    "it belongs to a pruned network (form masked), which changes every entry; "
+                    "create it with --form added"
                 )
             place_supports(model.skilled_layers(), skill.support)
     return model, attachment, token_layers

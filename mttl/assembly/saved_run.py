@@ -1,12 +1,12 @@
-"""A trained run as a folder that needs nothing else, here or on the model hub.
+"""A trained run as a self-contained folder, local or on the model hub.
 
 | path | content |
 |---|---|
-| ``README.md`` | the card: tasks, scores, how to ask |
-| ``skills/`` | the whole inventory, of an adapted task too |
-| ``backbone/`` | the backbone, where it is a folder of this machine |
-| tokenizer files | the run's tokenizer |
-| ``config.yaml``, ``results.csv`` | of the run, if it has them |
+| ``README.md`` | model card: tasks, scores, example code |
+| ``skills/`` | complete inventory, also for an adapted task |
+| ``backbone/`` | backbone, if it is a local folder |
+| tokenizer files | tokenizer of the run |
+| ``config.yaml``, ``results.csv`` | copies from the run, if present |
 """
 
 import copy
@@ -35,27 +35,27 @@ from mttl.skills.inputs.prefix import PrefixInventory
 
 @dataclass(frozen=True, kw_only=True)
 class Built(Predictor):
-    """A model ready to train, or to answer; one that was loaded from a run can be given away."""
+    """A model with everything that it needs to train or to answer."""
 
-    backbone: Backbone  # its section of the configuration; of a run, where it was found
-    attachment: Attachment  # which layers have skills, and all routed groups
-    token_layers: Attachment | None = None  # which layers route tokens, if any do
-    folder: Path | None = None  # skills/, which it was loaded from
-    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what its meta.json says
+    backbone: Backbone  # section with the current folders
+    attachment: Attachment  # layers with skills, and all routed groups
+    token_layers: Attachment | None = None  # layers that route tokens
+    folder: Path | None = None  # skills/ folder it was loaded from
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)  # content of meta.json
 
     @property
     def base(self) -> str:
-        """Its backbone: a folder, a name on the hub, or what it is."""
+        """Backbone as a folder, a name on the hub, or a description."""
         return place_of(self.backbone.title)
 
     def require(self, **features: str) -> None:
-        """Refuse the run if a part lacks a feature, given with who asks; see `require_features`."""
+        """Raise a `CheckpointError` if the run lacks a feature; see `require_features`."""
         require_features(ModelSettings.model_validate(self.meta["settings"]), features)
 
     def save_skills(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Write the folder ``skills/`` of a new run; see `save_inventory`."""
         backbone = self.backbone
-        # Random weights come from nowhere else, frozen or not.
+        # Random weights cannot be loaded from elsewhere, so they are always saved.
         trained = bool(backbone.train) or isinstance(backbone, RandomBackbone)
         save_inventory(
             folder,
@@ -68,18 +68,18 @@ class Built(Predictor):
         )
 
     def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
-        """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.
+        """Save a self-contained folder for `mttl.from_pretrained` and all commands.
 
-        A backbone with a name on the hub is not copied; a folder of this machine is. What is
-        written names it by its place in the folder.
+        A backbone from the hub is not copied; a local folder is, and is referred to by its relative
+        path.
 
         Args:
-            folder: A new one; it appears whole or not at all.
-            name: What the card says it is loaded by; the folder itself by default.
+            folder: New folder, written atomically.
+            name: Name for loading in the model card; by default the folder.
 
         Raises:
             CheckpointError: If the model was not loaded from a run.
-            FileExistsError: If there is something at ``folder`` already.
+            FileExistsError: If ``folder`` exists.
         """
         source, backbone, base, places = self._loaded(), self.backbone, self.base, {}
         with new_folder(folder) as new:
@@ -124,10 +124,10 @@ class Built(Predictor):
             ).write(new)
 
     def without_networks(self) -> Self:
-        """Return the run with plain prefixes in place of networks that compute them.
+        """Return the run with plain prefixes instead of the networks that compute them.
 
-        Training alone needs these networks (``skills.bottleneck``): answers stay as they are, and
-        adapting trains keys and values. All else is shared.
+        Only training needs these networks (``skills.bottleneck``): answers do not change, and
+        adaptation trains keys and values. Everything else is shared with this object.
         """
         self._loaded()
         model = copy.deepcopy(self.model, {id(part): part for part in self.model.parameters()})
@@ -146,17 +146,17 @@ class Built(Predictor):
         token: str | None = None,
         message: str = "Upload a run of mttl",
     ) -> str:
-        """Write what `save_pretrained` writes to the model hub; return the address of the commit.
+        """Upload the folder of `save_pretrained` to the model hub; return the commit's address.
 
         Args:
-            name: ``"OWNER/NAME"``, or ``"NAME"`` for your own account; made if it does not exist.
-            private: Whether a new one is.
-            token: That may write; by default that of `hf auth login`.
-            message: Of the commit.
+            name: ``"OWNER/NAME"``, or ``"NAME"`` in your account; created if it does not exist.
+            private: Make a new repository private.
+            token: Token with write access; by default that of `hf auth login`.
+            message: Commit message.
 
         Raises:
             CheckpointError: If the model was not loaded from a run.
-            ConfigError: If the hub refuses.
+            ConfigError: If the hub rejects the upload.
         """
         self._loaded()
         repository = make_repository(name, private=private, token=token)
@@ -168,13 +168,13 @@ class Built(Predictor):
     def _loaded(self) -> Path:
         if self.folder is None:
             raise CheckpointError(
-                "only a run that was loaded can be saved: train it (mttl train), then mttl.load it"
+                "only a loaded run can be saved; train it with mttl train, then use mttl.load"
             )
         return self.folder
 
 
 def _without_bottleneck(skills: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section `skills` whose prefixes, alone or among several kinds, are plain."""
+    """Return a section `skills` with plain prefixes, also within several kinds."""
     plain: dict[str, Any] = {"bottleneck": None} if "bottleneck" in skills else {}
     if "kinds" in skills:
         plain["kinds"] = [_without_bottleneck(one) for one in skills["kinds"]]

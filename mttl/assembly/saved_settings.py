@@ -1,4 +1,4 @@
-"""The settings in a saved inventory: what is needed to build its model again."""
+"""Settings stored in a saved inventory, for rebuilding its model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.plugins.classes import PluginError
 
 S = TypeVar("S", bound=Section)
-# What adaptation takes from the run that it adapts, whatever its configuration says.
+# Sections that adaptation takes from the run instead of the configuration.
 OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation")
 _ABSENT = object()
 
 
 class ModelSettings(Section):
-    """What a language model with skills is built from, as `Config` describes it."""
+    """Settings of a language model with skills, with sections of `Config`."""
 
     backbone: Backbone
     skills: Skills
@@ -39,7 +39,7 @@ class ModelSettings(Section):
 
 
 def read_found_settings(saved: SavedInventory) -> ModelSettings:
-    """Return the settings of a saved model, with the backbone's folders where they are now."""
+    """Return the settings of a saved model, with current folders of the backbone."""
     settings = read_settings(saved, ModelSettings)
     places = saved.meta["backbone"].get("places", {})
     found = found_again(settings.backbone, places, saved.folder.parent)
@@ -49,7 +49,7 @@ def read_found_settings(saved: SavedInventory) -> ModelSettings:
 def read_settings(
     saved: SavedInventory, schema: type[S], plugins: Mapping[str, str] | None = None
 ) -> S:
-    """Return the validated settings of an inventory; ``plugins`` is as for `load_config`."""
+    """Return the validated settings of an inventory; ``plugins`` as for `load_config`."""
     try:
         return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:
@@ -58,17 +58,17 @@ def read_settings(
         problem = f": {of_plugin}"
         if of_plugin is None:
             problem = (
-                " has settings that this mttl does not know. Load it with the mttl that wrote it "
-                f"({saved.meta['libraries']['mttl']}): {error}"
+                " has settings that this version of mttl does not know. Use the version that wrote "
+                f"it ({saved.meta['libraries']['mttl']}): {error}"
             )
         raise CheckpointError(f"'{saved.folder / 'meta.json'}'{problem}") from error
 
 
 def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
-    """Refuse settings of a command line that would change nothing of an adaptation of a run.
+    """Raise a `ConfigError` for overrides that have no effect in an adaptation of a run.
 
-    Only training reads them; or they are of a section that is the run's, or of how rows look, and
-    differ from the run. The configuration has them, too.
+    These are training settings, and settings of the model or the prompt form that differ from the
+    run's.
     """
     split = (text.partition("=") for text in overrides)
     given = {name.strip(): value.strip() for name, _, value in split}
@@ -77,10 +77,10 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
         if of_training(name, adapt):
             own = read_instead(name, adapt)
             raise ConfigError(
-                f"'{name}' is for training, and adaptation does not read it. "
-                f"{f'Set {own}' if own else 'Leave it out'}"
+                f"'{name}' is a training setting that adaptation does not read. "
+                f"{f'Set {own} instead' if own else 'Remove it'}"
             )
-    # How rows look; what `auto` means for it is the run's.
+    # Settings of the prompt form; the run defines the value of `auto`.
     form = [f"data.{field}" for field in PromptForm.model_fields]
     form = [name for name in form if given.get(name) not in (None, "auto")]
     names = [name for name in given if name.partition(".")[0] in OF_THE_RUN or name in form]
@@ -93,10 +93,10 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
             has = "has no such setting"
             if there is not _ABSENT:
                 has = f"was trained with {json.dumps(there, ensure_ascii=False)}"
-            moved = "; a backbone that has moved is named by --backbone DIR"
+            moved = "; use --backbone DIR for a backbone that was moved"
             raise ConfigError(
                 f"'{name}' ({json.dumps(here, ensure_ascii=False)}) cannot be set in adaptation: "
-                f"the run '{run}' {has}. Leave it out{moved if name == 'backbone.name' else ''}"
+                f"the run '{run}' {has}. Remove it{moved if name == 'backbone.name' else ''}"
             )
 
 

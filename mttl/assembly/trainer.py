@@ -1,4 +1,4 @@
-"""The Lightning trainer that a configuration describes."""
+"""Build the Lightning trainer of a configuration."""
 
 import math
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
 from mttl.training.token_balance import BiasBalancing
 
-VALIDATED_AFTER = 1 / 3  # of all steps, by default
+VALIDATED_AFTER = 1 / 3  # default fraction of all steps
 
 
 def build_trainer(
     config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
 ) -> Trainer:
-    """Return a trainer with the callbacks and loggers of a run."""
+    """Return the trainer of a run with its callbacks and loggers."""
     callbacks = _callbacks(config, folder, built)
     if config.data.global_batch_size is not None:
         callbacks = [SharedSteps(), *callbacks]
@@ -41,8 +41,8 @@ def build_trainer(
     moe, n_processes = config.moe, trainer.world_size
     if moe is not None and moe.parallel and (n_processes == 1 or moe.n_experts % n_processes):
         raise ConfigError(
-            f"moe.parallel shares {moe.n_experts} experts out among {n_processes} processes: their "
-            "number must be 2 or more, and divide moe.n_experts"
+            f"moe.parallel cannot distribute {moe.n_experts} experts over {n_processes} "
+            "processes; the number of processes must be at least 2 and divide moe.n_experts"
         )
     return trainer
 
@@ -57,7 +57,7 @@ def build_policy_trainer(
     every_n_steps: int,
     resumed_step: int = 0,
 ) -> Trainer:
-    """Return a trainer with the callbacks and loggers of a run with policies."""
+    """Return the trainer of a BabyAI run with its callbacks and loggers."""
     last = SaveLast(folder.last, every_n_steps)
     routing = RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps)
     monitors = [routing, monitor, *_annealing(config.router)]
@@ -76,27 +76,27 @@ def _make_trainer(
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     interval = settings["val_check_interval"] = _validation_interval(section)
     if section.strategy == "fsdp2":
-        # What is put together in inference mode could not be trained afterwards.
+        # Tensors gathered in inference mode could not be trained afterwards.
         settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
     if isinstance(interval, int):
-        # An interval in batches counts over the whole run, not within an epoch.
+        # An interval in batches counts over the whole run, not per epoch.
         settings["check_val_every_n_epoch"] = None
     note_launcher()
     return _lightning_trainer(
         **settings,
         default_root_dir=folder.path,
         logger=loggers,
-        # Plug-ins before the rest: the last callbacks save the state of all.
+        # Plug-ins come first, because the last callbacks save the state of all.
         callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
         plugins=[CheckpointFile()],
-        # Batches are dealt to the processes by the data module.
+        # The data module distributes the batches.
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
 
 
 def _validation_interval(section: TrainerSection) -> int | float:
-    """Return the batches between two validations, or the fraction of an epoch."""
+    """Return the number of batches between validations, or the fraction of an epoch."""
     interval = section.val_check_interval
     if isinstance(interval, int):
         return interval
@@ -107,14 +107,14 @@ def _validation_interval(section: TrainerSection) -> int | float:
 
 
 def with_shared_batches(config: Config, n_processes: int | None = None) -> Config:
-    """Return a configuration in which each process knows its part of ``data.global_batch_size``.
+    """Return a configuration with the rows of each process for ``data.global_batch_size``.
 
-    That is the most rows of a batch, the batches per optimizer step, and the steps between two
-    validations in such batches. By default there are as many processes as the section trainer has.
+    It sets the batch size, the batches per optimizer step, and the validation interval in batches.
+    The default number of processes comes from the section trainer.
 
     Raises:
-        ConfigError: If the processes cannot have equally many rows, or the section trainer asks
-            for devices that are not there.
+        ConfigError: If the rows cannot be divided equally, or the section trainer requests devices
+            that do not exist.
     """
     n_rows, section = config.data.global_batch_size, config.trainer
     if n_rows is None:
@@ -122,7 +122,7 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
     if n_processes is None:
         shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
         settings = section.model_dump(include=shared)
-        if section.strategy == "fsdp2":  # of as many processes
+        if section.strategy == "fsdp2":  # same number of processes
             settings |= {"strategy": "ddp", "precision": "32-true"}
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         n_processes = _lightning_trainer(**settings, **quiet).world_size
@@ -131,7 +131,7 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
         near = [parts * n_processes for parts in (own, own + 1) if parts]
         raise ConfigError(
             f"data.global_batch_size ({n_rows}) must be a multiple of {n_processes}, the number of "
-            "processes (trainer.devices on each of trainer.num_nodes machines): take "
+            "processes (trainer.devices on each of trainer.num_nodes machines); use "
             f"{' or '.join(map(str, near))}, or other devices"
         )
     n_parts = math.ceil(own / config.data.batch_size)
@@ -163,7 +163,7 @@ def _annealing(router: Router) -> list[Callback]:
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [TrainingProgress()]
-    if built.attachment.groups and isinstance(config.aggregation, Mixture):  # else none learns
+    if built.attachment.groups and isinstance(config.aggregation, Mixture):  # a trained router
         callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.moe is not None:
@@ -174,13 +174,13 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
         if config.moe.parallel:
             callbacks.append(ExpertSharing())
     if config.data.validation != "none":
-        # Right after a validation, so that it is in the state that is saved next.
+        # Directly after a validation, so that its state is saved next.
         callbacks.append(SaveBest(folder.best))
         if (patience := config.trainer.early_stopping) is not None:
             stop = EarlyStopping(
                 "val/score", mode="max", patience=patience, check_on_train_epoch_end=False
             )
             callbacks.append(stop)
-    # Last, so that the state of all others is in what they save.
+    # Last, so that they save the state of all others.
     last = SaveLast(folder.last)
     return [*callbacks, last, GracefulStop(last)]

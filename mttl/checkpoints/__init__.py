@@ -1,1 +1,1 @@
-"""Everything that saves and loads a run."""
+"""Saving and loading of runs."""

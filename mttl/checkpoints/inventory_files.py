@@ -1,4 +1,4 @@
-"""Where the inventory of a run lies, and its small files: facts, names of tasks, checksums."""
+"""Location of a run's inventory, and its small files: facts, task names, checksums."""
 
 import hashlib
 import json
@@ -15,17 +15,17 @@ from mttl.io.reading import file_sha256, read_json
 from mttl.io.record import Printable, Record, check
 
 FORMAT_VERSION = 1
-# Keys of meta.json: the digests of all files, and the inventory that a task was adapted from.
+# Keys of meta.json: digests of all files, and the inventory that a task was adapted from.
 CHECKSUMS, SOURCE = "sha256", "source"
 AGAIN = (
-    "Copy the whole folder again from where it was written, or write it again: repeat the training "
-    "command with --resume, or the adaptation with --save"
+    "Copy the whole folder again from its origin, or write it again: repeat the training command "
+    "with --resume, or the adaptation with --save"
 )
-_ANOTHER_VERSION = "Load it with the mttl that wrote it, which it names under libraries"
+_ANOTHER_VERSION = "Use the version of mttl that wrote it (see libraries in the file)"
 
 
 class BackboneFacts(Record):
-    """What an inventory notes of its backbone."""
+    """Description of an inventory's backbone."""
 
     name: str
     trained: bool
@@ -34,7 +34,7 @@ class BackboneFacts(Record):
 
 
 class SourceFacts(Record):
-    """The inventory that a task was adapted from: its places, and its digest."""
+    """Paths and digest of the inventory that a task was adapted from."""
 
     path: str
     relative: str
@@ -42,7 +42,7 @@ class SourceFacts(Record):
 
 
 class InventoryFacts(Record):
-    """The content of ``meta.json``."""
+    """Content of ``meta.json``."""
 
     format_version: Literal[1]
     backbone: BackboneFacts
@@ -53,23 +53,23 @@ class InventoryFacts(Record):
 
 
 def inventory_folder(folder: str | Path) -> Path:
-    """Return the folder ``skills/`` with a trained inventory: the given one, or one inside it."""
+    """Return the ``skills/`` folder of a trained inventory: the given folder, or one inside it."""
     if (found := find_inventory(Path(folder))) is not None:
         return found
     raise CheckpointError(
-        f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ with "
-        "one. Give the folder of a run that has ended; --resume finishes an interrupted one"
+        f"'{folder}' has no trained inventory (meta.json, also not in skills/). Name the folder "
+        "of a finished run; finish an interrupted one with --resume"
     )
 
 
 def find_inventory(*places: Path) -> Path | None:
-    """Return the folder ``skills/`` in the first of some places that has one."""
+    """Return the ``skills/`` folder in the first place that has one."""
     candidates = (path for place in places for path in (place / "skills", place))
     return next((path for path in candidates if os.path.lexists(path / "meta.json")), None)
 
 
 def check_named(source: str | None, adapted: Sequence[str]) -> None:
-    """Check that a command that answers was given trained inventories, and at least one."""
+    """Raise an error unless at least one inventory is named, and all exist."""
     if source is None and not adapted:
         raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
     for folder in (source, *adapted):
@@ -78,7 +78,7 @@ def check_named(source: str | None, adapted: Sequence[str]) -> None:
 
 
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
-    """Write the names of tasks, the facts and the checksums of an inventory."""
+    """Write task names, facts and checksums of an inventory."""
     write_text(folder / "tasks.json", _json(list(tasks)))
     write_text(folder / "meta.json", _json(meta | {CHECKSUMS: checksums(folder, meta)}))
 
@@ -88,7 +88,7 @@ def _json(value: object) -> str:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the content of ``meta.json``, after all files were compared with its checksums."""
+    """Return the content of ``meta.json``, after verifying all checksums."""
     path = folder / "meta.json"
     meta = read_json(path, CheckpointError)
     noted = check(InventoryFacts, meta, f"'{path}'", CheckpointError, _ANOTHER_VERSION).sha256
@@ -96,29 +96,29 @@ def read_facts(folder: Path) -> dict[str, Any]:
     for name in sorted(noted.keys() | found.keys()):
         if noted.get(name) != found.get(name):
             known = (folder / name).exists()
-            state = "damaged (its checksum is not the one noted)" if known else "missing"
+            state = "damaged (its checksum has changed)" if known else "missing"
             raise CheckpointError(f"'{folder / name}' is {state}. {AGAIN}")
     return meta
 
 
 def read_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the tasks in the order of their ids."""
+    """Return the task names in the order of their ids."""
     path = folder / "tasks.json"
     names = read_json(path, CheckpointError)
     return check(tuple[Printable, ...], names, f"'{path}'", CheckpointError, AGAIN)
 
 
 def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of every file of a folder ``skills/``, and of the facts about it."""
+    """Return the SHA-256 of every file in a ``skills/`` folder, and of its facts."""
     facts = {name: value for name, value in meta.items() if name != CHECKSUMS}
     text = json.dumps(facts, sort_keys=True)
     return _file_sums(folder) | {"meta.json": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def inventory_digest(skills: Path) -> str:
-    """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
+    """Return a hash of a saved inventory: its tensors, tasks and settings.
 
-    It does not depend on versions of libraries.
+    It does not depend on library versions.
     """
     digest = hashlib.sha256()
     for name, own in _file_sums(skills).items():

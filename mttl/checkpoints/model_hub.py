@@ -1,4 +1,4 @@
-"""Folders of runs on the model hub, through its own client."""
+"""Run folders on the Hugging Face model hub."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,32 +21,33 @@ def download(
     token: str | None = None,
     only: Sequence[str] | None = None,
 ) -> Path:
-    """Return the local copy of a repository, or of ``only`` the files that patterns match.
+    """Return the local copy of a repository, or of its files that match ``only``.
 
-    ``what`` is its content, for messages; by default the token is that of `hf auth login`.
+    ``what`` describes the content in messages; the default token is that of `hf auth login`.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"the folder '{name}' does not exist, and {what} on the hub is named OWNER/NAME"
+            f"the folder '{name}' does not exist; the name of {what} on the hub has the form "
+            "OWNER/NAME"
         )
     files = None if only is None else list(only)
     try:
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=files))
     except Exception as error:  # the client's errors have no common base
         raise ConfigError(
-            f"the folder '{name}' does not exist and could not be loaded from the model hub: "
-            f"{reason(error)} To load it elsewhere, run `hf download {name} --local-dir DIR`"
+            f"the folder '{name}' does not exist, and loading it from the model hub failed: "
+            f"{reason(error)} To download it elsewhere, run `hf download {name} --local-dir DIR`"
         ) from error
 
 
 def make_repository(name: str, *, private: bool, token: str | None) -> str:
-    """Make a repository, unless there is one; return its full name."""
+    """Create a repository unless it exists; return its full name."""
     with _refused(name):
         return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
 
 
 def upload(folder: Path, name: str, *, token: str | None, message: str) -> str:
-    """Write a folder into a repository; return the address of the commit."""
+    """Upload a folder to a repository; return the address of the commit."""
     with _refused(name):
         api = HfApi(token=token)
         done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
@@ -60,5 +61,5 @@ def _refused(name: str) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"'{name}' could not be written to the model hub: {reason(error)} Log in with a token "
-            "that may write (`hf auth login`, or token=...)"
+            "with write access (`hf auth login`, or token=...)"
         ) from error

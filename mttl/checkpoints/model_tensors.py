@@ -1,4 +1,4 @@
-"""The tensors of a model by the part they belong to, and a fingerprint of what is not trained."""
+"""Tensors of a model by part, and a fingerprint of its untrained weights."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
-TOKENS = "tokens."  # how the names of token routers begin
-SAMPLED_VALUES = 256  # of each tensor, that enter the fingerprint
+TOKENS = "tokens."  # prefix of token routers' tensors
+SAMPLED_VALUES = 256  # values per tensor in the fingerprint
 
 
 def skill_tensors(model: Model) -> dict[str, Tensor]:
-    """Return the skills of every layer by ``<path of the layer>.<parameter>``.
+    """Return the skills of all layers, named ``<path of the layer>.<parameter>``.
 
-    What layers share stands under the first of them.
+    Tensors shared by layers appear under the first one.
     """
     if isinstance(model, ComposedModel):
         return {name: tensor.detach() for name, tensor in model.inventory.state_dict().items()}
@@ -38,7 +38,7 @@ def skill_tensors(model: Model) -> dict[str, Tensor]:
 
 
 def router_tensors(model: Model) -> dict[str, Tensor]:
-    """Return parameters and buffers of the task router, and of the token routers by their layer."""
+    """Return parameters and buffers of the task router, and of the token routers by layer."""
     tensors = {name: tensor.detach() for name, tensor in model.router.state_dict().items()}
     if isinstance(model, SkilledModel):
         for path, layer in model.token_layers().items():
@@ -48,25 +48,25 @@ def router_tensors(model: Model) -> dict[str, Tensor]:
 
 
 def own_parameters(model: Model) -> dict[str, Tensor]:
-    """Return what a model has besides skills and router, by name."""
+    """Return the parameters other than skills and router, by name."""
     if isinstance(model, ComposedModel):
         return {name: value.detach() for name, value in model.base.named_parameters()}
     return backbone_parameters(model.backbone)
 
 
 def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
-    """Return the backbone's own parameters under the names they have without skills.
+    """Return the backbone's parameters under their original names.
 
     Tied parameters appear once.
     """
-    # What stands under a layer that takes the place of a module is its own, but for that module.
+    # Under a layer that replaces a module, everything except that module is new.
     added = [
         f"{path}." if path else ""
         for path, module in backbone.named_modules()
         if isinstance(module, SkilledLayer | MoELayer)
     ]
     return {
-        # A packed weight without its scales says nothing; it is frozen, and stays as it is.
+        # A packed weight needs its scales, so it is not detached; it is frozen anyway.
         _name_without(name, added): parameter if is_packed(parameter) else parameter.detach()
         for name, parameter in backbone.named_parameters()
         if not any(name.startswith(path) and not name.startswith(f"{path}base.") for path in added)
@@ -74,7 +74,7 @@ def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
 
 
 def _name_without(name: str, added: Sequence[str]) -> str:
-    for path in sorted(added, key=len, reverse=True):  # from the inside out
+    for path in sorted(added, key=len, reverse=True):  # innermost first
         if name.startswith(f"{path}base."):
             name = path + name.removeprefix(f"{path}base.")
     return name
@@ -83,11 +83,11 @@ def _name_without(name: str, added: Sequence[str]) -> str:
 def fingerprint(
     parameters: Mapping[str, Tensor], *, values: bool, values_of: Mapping[str, Tensor] | None = None
 ) -> str:
-    """Return a hash of names and shapes, and of a sample of the values.
+    """Return a hash of names, shapes and sampled values.
 
-    Values are read in bfloat16, so that a backbone loaded in half precision is still the same one;
-    of packed weights they are the scales. They do not matter where they are saved themselves, and
-    may be in ``values_of`` instead.
+    Values are read in bfloat16, so that half precision does not change the hash; for packed weights
+    the scales are used. If weights are saved, their values are not hashed. Values may come from
+    ``values_of`` instead.
     """
     digest = hashlib.sha256()
     for name in sorted(parameters):

@@ -1,4 +1,4 @@
-"""Checkpoints, whole or not at all; callbacks that save a run, and keep others away from it."""
+"""Atomic checkpoints, callbacks that save a run, and the lock on its folder."""
 
 import time
 from collections.abc import Callable
@@ -21,21 +21,21 @@ from mttl.runtime.processes import gathered
 
 PATIENCE = 10.0  # seconds
 PROGRESS = "epoch_loop.batch_progress"
-# The first checkpoint comes after this fraction of the interval; distances then double up to it.
+# The first checkpoint comes after this fraction of the interval; then intervals double up to it.
 FIRST = 1 / 20
-USELESS = "the weights are useless from here on"
+USELESS = "training has diverged"
 TRAINING = (
-    "The last checkpoint is kept; lower optim.lr, or set trainer.gradient_clip_val, and start "
-    "again or continue with --resume"
+    "The last checkpoint is kept; lower optim.lr or set trainer.gradient_clip_val, and start again "
+    "or continue with --resume"
 )
 ADAPTATION = "Lower adapt.lr and adapt.router_lr, or set adapt.gradient_clip_val"
 
 
 class CheckpointFile(TorchCheckpointIO):
-    """Writes checkpoints so that a kill or a full disk leaves the old file or the new one.
+    """Writes checkpoints atomically, so that an interruption keeps the old or the new file.
 
-    Lightning writes to the folder of temporary files; if that is on another file system, it then
-    copies over the only good checkpoint.
+    Lightning writes to the folder of temporary files; on another file system it would then copy
+    over the only valid checkpoint.
     """
 
     def save_checkpoint(
@@ -47,21 +47,21 @@ class CheckpointFile(TorchCheckpointIO):
 
 
 def check_weights(module: pl.LightningModule, step: int, advice: str = TRAINING) -> None:
-    """Refuse to keep weights that are NaN, or whose squares, which norms take, are not finite."""
+    """Raise a `DivergedError` if weights are NaN, or their squares are not finite."""
     for name, value in module.named_parameters():
         if value.requires_grad and not whole(value.float().square().isfinite().all()):
-            raise not_finite(f"'{name}' holds numbers that are not finite or huge", step, advice)
+            raise not_finite(f"'{name}' has values that are not finite, or too large", step, advice)
 
 
 def not_finite(what: str, step: int, advice: str = TRAINING) -> DivergedError:
-    """Return the error of a training that has diverged."""
+    """Return the error of a diverged training."""
     return DivergedError(f"{what} at step {step}: {USELESS}. {advice}")
 
 
 class RunLock(Callback):
-    """Holds a run's folder while it trains: two runs would overwrite each other's checkpoints.
+    """Locks a run's folder during training, against other trainings.
 
-    The processes of one training share it.
+    The processes of one training share the lock.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -69,36 +69,36 @@ class RunLock(Callback):
         self._held = ExitStack()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Lock the folder, unless another process trains there (`ConfigError`)."""
+        """Lock the folder; raises a `ConfigError` if another process trains there."""
         if stage != "fit":
             return
         self._check_shared()
         if trainer.is_global_zero:
             refusal = ConfigError(
-                f"another process trains in '{self.folder.path}': wait for it, or choose another "
+                f"another process trains in '{self.folder.path}'; wait for it, or choose another "
                 "name with -k run.name=NAME"
             )
             self._held.enter_context(locked(self.folder.path / ".lock", refusal))
 
     def _check_shared(self) -> None:
-        """See that all processes write into one folder, wherever their machines are."""
+        """Check that all processes write to the same folder."""
         mine, deadline = None, time.monotonic() + PATIENCE
         expected = gathered(_seen(self.folder.config))[0]
         while (mine := _seen(self.folder.config)) != expected and time.monotonic() < deadline:
-            time.sleep(0.2)  # a network may be late
+            time.sleep(0.2)  # network file systems have delays
         strange = [place for place, same in gathered((gethostname(), mine == expected)) if not same]
         if strange:
             raise ConfigError(
-                f"'{self.folder.path}' of the first process is not that of {', '.join(strange)}: "
-                "run.dir must be a folder that all machines see"
+                f"'{self.folder.path}' on {', '.join(strange)} is not the folder of the first "
+                "process; run.dir must be a folder shared by all machines"
             )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let others in."""
+        """Release the lock."""
         self._held.close()
 
     def on_exception(self, *_: Any) -> None:
-        """Let others in."""
+        """Release the lock."""
         self._held.close()
 
 
@@ -107,10 +107,9 @@ def _seen(path: Path) -> str | None:
 
 
 class SaveBest(Checkpoint):
-    """Saves the weights, into ``checkpoint``, after a validation with the best score so far.
+    """Saves the weights to ``checkpoint`` after each validation with the best score so far.
 
-    The last step is validated, too, whatever the interval. Its state has no paths, so a moved run
-    can be resumed.
+    The last step is always validated. The state has no paths, so a moved run can be resumed.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -119,13 +118,13 @@ class SaveBest(Checkpoint):
         self.n_validations = 0
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """After the last step, say that the training stops: then Lightning validates."""
+        """After the last step, stop the training, so that Lightning validates."""
         last_epoch = trainer.current_epoch + 1 == trainer.max_epochs and trainer.is_last_batch
         if last_epoch or 0 <= trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if this validation was the best one."""
+        """Save if this validation is the best so far."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics["val/score"])
@@ -136,102 +135,100 @@ class SaveBest(Checkpoint):
             trainer.save_checkpoint(self.checkpoint, weights_only=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score, and of how many."""
+        """Return the best score, and the number of validations."""
         score = None if self.score is None else torch.tensor(self.score)
         return {"best_model_score": score, "n_validations": self.n_validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the best score, if its weights still exist."""
+        """Restore the best score, if its weights still exist."""
         score, self.n_validations = state_dict["best_model_score"], state_dict["n_validations"]
         if score is not None and self.checkpoint.is_file():
             self.score = float(score)
 
 
 class SaveLast(Checkpoint):
-    """Saves the state to resume from: after validations, at the end, and every so many steps.
+    """Saves the state for resuming: after validations, at the end, and at step intervals.
 
-    Between validations it saves just before a batch, when all that belongs to earlier ones is over:
-    in a hook at the end of a step the logs of the step and the end of its epoch would be missing,
-    and Lightning's counts of epochs would be one behind in a run that was resumed twice.
-
-    It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given,
-    so that what they learned from a validation is in the state.
+    Between validations it saves just before a batch: at the end of a step, its logs and the end of
+    its epoch would be missing, and Lightning's epoch counts would be wrong after two resumptions.
+    It is a `Checkpoint` because Lightning runs these after all other callbacks, so that their state
+    is complete.
     """
 
     def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
         self.checkpoint = checkpoint
-        self.every_n_steps = every_n_steps  # at most
-        self.accumulating = False  # gradients wait for another batch: they are in no checkpoint
-        # Called before each batch, and may end the training.
+        self.every_n_steps = every_n_steps  # maximum interval
+        self.accumulating = False  # pending gradients are not in checkpoints
+        # Called before each batch; may stop the training.
         self.leave_if_asked: Callable[[pl.Trainer], None] = lambda trainer: None
         self._last_step = self._saved_at = 0
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Save, unless this very step was saved already: Lightning would count it twice."""
+        """Save, unless this step is already saved, which Lightning would count twice."""
         if trainer.global_step == self._saved_at:
             return
         if self._saved_at and trainer.is_global_zero and not self.checkpoint.is_file():
             raise TrainingError(
-                f"'{self.checkpoint}' was removed while the run went on. Start the run again"
+                f"'{self.checkpoint}' was removed during training. Start the run again"
             )
         check_weights(trainer.lightning_module, trainer.global_step)
-        # What was logged up to here first: a resumed run takes it from there.
+        # Save logs first, because a resumed run continues from them.
         for logger in trainer.loggers:
             logger.save()
         trainer.save_checkpoint(self.checkpoint)
         self._saved_at = trainer.global_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin at the step of a resumed run, and look before each batch whether it is time."""
+        """Start at the step of a resumed run, and check before each batch whether to save."""
         self._last_step = self._saved_at = trainer.global_step
         loader: Any = trainer.train_dataloader  # `mttl.data.loader.ResumableLoader`, or one like it
         loader.before_batch = lambda: self.before_batch(trainer)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Log at the optimizer's step: Lightning is one behind in a finished run that goes on."""
+        """Correct Lightning's logged step, which is one behind when a finished run continues."""
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     def before_batch(self, trainer: pl.Trainer) -> None:
-        """Leave if asked; save if the last time was long ago, and no gradients wait."""
+        """Stop if requested; save if the interval is over and no gradients are pending."""
         self.leave_if_asked(trainer)
         distance = min(self.every_n_steps, max(self._saved_at, int(FIRST * self.every_n_steps), 1))
         if not self.accumulating and trainer.global_step - self._saved_at >= distance:
             self.save(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Note whether gradients wait."""
+        """Record whether gradients are pending."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save after a validation, unless gradients wait for another batch."""
+        """Save after a validation, unless gradients are pending."""
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
         if fitting and not self.accumulating:
             self.save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end."""
+        """Save the final state."""
         self.save(trainer)
 
 
 class SharedSteps(Callback):
-    """Keeps counts of batches whole steps, for any number of batches per step.
+    """Keeps batch counts at whole optimizer steps, for any number of batches per step.
 
-    How many batches make up an optimizer step depends on the number of processes, which may change
-    when a run is resumed, and Lightning counts batches. So what it counts is translated where a
-    checkpoint is loaded, and validations begin when a step is over.
+    The number of batches per step depends on the number of processes, which may change when a run
+    is resumed. Lightning's counts are converted when a checkpoint is loaded, and validations begin
+    after complete steps.
     """
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Note how many batches a step has."""
+        """Record the number of batches per step."""
         checkpoint["batches_per_step"] = trainer.accumulate_grad_batches
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Count the batches that the steps would have had here; a part of a step is none."""
+        """Convert the batch counts to the current number of batches per step."""
         there, here = checkpoint.get("batches_per_step", 1), trainer.accumulate_grad_batches
         progress = checkpoint["loops"]["fit_loop"][PROGRESS]
         for counts in (progress["total"], progress["current"]):
@@ -239,7 +236,7 @@ class SharedSteps(Callback):
                 counts[name] = count // there * here
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let a part of an epoch, after which there is a validation, be whole steps."""
+        """Round the validation interval to whole steps."""
         every, n_parts = trainer.val_check_batch, trainer.accumulate_grad_batches
         if isinstance(every, int):
             trainer.val_check_batch = max(n_parts, every // n_parts * n_parts)

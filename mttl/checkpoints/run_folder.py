@@ -1,4 +1,4 @@
-"""The folder of a run. Other programs read it: its layout is a contract."""
+"""Folder of a run. Its layout is a public interface."""
 
 import logging
 import os
@@ -11,54 +11,51 @@ from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.reading import read_text
 
 logger = logging.getLogger(__name__)
-# Settings of a run's place, which do not change what it learns.
+# Settings of a run's location, which do not affect training.
 PLACE = ("run.dir", "run.name")
 
 
 class RunFolder:
-    """Paths inside a run's folder, which is ``run.dir / run.name``."""
+    """Paths inside a run's folder ``run.dir / run.name``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.yaml"  # as resolved
-        self.metrics = path / "metrics.csv"  # by step
+        self.config = path / "config.yaml"  # resolved configuration
+        self.metrics = path / "metrics.csv"  # metrics by step
         self.checkpoints = path / "checkpoints"
-        self.last = self.checkpoints / "last.ckpt"  # to resume from
-        self.best = self.checkpoints / "best.ckpt"  # by mean score
-        self.results = path / "results.csv"  # score of every task
-        self.baselines = path / "baselines.csv"  # copying the input, the most frequent answer
-        self.predictions = path / "predictions"  # answers to every row
-        self.skills = path / "skills"  # the inventory
-        self.plots = path / "plots"  # arrays of figures
+        self.last = self.checkpoints / "last.ckpt"  # state for resuming
+        self.best = self.checkpoints / "best.ckpt"  # weights with the best mean score
+        self.results = path / "results.csv"  # score per task
+        self.baselines = path / "baselines.csv"  # scores of copying and of the most frequent answer
+        self.predictions = path / "predictions"  # answers to all rows
+        self.skills = path / "skills"  # inventory
+        self.plots = path / "plots"  # data and figures
 
     def require_results(self) -> Path:
-        """Return ``results.csv``; a `CheckpointError` says why there is none."""
+        """Return ``results.csv``; raises a `CheckpointError` with the reason if it is missing."""
         if self.results.is_file():
             return self.results
-        cause = "is not a run: it has no config.yaml"
+        cause = "is not a run, because it has no config.yaml"
         if (self.skills / "meta.json").is_file():
-            cause = "has no results.csv: nothing was scored (data.evaluate); leave it out"
+            cause = "has no results.csv, because nothing was scored (data.evaluate); remove it"
         elif self.config.is_file():
-            cause = "has not ended; finish it with --resume, or leave it out"
+            cause = "has not finished; finish it with --resume, or remove it"
         raise CheckpointError(f"'{self.path}' {cause}")
 
 
 def check_place(folder: RunFolder, *, resume: bool) -> None:
-    """Check that a new run overwrites nothing, and that an interrupted one is there."""
+    """Raise a `ConfigError` if a new run would overwrite files, or there is nothing to resume."""
     if not resume and _visible(folder.path):
         raise ConfigError(
-            f"the run folder '{folder.path}' exists already and is never overwritten. "
-            "Continue that run with --resume, choose another name with -k run.name=NAME, or delete "
-            "the folder"
+            f"the run folder '{folder.path}' already exists. Continue the run with --resume, "
+            "choose another name with -k run.name=NAME, or delete the folder"
         )
     if resume and not folder.path.is_dir():
-        raise ConfigError(
-            f"there is nothing to resume: '{folder.path}' does not exist. Start without --resume"
-        )
+        raise ConfigError(f"cannot resume: '{folder.path}' does not exist. Start without --resume")
 
 
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
-    """Return the step to continue from: 0 for a new run, and for one without a saved state.
+    """Return the step to continue from: 0 for a new run or one without a saved state.
 
     Raises:
         ConfigError: As for `check_place`, or if settings outside of ``trainer`` have changed.
@@ -66,38 +63,38 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     """
     from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-    # To a new run other processes may come when the first has begun to write.
+    # Other processes may find files that the first process has already written.
     if resume or rank_zero_only.rank == 0:
         check_place(folder, resume=resume)
     if not resume or not _visible(folder.path):
         return 0
     if not os.path.lexists(folder.config):
         raise CheckpointError(
-            f"'{folder.config}' is missing, and with it the settings of the run. Copy it back, or "
-            "start a new run with -k run.name=NAME"
+            f"'{folder.config}' is missing, so the settings of the run are unknown. Copy it back, "
+            "or start a new run with -k run.name=NAME"
         )
     changed = changed_settings(read_text(folder.config, CheckpointError), config_text)
     if changed:
         raise ConfigError(
             f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
-            "Resume it with its own (only `trainer` and moe.parallel may change), or start a new "
-            "run with -k run.name=NAME"
+            "Resume it with the same settings (only `trainer` and moe.parallel may change), or "
+            "start a new run with -k run.name=NAME"
         )
     if not os.path.lexists(folder.last):
-        logger.warning("no state had been saved yet: '%s' starts at step 0", folder.path)
+        logger.warning("'%s' has no saved state yet, so it starts at step 0", folder.path)
         return 0
     from mttl.io.torch_file import load_torch
 
     state = load_torch(folder.last, "Copy it again, or start a new run with -k run.name=NAME")
     if folder.best.is_file():
-        load_torch(folder.best, "Copy it again, or delete it to go on without those weights")
+        load_torch(folder.best, "Copy it again, or delete it to continue without those weights")
     else:
         scores = [own.get("best_model_score") for own in state["callbacks"].values()]
         score = next((score for score in scores if score is not None), None)
         if score is not None:
             logger.warning(
-                "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best "
-                "from here on are kept; if no validation follows, the last ones",
+                "'%s' is missing, so the best weights so far (score %.4f) are lost. The best of "
+                "later validations are kept, or the last ones",
                 folder.best,
                 float(score),
             )
@@ -105,16 +102,16 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
 
 
 def check_still_there(folder: RunFolder) -> None:
-    """Check at the end of a run that its folder was not removed."""
+    """Raise a `TrainingError` if a run's folder was removed during training."""
     if not folder.config.is_file():
         raise TrainingError(
-            f"'{folder.path}' was removed while the run went on, and is not a whole run. Delete "
-            "it, and start the run again"
+            f"'{folder.path}' was removed during training and is incomplete. Delete it, and start "
+            "the run again"
         )
 
 
 def _visible(folder: Path) -> bool:
-    """Return whether a folder holds more than locks and temporary files."""
+    """Return whether a folder has files other than locks and temporary files."""
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
@@ -124,17 +121,17 @@ def changed_settings(
     ignore: tuple[str, ...] = ("trainer.", "adapt.", "search.", "moe.parallel"),
     but: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return the dotted names of settings that differ between two YAML texts, with both values.
+    """Return the changed settings between two YAML texts, with both values.
 
-    Names that begin as ``ignore`` says may differ, ``but`` for some; by default, those that may
-    when resuming.
+    Settings whose names begin with one of ``ignore`` may change, except those in ``but``; the
+    default is the settings that may change on resuming.
     """
     found = differences(dotted_settings(before), dotted_settings(now), "{} before, {} now")
     return [line for name, line in found if name in but or not name.startswith(ignore)]
 
 
 def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[str]:
-    """Return the dotted names of settings by which two runs differ, with both values."""
+    """Return the settings in which two runs differ, with both values."""
     found = differences(_settings_of(one), _settings_of(other), "{} and {}")
     return [line for name, line in found if not name.startswith(ignore)]
 
@@ -150,12 +147,12 @@ def seed_of(run: Path) -> int:
 def _settings_of(run: Path) -> dict[str, Any]:
     path = RunFolder(run).config
     if not path.is_file():
-        raise CheckpointError(f"'{run}' is not a run: it has no config.yaml")
+        raise CheckpointError(f"'{run}' is not a run, because it has no config.yaml")
     return dotted_settings(read_text(path, CheckpointError))
 
 
 def differences(one: Any, other: Any, form: str) -> Iterator[tuple[str, str]]:
-    """Yield every setting that differs in two trees, and a line with its name and both values."""
+    """Yield the name of each differing setting, and a line with both values."""
     first, second = _flat(one), _flat(other)
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
@@ -163,7 +160,7 @@ def differences(one: Any, other: Any, form: str) -> Iterator[tuple[str, str]]:
 
 
 def dotted_settings(text: str) -> dict[str, Any]:
-    """Return the settings of a configuration as YAML, by dotted names."""
+    """Return the settings of a YAML configuration by dotted name."""
     try:
         return _flat(yaml12.parse(text))
     except yaml12.YAMLError as error:
@@ -173,7 +170,7 @@ def dotted_settings(text: str) -> dict[str, Any]:
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(tree, list) and tree and all(isinstance(value, dict) for value in tree):
-        tree = dict(enumerate(tree))  # a list of sections, as skills.kinds is
+        tree = dict(enumerate(tree))  # a list of sections, such as skills.kinds
     if not isinstance(tree, dict):
         return {prefix.removesuffix("."): tree}
     flat: dict[str, Any] = {}

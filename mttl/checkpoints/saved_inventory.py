@@ -1,21 +1,21 @@
-"""The trained inventory on disk: what later work starts from.
+"""Trained inventory on disk.
 
-A folder ``skills/`` holds
+A ``skills/`` folder contains:
 
 | file | content |
 |---|---|
-| ``skills.safetensors`` | the skills of every layer, ``<path of the layer>.<parameter>`` |
+| ``skills.safetensors`` | skills of all layers, ``<path of the layer>.<parameter>`` |
 | ``router.safetensors`` | parameters and buffers of the router |
-| ``backbone.safetensors`` | the backbone's parameters, only where it was trained |
-| ``tasks.json`` | names of the tasks in the order of their ids |
+| ``backbone.safetensors`` | parameters of the backbone, only if it was trained |
+| ``tasks.json`` | task names in the order of their ids |
 | ``meta.json`` | format version, the backbone's fingerprint, libraries, settings, checksums |
 
-Layers whose tokens choose experts have ``<path>.experts.<parameter>`` and, for the one that is
-always on, ``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` among
-what the routers have.
+Mixture-of-experts layers have ``<path>.experts.<parameter>`` and, for a shared expert,
+``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` in the router's
+file.
 
-The folder of an adapted task holds what differs from the inventory that it was adapted from, and in
-``meta.json`` where that is, and its digest; it reads as the whole.
+The folder of an adapted task has only the differences from its source inventory, with the path and
+digest of the source in ``meta.json``; it is read as a complete inventory.
 """
 
 import math
@@ -56,12 +56,12 @@ from mttl.runtime.version import VERSION
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
-LIBRARIES = ("torch", "transformers", "pytorch-lightning")  # whose versions are noted
+LIBRARIES = ("torch", "transformers", "pytorch-lightning")  # recorded versions
 
 
 @dataclass(frozen=True)
 class SavedInventory:
-    """A folder ``skills/`` as read from disk."""
+    """Content of a ``skills/`` folder."""
 
     folder: Path
     meta: dict[str, Any]
@@ -72,7 +72,7 @@ class SavedInventory:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where folders of the backbone are, by the setting that names them."""
+        """Folders of the backbone by the setting that names them."""
         noted = self.meta["backbone"].get("places", {})
         return {key: str((self.folder.parent / place).resolve()) for key, place in noted.items()}
 
@@ -82,17 +82,17 @@ class SavedInventory:
         place: str = "this one",
         values_of: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Refuse the parameters of another backbone; of one that was trained, other shapes alone.
+        """Raise a `CheckpointError` if parameters belong to another backbone.
 
-        What was trained is kept: its values are not those of the start. See `fingerprint`.
+        If the backbone was trained, only shapes are compared. See `fingerprint`.
         """
         values, noted = self.backbone is None, self.meta["backbone"]
         found = fingerprint(parameters, values=values, values_of=values_of if values else None)
         if found != noted["fingerprint"]:
             raise CheckpointError(
                 f"'{self.folder}' was trained on the backbone '{noted['name']}' (fingerprint "
-                f"{noted['fingerprint'][:12]}), not on {place} ({found[:12]}). Its weights must be "
-                "the same ones"
+                f"{noted['fingerprint'][:12]}), but {place} has the fingerprint {found[:12]}. Use "
+                "the same weights"
             )
 
 
@@ -106,11 +106,11 @@ def save_inventory(
     settings: Mapping[str, Any],
     places: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a folder ``skills/``; the processes of a sharded training must call it together.
+    """Write a ``skills/`` folder; all processes of a sharded training must call it.
 
-    An earlier one is replaced once the new one is complete. Of a policy the common parameters are
-    the backbone. The settings are what is needed to build the same model again, as JSON; ``places``
-    are the folders that the backbone's name, by setting, wherever they are read.
+    An existing folder is replaced atomically. The common parameters of a policy are stored as the
+    backbone. ``settings`` are the JSON settings for rebuilding the model; ``places`` are the
+    backbone's folders by setting.
     """
     parameters = own_parameters(model)
     facts = _facts(parameters, backbone_name, backbone_trained, places or {}, settings)
@@ -142,7 +142,7 @@ def _facts(
 
 
 def write_inventory(inventory: SavedInventory) -> None:
-    """Write an inventory to its folder, whole or not at all; an earlier one there is replaced."""
+    """Write an inventory to its folder atomically, replacing an existing one."""
     with new_folder(inventory.folder, replace=True) as new:
         write_tensors(new / "skills.safetensors", inventory.skills)
         write_tensors(new / "router.safetensors", inventory.router)
@@ -161,9 +161,9 @@ def save_adapted_inventory(
     backbone_trained: bool,
     settings: Mapping[str, Any],
 ) -> None:
-    """Write what a model adapted to one task has besides the inventory that it was adapted from.
+    """Write the differences of an adapted model from its source inventory.
 
-    The folder is part of one that is written whole, and will be at ``place`` in the end.
+    ``folder`` is part of a temporary folder that will be moved to ``place``.
     """
     trained = backbone_trained or source.backbone is not None
     parameters = own_parameters(model)
@@ -192,19 +192,18 @@ def save_adapted_inventory(
 
 
 def read_inventory(folder: str | Path, source: str | Path | None = None) -> SavedInventory:
-    """Read a folder ``skills/``, or the run folder around it.
+    """Return the inventory in a ``skills/`` folder or a run folder.
 
-    That of an adapted task is read together with what it was adapted from, which is in ``source``
-    now if it was moved.
+    An adapted task is combined with its source inventory, which is in ``source`` if it was moved.
 
     Raises:
-        CheckpointError: If a file is missing, damaged or of another version, or what a task was
-            adapted from is missing or another.
+        CheckpointError: If a file is missing, damaged or of another version, or the source of an
+            adapted task is missing or has changed.
     """
     folder = inventory_folder(folder)
     meta = read_facts(folder)
     if source is not None and SOURCE not in meta:
-        raise CheckpointError(f"'{folder}' is a run, not an adapted task: leave the other run out")
+        raise CheckpointError(f"'{folder}' is a run, not an adapted task; remove the other run")
     base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
     skills = _read_part(folder, "skills", base and base.skills)
     router, backbone = _read_part(folder, "router", None), None
@@ -214,7 +213,7 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
 
 
 def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    """Read tensors; of an adapted task, what differs goes over those below, if anything does."""
+    """Return tensors of a file, on top of those of the source inventory if there is one."""
     path = folder / f"{name}.safetensors"
     if below is not None and not path.exists():
         return below
@@ -224,38 +223,38 @@ def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict
 def _read_source(
     folder: Path, origin: Mapping[str, str], given: str | Path | None
 ) -> SavedInventory:
-    """Read the inventory that a task was adapted from."""
+    """Return the inventory that a task was adapted from."""
     places = [folder / origin["relative"], Path(origin["path"])] if given is None else [Path(given)]
     skills = find_inventory(*places)
     if skills is None:
         raise CheckpointError(
-            f"'{folder}' was adapted from the inventory in '{given or origin['path']}', which is "
-            "not there. Name the run with --from RUN (run= in a call), or copy it there"
+            f"'{folder}' was adapted from the run in '{given or origin['path']}', which does not "
+            "exist. Name the run with --from RUN (run= in Python), or copy it there"
         )
     digest = inventory_digest(skills)
     if digest != origin["inventory"]:
         raise CheckpointError(
             f"'{folder}' was adapted from another inventory ({origin['inventory'][:12]}) than the "
-            f"one in '{skills}' ({digest[:12]}): of another run, or of this one before it was "
-            "trained on. Name the right run, or adapt again"
+            f"one in '{skills}' ({digest[:12]}): of another run, or of this run before further "
+            "training. Name the right run, or adapt again"
         )
     return read_inventory(skills)
 
 
 def load_into(model: Model, saved: SavedInventory) -> None:
-    """Copy a saved inventory into a model built with the same settings, all or nothing.
+    """Copy a saved inventory into a model built with the same settings.
 
     Raises:
-        CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
-            another shape; the message lists them by cause.
+        CheckpointError: If the backbone differs, or tensors are missing, unexpected or of other
+            shapes; the message lists them. Nothing is copied in this case.
     """
     _load(model, saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
 
 
 def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
-    """Copy the skills of an earlier run, and its backbone, into a model; its router is left out.
+    """Copy the skills of an earlier run, and its backbone, into a model, but not its router.
 
-    It has inventories of the run's kinds, or attention over such.
+    The model has inventories of the same kinds, or attention over them.
     """
     skills = {
         f"{path}.{name}": tensor.detach()
@@ -273,9 +272,10 @@ def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tens
 
 
 def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Copy tensors of an inventory into those of a model, all or none.
+    """Copy tensors of an inventory into those of a model, or raise an error and copy none.
 
-    The ``targets`` are those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some.
+    ``targets`` has the model's tensors by name, under some of ``"skills"``, ``"router"``,
+    ``"backbone"``.
     """
     problems = []
     for part, tensors in targets.items():
@@ -295,7 +295,7 @@ def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]
 
 
 def other_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return the tensors that have other shapes than wanted, with both."""
+    """Return the tensors whose shapes differ from the wanted ones, with both shapes."""
     shapes = {
         name: (tuple(found[name].shape), tuple(wanted[name].shape))
         for name in found
@@ -305,11 +305,10 @@ def other_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> l
 
 
 def count_saved(path: Path, beginning: str = "") -> int:
-    """Return the number of parameters in a safetensors file, from its header alone.
+    """Return the number of parameters in a safetensors file, read from its header.
 
-    Single numbers are settings, such as a temperature, whole numbers are places, such as those of
-    sparse skills, and `start_…` is what skills began with: none are counted, nor are parameters
-    whose names do not have the ``beginning``.
+    Scalars (such as a temperature), integers (such as positions of sparse skills) and initial
+    values named `start_…` are not counted, nor are names without the prefix ``beginning``.
     """
     with safe_open(path, framework="pt") as file:
         entries = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

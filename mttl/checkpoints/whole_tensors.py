@@ -1,7 +1,7 @@
-"""Whole tensors of a model that is spread over processes; of any other model, its own.
+"""Full tensors of a model that may be sharded over processes.
 
-What leaves a training (checkpoints, the folder ``skills/``, arrays of the routing) is made of whole
-tensors, so that nothing that reads it knows how the model was trained.
+Checkpoints, ``skills/`` folders and routing arrays have full tensors, so that they do not depend on
+how a model was trained.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,31 +17,31 @@ Value = TypeVar("Value")
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether a model's tensors are spread over processes."""
+    """Return whether a model's tensors are sharded over processes."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def is_first() -> bool:
-    """Tell whether this is the process that writes."""
+    """Return whether this is the process that writes files."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def of_first(value: Value) -> Value:
-    """Return what the first process knows; the processes must ask for it together."""
+    """Return the value of the first process; all processes must call it."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; the processes must ask for it together."""
+    """Return the full tensor; all processes must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def for_first(tensor: Tensor) -> Tensor:
-    """Return all of a tensor to the first process, on the CPU, and an empty one to the others.
+    """Return the full tensor on the CPU of the first process, and an empty one on the others.
 
-    So nothing but the first one's CPU ever holds more than one whole tensor.
+    Only the first process's CPU has more than one full tensor at a time.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -50,20 +50,20 @@ def for_first(tensor: Tensor) -> Tensor:
 
 
 def spread_like(value: Any, target: Tensor) -> Any:
-    """Spread a whole tensor, the same in every process, as a target of its shape is.
+    """Shard a full tensor, identical in all processes, like a target of the same shape.
 
-    All else is left alone.
+    Other values are returned unchanged.
     """
     same_shape = isinstance(value, Tensor) and value.shape == target.shape
     if not same_shape or not isinstance(target, DTensor) or isinstance(value, DTensor):
         return value
     value = value.to(target.device, target.dtype)
-    # Each process takes its part of what it has: nothing is sent.
+    # Each process takes its shard locally; nothing is sent.
     return distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
 
 
 def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into a module, spread over processes or not, by the names of its state."""
+    """Copy full tensors into a module, sharded or not, by their names."""
     own = module.state_dict()
     parts = {
         name: spread_like(value, own[name]) if name in own else value
@@ -74,9 +74,9 @@ def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def whole_parameters(module: nn.Module) -> Iterator[None]:
-    """Let methods of a module read its parameters, which else only its ``forward`` can.
+    """Context manager that gives access to a sharded module's full parameters.
 
-    The processes must enter it together.
+    All processes must enter it.
     """
     if not isinstance(module, FSDPModule):
         yield

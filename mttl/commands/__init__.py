@@ -1,1 +1,1 @@
-"""The commands of ``mttl``: a file each, with its options and what it does."""
+"""Commands of ``mttl``, one module each."""

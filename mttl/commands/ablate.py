@@ -1,17 +1,16 @@
-"""Show what each skill does: switch it off, and score every task without it.
+"""Measure what each skill contributes: score every task with the skill switched off.
 
 mttl ablate runs/crossfit
 mttl ablate runs/crossfit --loss --rows 32
 mttl ablate runs/crossfit --per-group --loss --out runs/crossfit/ablation-groups
 
-A skill is switched off by setting its mixing weight to 0, for all tasks at once: each is scored by
-its own development rows. The other weights stay what they are; with --share they take over its
-weight, so that rows keep their sum, which asks how well the others do in its place.
+A skill is switched off by setting its mixing weight to 0 for all tasks; each task is scored on its
+development rows. The other weights are unchanged; --share rescales them to the same sum.
 
-Groups of layers number their skills independently. By default they are matched by their use (see
+Groups of layers number their skills independently. By default skills are matched by their use (see
 `skill_matching.align_groups`) and switched off in all groups together; --per-group switches them
 off in one group at a time. An interrupted command continues. OUT gets results.jsonl, ablation.npz
-and the figure ablation (PNG, SVG, PDF), which shows the matrix next to the routing.
+and the figure `ablation` (PNG, SVG, PDF), which shows the effects next to the routing.
 """
 
 import argparse
@@ -34,17 +33,18 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_backbone()
     add = parser.work.add_argument
-    add("--loss", action="store_true", help="compute only the loss: answers take longer")
-    add("--per-group", action="store_true", help="one group of layers at a time")
-    add("--share", action="store_true", help="share the skill's weight among the others")
-    add("--rows", **POSITIVE, help="rows of every task (as many as in validation)")
+    add("--loss", action="store_true", help="compute only the loss, which is faster")
+    add("--per-group", action="store_true", help="switch off in one group of layers at a time")
+    help = "rescale the weights of the other skills to the same sum"
+    add("--share", action="store_true", help=help)
+    add("--rows", **POSITIVE, help="development rows per task (as in validation)")
     out = parser.written
-    out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
+    out.add_argument("--out", metavar="DIR", help="folder for results and figure (RUN/ablation)")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Switch off, draw and print."""
+    """Run the ablation, print its table and draw its figure."""
     check_routing(options.run)
     from mttl.analysis.figures.canvas import save_figure
     from mttl.analysis.figures.catalogue import ablation_map
@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> None:
 
     run = Path(options.run)
     out = Path(options.out) if options.out else run / FOLDER
-    view = read_view(run)  # a run that has no routing to show ends here, before it is loaded
+    view = read_view(run)  # fails early for a run without routing
     ablate(run, out, options)
     found = read_ablation(out / FILE)
     assert found is not None
@@ -63,22 +63,22 @@ def main(options: argparse.Namespace) -> None:
     agreement = group_agreement(view.record.weights)
     if agreement is not None and not options.per_group:
         say(
-            f"Skills that were matched across {len(found.groups)} groups of layers correlate "
-            f"{agreement.value:.3f} (chance {agreement.mean:.3f}, 95th percentile "
-            f"{agreement.percentile_95:.3f}, p {agreement.p_value:.3f})"
+            f"Matched skills of {len(found.groups)} groups of layers: mean correlation of their "
+            f"use {agreement.value:.3f} (permutation test: mean {agreement.mean:.3f}, 95th "
+            f"percentile {agreement.percentile_95:.3f}, p {agreement.p_value:.3f})"
         )
     if not options.per_group:
         say(use_and_effect(view, found))
         save_figure(ablation_map(view, found), out / "ablation")
-    say(f"The matrix is in {out}")
+    say(f"The results are in {out}")
 
 
 def ablation_table(found: "Ablation") -> TextTable:
-    """Return which tasks lose most by every skill: the mean over parts of the network."""
+    """Return a table of the tasks that each skill's removal harms most."""
     import numpy as np
 
     table = TextTable(f"Change of the {found.quantity} without a skill").words("layers", "skill")
-    table.numbers("mean over tasks").words("tasks that change most for the worse")
+    table.numbers("mean over tasks").words("tasks that lose most")
     places = 3 if found.scores is None else 1
     worse = found.losses if found.scores is None else -found.scores
     for part, layers in enumerate(found.layers):
@@ -91,7 +91,7 @@ def ablation_table(found: "Ablation") -> TextTable:
 
 
 def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
-    """Return how the weights of skills and the effects of removing them agree."""
+    """Return a sentence on the correlation of skill weights and ablation effects."""
     import numpy as np
 
     from mttl.analysis.skill_matching import matched
@@ -104,6 +104,6 @@ def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
         text += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
     same = int((weights.argmax(1) == harm.argmax(1)).sum())
     return (
-        f"{text}; for {same} of {n_tasks} tasks the skill with most weight is the one with the "
-        f"largest effect (1 of {n_skills} by chance)"
+        f"{text}; for {same} of {n_tasks} tasks the skill with the largest weight also has the "
+        f"largest effect (1 of {n_skills} expected by chance)"
     )

@@ -1,4 +1,4 @@
-"""How every task scores without a skill; `mttl.commands.ablate` says what that means."""
+"""Score every task without each skill; see `mttl.commands.ablate`."""
 
 import math
 from argparse import Namespace
@@ -30,20 +30,20 @@ from mttl.training.loss import example_means
 from mttl.training.monitors import as_rows, head_names, write_arrays
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
-# What is not a number of a skill: nothing is switched off.
+# Skill number that stands for no ablation.
 NONE = -1
 ALL_LAYERS = "all layers"
 
 
 class DisabledSkill(NamedTuple):
-    """A skill that is switched off, and where; the skill `NONE` is the model as it is."""
+    """A switched-off skill and its layers; skill `NONE` is the unchanged model."""
 
     layers: str
     skill: int
 
 
 class SwitchedOff(Record):
-    """Mean losses, and scores if asked for, of the tasks that use a skill that is off."""
+    """Mean losses, and optionally scores, of the tasks that use a switched-off skill."""
 
     job: DisabledSkill
     losses: dict[str, float]
@@ -51,10 +51,10 @@ class SwitchedOff(Record):
 
 
 def ablate(run: Path, out: Path, options: Namespace) -> None:
-    """Switch off skill after skill, and write the results; finished ones are not repeated."""
+    """Switch off one skill after another and write the results; finished ones are kept."""
     rows = {} if options.rows is None else {"max_eval_rows": options.rows}
     config, built, gym, module, data = open_run(
-        run, "give the folder of such a run", options.backbone, seed=13, **rows
+        run, "name the folder of a run of text-to-text tasks", options.backbone, seed=13, **rows
     )
     require_features(config, {"ablates": "ablate"})
     assert built.folder is not None
@@ -83,7 +83,7 @@ def ablate(run: Path, out: Path, options: Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Study:
-    """A loaded run, its development rows, and the common order of its skills."""
+    """A loaded run, its development rows, and its matched skills."""
 
     module: TextToTextModule
     built: Built
@@ -95,13 +95,13 @@ class _Study:
 
     @property
     def groups(self) -> list[str]:
-        """Names of the groups, each head one of its own."""
+        """Names of the groups; every head is its own group."""
         return head_names(self.built.attachment.groups, len(self.weights))
 
     def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
-        """Return what mixing weights are multiplied by: 0 where the skill is off.
+        """Return the factors on the mixing weights: 0 for the skill that is off, else 1.
 
-        In all groups, a skill's number is its place in the common order.
+        If all groups are switched, skills are numbered in the matched order.
         """
         mask = np.ones((len(self.weights), self.weights.shape[2]), dtype=np.float32)
         if switch.layers == ALL_LAYERS and switch.skill != NONE:
@@ -111,14 +111,14 @@ class _Study:
         return mask
 
     def users(self, switch: DisabledSkill) -> list[int]:
-        """Return the tasks whose weights a switch changes; all that prompts route."""
+        """Return the tasks that use the skill; all tasks if routing depends on prompts."""
         if switch.skill == NONE or "prompts" in self.module.model.router.seen:
             return list(range(self.weights.shape[1]))
         off = self.cells(switch) == 0
         return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
-        """Compute losses, and scores if they are asked for, under a switch."""
+        """Return losses, and scores if requested, with a skill switched off."""
         names, users = self.module.tasks, self.users(switch)
         losses: dict[int, list[float]] = {task: [] for task in users}
         answers: dict[int, list[Prediction]] = {task: [] for task in users}
@@ -147,12 +147,12 @@ class _Study:
         return score if math.isfinite(score) else None
 
     def write(self, path: Path, results: ResumableJobs[SwitchedOff], layers: Sequence[str]) -> None:
-        """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
+        """Write the changes as arrays (P, T, K): parts of the network, tasks, skills."""
         tasks, skills = self.module.tasks, range(self.weights.shape[2])
         before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
         arrays: dict[str, np.ndarray] = {}
         for name in ("losses", "scores") if self.scored else ("losses",):
-            # An undefined score counts as 0; a task that does not use a skill does not change.
+            # Undefined scores count as 0; tasks that do not use a skill do not change.
             start = {task: getattr(before, name)[task] or 0 for task in tasks}
             arrays[f"{name}_before"] = np.array([*start.values()])
             off = [[DisabledSkill(part, skill) for skill in skills] for part in layers]
@@ -167,10 +167,10 @@ class _Study:
 def switched_off(
     router: TaskRouter, cells: Float[Tensor, "GH K"], *, share: bool = False
 ) -> Iterator[None]:
-    """Multiply a router's mixing weights by cells inside a ``with`` block; 0 switches a skill off.
+    """Context manager: multiply a router's mixing weights by ``cells``; 0 switches a skill off.
 
-    With ``share``, its weight goes to the other skills of the row, in proportion to theirs; a row
-    without other skills stays 0.
+    With ``share``, the other skills of a row are rescaled to the original sum; a row without other
+    skills stays 0.
     """
 
     def off(module: TaskRouter, given: Any, weights: Float[Tensor, "G B H K"]) -> Tensor:

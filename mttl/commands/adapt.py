@@ -1,12 +1,12 @@
-"""Adapt a trained inventory to new tasks, from a few examples each.
+"""Adapt a trained run to new tasks from a few examples each.
 
 mttl adapt -c crossfit.yaml --from runs/crossfit
 mttl adapt -c crossfit.yaml --from runs/crossfit --tasks dev -k adapt.mode=router_only
 mttl adapt -c crossfit.yaml --from runs/crossfit --tasks third_past --save
 mttl adapt -c babyai.yaml --from runs/babyai --tasks GoToRedBall,GoToLocalS6N2
 
-Of the configuration, the sections data, generation, optim and adapt are read; backbone, skills and
-router are those of the run.
+The configuration provides the sections data, generation, optim and adapt; backbone, skills and
+router come from the run.
 """
 
 import argparse
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 def _declare(parser: CommandParser) -> None:
     parser.add_config(required=False)
     parser.add_run(tasks="test", out="results (RUN/adapt-MODE)")
-    help = "keep what every job has learned, in OUT/models/TASK-SAMPLE-SEED"
+    help = "save the adapted models in OUT/models/TASK-SAMPLE-SEED"
     parser.written.add_argument("--save", action="store_true", help=help)
-    help = "results to state the average relative gain over"
+    help = "adaptation results to compare with: adds the average relative gain"
     parser.read.add_argument("--reference", metavar="DIR", help=help)
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Adapt, score and print a table."""
+    """Adapt to the tasks, score and print a table."""
     reference = options.reference
     if reference and not any(Path(reference).glob("results*.jsonl")):
-        raise ConfigError(f"--reference '{reference}' holds no results*.jsonl of an adaptation")
+        raise ConfigError(f"--reference '{reference}' has no results*.jsonl of mttl adapt")
     run_jobs("adapt", "adaptation", options)
 
 
 def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
-    """Do the work of `mttl adapt` or `mttl search` on a run, if one is given."""
+    """Run `mttl adapt` or `mttl search`."""
     from mttl.commands.name_checks import check_adaptation
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
@@ -62,7 +62,7 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
     world_of(config).run(work, config, options, command)
 
 
-@only_warnings("mttl.data")  # of small files of every job
+@only_warnings("mttl.data")  # every job reads small files
 def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[str]) -> None:
     """Adapt to new text-to-text tasks, score and print a table."""
     from mttl.adaptation.new_tasks import Adaptation
@@ -88,8 +88,8 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
         return adaptation.run_job(job, on_step=on_step, save=model_folder(job))
 
     def shown(result: "FewShotResult") -> str:
-        start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
-        begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
+        start = f"as {result.begun_as}" if result.begun_as else "at the mean of the trained tasks"
+        begun = f"; initial routing {start}" if result.begun_as or n_starts > 1 else ""
         dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
         return f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
 
@@ -104,10 +104,10 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
     ended = [results.finished[job] for job in adaptation.jobs if job in results.finished]
     title = f"Adaptation, mode {config.adapt.mode} (%)"
     if len(ended) < len(adaptation.jobs):
-        title += f"; {len(ended)} of {len(adaptation.jobs)} jobs have ended"
+        title += f"; {len(ended)} of {len(adaptation.jobs)} jobs finished"
     known = Results(Path(options.reference)).finished.values() if options.reference else ()
     console.print(few_shot_table(ended, title, list(known)))
     console.print(f"The results are in {folder}", highlight=False)
     if options.save:
-        console.print(f"The adapted tasks are in {folder / 'models'}", highlight=False)
+        console.print(f"The adapted models are in {folder / 'models'}", highlight=False)
     diverged.report()

@@ -1,8 +1,8 @@
-"""Add adapted tasks to the run that they were adapted from: one inventory answers all of them.
+"""Add adapted tasks to the run that they were adapted from.
 
 mttl add-tasks runs/crossfit --adapted runs/crossfit/models/past --out runs/more
 
-The new folder is a run: what takes a run takes it. The old one is left as it is.
+The new folder is a run with all tasks; the old run is not changed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def _declare(parser: CommandParser) -> None:
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Add and write."""
+    """Add the tasks and write the new run."""
     check_named(options.run, options.adapted)
     from mttl.adaptation.add_tasks import add_tasks
     from mttl.assembly.model import load_run
@@ -59,9 +59,9 @@ def main(options: argparse.Namespace) -> None:
 
 
 def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
-    """Keep the settings of the run, the first of the parts, and the scores of all tasks.
+    """Copy the run's configuration, and the scores of all tasks.
 
-    Means are left out: they are of fewer tasks.
+    Means are omitted because they cover fewer tasks.
     """
     if parts[0].config.is_file():
         write_text(new.config, read_text(parts[0].config, CheckpointError))

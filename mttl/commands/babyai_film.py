@@ -1,12 +1,12 @@
-"""Film episodes of evaluation as the trained policies of a run play them.
+"""Record films of evaluation episodes, played by the trained policies of a run.
 
 mttl babyai film runs/babyai --level GoToObj --out goto.gif
 mttl babyai film runs/babyai --level GoToObj --episode 3 --episode 8 --out goto.gif
 mttl babyai film runs/babyai --level GoToObj --level GoToLocal --out levels.gif
 
-Episode N is the one that evaluation after training counts as its N-th, from 0. Several episodes are
-filmed to goto-3.gif and goto-8.gif; several levels stand in one film, in a grid. Below the picture
-stand mission, step and action, and bars: how much of each skill the policy of the level uses.
+Episodes are numbered from 0 as in the evaluation after training. Several episodes give one film
+each (goto-3.gif, goto-8.gif); several levels are shown in one film as a grid. Each frame has the
+mission, step and action, and bars with the skill weights of the level.
 """
 
 import argparse
@@ -23,25 +23,25 @@ ENDINGS = (".gif", ".mp4")
 def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     add = parser.work.add_argument
-    help = "one that the run was trained on; may be repeated"
+    help = "level that the run was trained on; may be repeated"
     add("--level", action="append", required=True, help=help)
-    help = "which episode (0); may be repeated"
+    help = "number of an episode (0); may be repeated"
     add("--episode", **NATURAL, action="append", help=help)
-    add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
+    add("--sampled", action="store_true", help="sample actions instead of taking the most probable")
     add = parser.written.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Play and film all episodes asked for."""
+    """Play and film all requested episodes."""
     levels = list(dict.fromkeys(options.level))
     episodes = list(dict.fromkeys(options.episode or [0]))
     problem = ""
     if options.out.suffix not in ENDINGS:
-        problem = f"'{options.out}' must end in {' or '.join(ENDINGS)}"
+        problem = f"'{options.out}' must end in {' or '.join(ENDINGS)} (--out)"
     elif len(levels) > 1 and len(episodes) > 1:
-        problem = "--episode: a film of several levels is of one episode of each; name one"
+        problem = "--episode: several levels share one film of one episode number; name one"
     if problem:
         raise MttlError(problem)
     for level in levels:
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def evaluation_seed(run: Path) -> int:
-    """Return the seed of the run's episodes of evaluation; the usual one for skills alone."""
+    """Return the seed of the run's evaluation episodes; the default without a configuration."""
     from mttl.checkpoints.saved_inventory import read_inventory
     from mttl.config.babyai_schema import BabyAIConfig, Evaluation
     from mttl.config.load import load_any_config

@@ -1,10 +1,10 @@
-"""Record demonstrations of minigrid's bot once, to learn from them by imitation.
+"""Record demonstrations of minigrid's bot for imitation learning.
 
 mttl babyai record --levels GoToRedBall GoToLocal --episodes 10000 \
     --out data/demonstrations/goto.npz --workers 4
 
-The episodes do not depend on the number of workers. `load_demonstrations` of
-envs.demonstrations reads the file; it is written at the end, whole or not at all.
+The episodes do not depend on the number of workers. The file is written atomically at the end;
+`load_demonstrations` of envs.demonstrations reads it.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from mttl.runtime.progress_bar import counting_bar
 
 def _declare(parser: CommandParser) -> None:
     add = parser.work.add_argument
-    help = "such as GoToLocal (those of the paper)"
+    help = "levels such as GoToLocal (those of the paper)"
     add("--levels", nargs="+", default=PAPER_LEVELS, metavar="LEVEL", help=help)
-    add("--episodes", **POSITIVE, required=True, help="episodes of each level")
-    add("--workers", **NATURAL, default=0, help="processes (%(default)s: none)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the record (%(default)s)")
+    add("--episodes", **POSITIVE, required=True, help="episodes per level")
+    add("--workers", **NATURAL, default=0, help="additional processes (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="random seed (%(default)s)")
     parser.add_out("file to write, .npz", metavar="FILE")
 
 
@@ -30,7 +30,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Record all levels, then write the file."""
     if options.out.suffix != ".npz":
-        raise MttlError(f"'{options.out}' must end in .npz")
+        raise MttlError(f"'{options.out}' must end in .npz (--out)")
     from envs.demonstrations import record_demonstrations, save_demonstrations
     from envs.interface import check_levels
 
@@ -47,4 +47,4 @@ def main(options: argparse.Namespace) -> None:
             )
     save_demonstrations(record, options.out)
     n_steps = sum(len(episode.actions) for episode in record)
-    console.print(f"{len(record)} demonstrations of {n_steps} steps are in {options.out}")
+    console.print(f"{len(record)} demonstrations with {n_steps} steps are in {options.out}")

@@ -1,15 +1,15 @@
-"""Build CrossFit's few-shot tasks from their sources, and verify that the files are as published.
+"""Build CrossFit's few-shot tasks from their source data and verify the files.
 
-    mttl build                                   # all 160, from the hub
+    mttl build                                   # all 160 tasks, from the Hugging Face hub
     mttl build --partition random --workers 8
     mttl build --tasks glue-rte boolq --samples 100 13
     mttl build --raw DIR                         # from JSON Lines in a folder
     mttl build --config my_tasks.yaml            # custom tasks
-    mttl build --status                          # what is on disk
+    mttl build --status                          # show which files exist
 
-What is complete is not built again; a task that cannot be built stops no other. Exit codes: 0 done,
-1 `--verify` found missing or other files, 2 a task is unavailable or failed, or a mistake in the
-options, 130 after Ctrl-C. Whatever ends it, finished tasks are kept and no file is half written.
+Complete tasks are not rebuilt; a failed task does not stop the others. Exit codes: 0 success, 1
+`--verify` found missing or different files, 2 a task is unavailable or failed, or invalid options,
+130 after Ctrl-C. Finished tasks are always kept; files are written atomically.
 """
 
 import argparse
@@ -38,26 +38,27 @@ COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
 
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
-    add("--tasks", nargs="+", metavar="TASK", help="(all)")
-    add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
-    add("--config", metavar="FILE", help="a YAML file of custom tasks")
-    add("--samples", type=seed, nargs="+", metavar="N", help="seeds (all five)")
-    help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub"
+    add("--tasks", nargs="+", metavar="TASK", help="tasks to build (all)")
+    add("--partition", metavar="NAME", help="tasks of a partition: a name, or a JSON file")
+    add("--config", metavar="FILE", help="YAML file of custom tasks")
+    add("--samples", type=seed, nargs="+", metavar="N", help="few-shot samples (all five)")
+    help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] instead of the hub"
     add("--raw", type=Path, metavar="DIR", help=help)
     work = parser.work
     n_workers = min(4, os.cpu_count() or 1)
     work.add_argument("--workers", **POSITIVE, default=n_workers, help="processes (%(default)s)")
     add = work.add_mutually_exclusive_group().add_argument
-    help = "build nothing: compare what is there with the sums"
+    help = "do not build; compare existing files with the published checksums"
     add("--verify", action="store_true", help=help)
-    add("--status", action="store_true", help="build nothing: show what is there")
+    add("--status", action="store_true", help="do not build; show which files exist")
     add = parser.written.add_argument
-    add("--out", type=Path, default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
+    help = "folder of the tasks (%(default)s)"
+    add("--out", type=Path, default="data/crossfit", metavar="DIR", help=help)
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> int:
-    """Build, verify or show tasks, and print a table of them."""
+    """Build, verify or list tasks, and print a table."""
     from mttl.tasks.building.build_gym import check_task
     from mttl.tasks.sampling import SAMPLES
 
@@ -75,14 +76,14 @@ def main(options: argparse.Namespace) -> int:
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
         look_for_hub()
-    refusal = TaskError(f"another build works on '{out}'; wait for it, or end it.")
+    refusal = TaskError(f"another mttl build is writing to '{out}'; wait for it or stop it.")
     with locked(out / ".lock", refusal):
         outcomes = build(tasks, out, samples, raw, options.workers)
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
 
 
 def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
-    """Return the tasks that any of the options name; without options, all of CrossFit's.
+    """Return the tasks that the options name; by default all of CrossFit's.
 
     A partition is a file, or the name of one under ``configs/partitions``.
     """
@@ -101,23 +102,23 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
         return list((own or known).values())
     for name in wanted:
         if name not in known:
-            raise TaskError(f"there is no task '{name}'.{nearest(name, known)}")
+            raise TaskError(f"unknown task '{name}'.{nearest(name, known)}")
     return [known[name] for name in dict.fromkeys([*wanted, *own])]
 
 
 def look_for_hub() -> None:
-    """Ask the hub once; where it does not answer, let no task wait for it."""
+    """Check the hub once; if it is unreachable, set offline mode."""
     from mttl.tasks.building.hub import hub_in_reach
 
     if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read by the library, here and in other processes
-        say("the hub does not answer: only what was fetched before can be read", stderr=True)
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub, also in workers
+        say("the hub is unreachable; only downloaded data can be used", stderr=True)
 
 
 def build(
     tasks: "list[Task]", out: Path, samples: list[int], raw: Path | None, n_workers: int
 ) -> "list[Outcome]":
-    """Build tasks with a progress bar; however it ends, print what became of them."""
+    """Build tasks with a progress bar, and print their status even after an interrupt."""
     from mttl.tasks.building.build_gym import build_many
     from mttl.tasks.sample_files import update_task_table
 
@@ -140,11 +141,11 @@ def build(
 
 
 def print_outcomes(outcomes: "Sequence[Outcome]") -> None:
-    """Print what became of tasks, and how many of each."""
+    """Print the status of each task, and counts by status."""
     table = Table("task", "status", "")
     for outcome in outcomes:
         colour = COLOURS.get(outcome.status, "red")
-        words = [*(["was there"] if outcome.skipped else []), *filter(None, [outcome.detail])]
+        words = [*(["existed"] if outcome.skipped else []), *filter(None, [outcome.detail])]
         table.add_row(outcome.task, f"[{colour}]{outcome.status}", escape("; ".join(words)))
     console = make_console()
     console.print(table)
@@ -153,7 +154,7 @@ def print_outcomes(outcomes: "Sequence[Outcome]") -> None:
 
 
 def print_status(tasks: "list[Task]", out: Path, samples: list[int]) -> None:
-    """Print how many files of each task are there, without reading them."""
+    """Print the number of existing files per task."""
     from mttl.tasks.building.build_gym import count_files
 
     table = Table("task", "files", "", "category", "metric")

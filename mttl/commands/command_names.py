@@ -1,4 +1,4 @@
-"""The names of the commands, without importing any."""
+"""Names of the commands, without importing them."""
 
 # Modules of this package by command. `mttl --help` lists these, and the others under "more".
 FIRST = ("train", "adapt", "predict", "serve", "explore", "compare", "export", "plan", "build")

@@ -1,4 +1,4 @@
-"""Train every method with the same budget and seeds, adapt it to all unseen tasks, and tabulate.
+"""Train several methods with the same budget and seeds, adapt them to unseen tasks, and compare.
 
 mttl compare --out runs/compare
 mttl compare --folds 5 --out runs/folds
@@ -8,11 +8,11 @@ mttl compare runs/seed13 runs/seed14 runs/seed15
 mttl compare --runs polytropon=runs/p13,runs/p14 mine=runs/m13,runs/m14 --out runs/both
 
 A method is `mttl train -c crossfit.yaml+<fragment>` and then `mttl adapt`, each in its own process;
-with --folds F, F times for each seed. Finished runs are read, interrupted ones continue. --method
-adds a method from a configuration file, which is also used in adaptation. --runs uses finished
-runs, one per seed; --methods and --method then name what is trained in addition. Differences are
-paired by task, seed and few-shot sample. Runs without a name, which differ only in their seeds,
-are summarised. OUT gets table.md, table.csv and scores.csv whenever a method has ended.
+with --folds F, F times per seed. Finished runs are reused, interrupted ones continue. --method adds
+a method from a configuration file, which adaptation uses as well. --runs uses finished runs, one
+per seed; --methods and --method then name what is trained in addition. Differences are paired by
+task, seed and few-shot sample. RUN arguments without names are runs that differ only in their
+seeds; their scores are summarised. OUT gets table.md, table.csv and scores.csv after each method.
 """
 
 import argparse
@@ -23,37 +23,38 @@ from mttl.commands.options import LIST, POSITIVE, CommandParser, command
 from mttl.io.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console, say
 
-# A task that one fold trains on thousands of rows is new to another fold, which gets a few of them.
+# A task with thousands of training rows in one fold is unseen in another, which gets a few of them.
 FEW = 32
-COMPARED = "what is compared"  # a group of options
-# What means something where nothing is trained.
+COMPARED = "what is compared"  # option group
+# Options that are valid with --runs alone.
 OF_RUNS = ("--runs", "--reference", "--out", "--trust")
 
 
 def _declare(parser: CommandParser) -> None:
     add = parser.group(COMPARED).add_argument
-    help = "runs of one configuration: print the mean and deviation of their scores, and exit"
+    help = "runs that differ only in their seeds: print mean and deviation of their scores, and "
+    "exit"
     add("seeds_of_one", nargs="*", type=Path, metavar="RUN", help=help)
     help = f"methods to train, of {', '.join(METHODS)} (all)"
     add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=help)
-    help = "a custom method: its configuration; may be repeated"
+    help = "custom method with its configuration; may be repeated"
     add("--method", action="append", default=[], metavar="NAME=FILE[+FILE...]", help=help)
-    help = "methods whose runs exist; without --methods, no shipped method is trained"
+    help = "methods with finished runs; shipped methods are then trained only with --methods"
     apart = parser.group(COMPARED).add_mutually_exclusive_group().add_argument
     apart("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
-    help = f"the method that others are compared with ({REFERENCE}, or the first of --runs)"
+    help = f"method to compare the others with ({REFERENCE}, or the first of --runs)"
     add("--reference", metavar="NAME", help=help)
-    help = f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
+    help = f"additional adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
     help += "(all; none for custom methods)"
     add("--modes", nargs="*", choices=VARIANTS, metavar="MODE", help=help)
     add = parser.read.add_argument
     help = "the common configuration (%(default)s)"
     add("-c", "--config", default="crossfit.yaml", metavar="FILE[+FILE...]", help=help)
-    help = "settings of all runs; adaptation variants keep the settings that define them"
+    help = "settings of all runs; the settings that define an adaptation variant take precedence"
     parser.add_overrides(help)
-    add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
-    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
-    help = f"training rows of every unseen task (all; {FEW} with --folds)"
+    add("--tasks", default="test", help="new tasks, as for mttl adapt (%(default)s)")
+    add("--samples", metavar="N[,N...]", help="few-shot samples of each unseen task (all)")
+    help = f"training rows of each unseen task (all; {FEW} with --folds)"
     add("--examples", **POSITIVE, help=help)
     add = parser.work.add_argument
     help = "seeds of training and adaptation (13 14 15)"
@@ -61,25 +62,25 @@ def _declare(parser: CommandParser) -> None:
     add("--steps", **POSITIVE, default=500, help="optimizer steps of training (%(default)s)")
     help = "optimizer steps of each adaptation job (%(default)s)"
     add("--adapt-steps", **POSITIVE, default=60, help=help)
-    help = "train F times, so that every task of the partition is unseen once"
+    help = "cross-validation: train F times, with every task unseen once"
     apart("--folds", **dict(POSITIVE, metavar="F"), help=help)
     help = "do not score the training tasks (for large backbones, where scoring is slow)"
     add("--unseen-only", action="store_true", help=help)
-    help = "number of runs at a time, each on its share of the cores (%(default)s)"
+    help = "parallel runs, which share the CPU cores equally (%(default)s)"
     add("--workers", **POSITIVE, default=2, help=help)
-    help = "folder of all runs (%(default)s)"
+    help = "output folder (%(default)s)"
     parser.written.add_argument("--out", default="runs/compare", metavar="DIR", help=help)
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Run what is missing, and print and write the tables."""
+    """Run the missing trainings and adaptations; print and write the tables."""
     words = [word.partition("=")[0] for word in options.arguments if word.startswith("-")]
     useless = [word for word in words if not any(one.startswith(word) for one in OF_RUNS)]
     if options.runs and useless and not (options.methods or options.method):
         raise ConfigError(
-            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
-            "them out, or name what to train with --methods or --method"
+            f"--runs trains nothing, so {', '.join(useless)} would have no effect: remove it, or "
+            "name methods to train with --methods or --method"
         )
     from mttl.commands.comparison.existing import check_pairs, read_runs, summary
 
@@ -99,8 +100,8 @@ def main(options: argparse.Namespace) -> None:
     reference = options.reference or first
     if reference not in everything:
         raise MttlError(
-            f"--methods must contain {reference}: differences are taken to it. --reference names "
-            "another"
+            f"the reference {reference} is not among the compared methods: add it to --methods, or "
+            f"choose --reference from {', '.join(everything)}"
         )
     comparison = MethodComparison(
         out=Path(options.out),

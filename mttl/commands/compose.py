@@ -1,11 +1,11 @@
-"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score the composition.
+"""Add sparse skills to a model, θ0 + φ1 + φ2 …, and save or score the composition.
 
 mttl compose --model t5-small --skills french.safetensors task.safetensors --out models/composed
 mttl compose --model t5-small --skills french.safetensors task.safetensors --score verb_past
 
-A weight may follow a file: task.safetensors=0.5. Files of other models are refused with a list of what
-differs. The order of the skills does not matter.
-"""  # noqa: E501
+FILE=WEIGHT scales a skill: task.safetensors=0.5. Files of other models are rejected with a list of
+differences. The order of the skills has no effect.
+"""
 
 import argparse
 from pathlib import Path
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 def _declare(parser: CommandParser) -> None:
     parser.add_model()
     add = parser.read.add_argument
-    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
-    add("--score", metavar="TASK", help="answer a task of the gym")
-    add("--split", choices=SPLITS, default="test", help="(%(default)s)")
+    help = "files of sparse skills"
+    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help=help)
+    add("--score", metavar="TASK", help="score the composed model on this task")
+    add("--split", choices=SPLITS, default="test", help="split to score (%(default)s)")
     parser.add_out("folder of the composed model", required=False)
     parser.add_no_probe()
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Load, compose, and do what is asked."""
+    """Compose the skills, then score or save the model."""
     if options.out is None and options.score is None:
-        raise ConfigError("nothing to do: give --out, --score or both")
+        raise ConfigError("nothing to do; give --out, --score or both")
     skills = [read_weight(given) for given in options.skills]
     for path, _ in skills:
         require_file(path, CheckpointError)
@@ -65,7 +66,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def read_weight(given: str) -> tuple[Path, float]:
-    """Split ``FILE=WEIGHT``; the weight is 1 where it is not given."""
+    """Return the path and weight of ``FILE=WEIGHT``; the default weight is 1."""
     path, equals, weight = given.rpartition("=")
     if not equals:
         return Path(given), 1.0
@@ -78,7 +79,7 @@ def read_weight(given: str) -> tuple[Path, float]:
 def score(
     options: argparse.Namespace, gym: Gym, model: "PreTrainedModel", tokenizer: "Tokenizer"
 ) -> None:
-    """Answer a task and print the score."""
+    """Answer a task and print its score."""
     import torch
 
     from mttl.data.encode import TextEncoder

@@ -1,9 +1,9 @@
-"""Write the model of a GGUF file as a folder of safetensors, which loads faster.
+"""Convert a GGUF file to a folder with safetensors, which loads faster.
 
 mttl convert SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
 mttl train -c crossfit.yaml+backbone/smollm2_gguf.yaml -k backbone.gguf_file=null
 
-Weights are unpacked to single precision, and the tokenizer is written to the same folder.
+Weights are converted to float32; the tokenizer is written to the same folder.
 Needs the extra `gguf`.
 """
 
@@ -18,16 +18,16 @@ from mttl.runtime.command import say
 
 def _declare(parser: CommandParser) -> None:
     parser.read.add_argument("file", metavar="FILE", help="a GGUF file")
-    parser.add_out("the folder to make")
+    parser.add_out("output folder; must not exist")
     parser.add_no_probe()
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Convert."""
+    """Convert the file."""
     file = Path(options.file)
     if not file.is_file():
-        raise ConfigError(f"The file '{file}' does not exist; name a file that ends in .gguf")
+        raise ConfigError(f"the file '{file}' does not exist; name a .gguf file")
     from mttl.merging.check_written import write_model
     from mttl.models.backbone import load_pretrained, load_tokenizer
 

@@ -1,17 +1,15 @@
-"""Make an interactive page of one run, or of several side by side: one file, offline.
+"""Write an interactive page about one or several runs: one HTML file that works offline.
 
 mttl explore runs/crossfit
 mttl explore runs/seed13 runs/seed14 --html both.html
 mttl explore runs/crossfit --serve
 
-The page shows the scores of all tasks next to baselines, curves of training, the map and the tree
-of tasks, and the skills; a task that is clicked shows its skills layer by layer, and answers.
-Results of mttl ablate stand next to the routing, adapted tasks (mttl adapt --save) move through
-the map, and skills of a further run are matched to those of the first.
-
-With --serve the page is at http://127.0.0.1:8000/ until Ctrl-C, no file is written, and it can ask
-the run: with the skills of a task, of a mixture of tasks, or with custom weights. It needs
-`pip install fastapi uvicorn`.
+The page shows scores next to baselines, training curves, a map and a tree of the tasks, and the
+skills. Click a task to see its skills by layer, and its answers. It includes the results of mttl
+ablate and the paths of adapted tasks (mttl adapt --save); skills of further runs are matched to
+those of the first. With --serve the page is at http://127.0.0.1:8000/ until Ctrl-C, and no file is
+written. It then has a form to query the run with the skills of a task, a mixture of tasks, or
+custom weights. This needs `pip install fastapi uvicorn`.
 """
 
 import argparse
@@ -31,24 +29,24 @@ if TYPE_CHECKING:
 
 def _declare(parser: CommandParser) -> None:
     runs = parser.read
-    runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
+    runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
     parser.add_adapted()
     served = parser.group("served")
-    help = "serve the page with the run behind it"
+    help = "serve the page, with a form to query the run"
     served.add_argument("--serve", action="store_true", help=help)
     parser.add_address("served")
     out = parser.written
-    out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
+    out.add_argument("--html", metavar="FILE", help="file to write (RUN/plots/explore.html)")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Write the page, or serve it."""
+    """Write or serve the page."""
     problem = ""
     if options.serve and (len(options.runs) > 1 or options.html):
-        problem = "--serve answers from one run, and writes no --html"
+        problem = "--serve takes one RUN and does not write --html; remove one of the options"
     elif options.adapted and not options.serve:
-        problem = "--adapted is for a page that is served: add --serve, or leave it out"
+        problem = "--adapted needs --serve; add --serve or remove --adapted"
     if problem:
         raise ConfigError(problem)
     check_different("RUN", options.runs)
@@ -72,11 +70,11 @@ def main(options: argparse.Namespace) -> None:
         return
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     write_text(path, explore_page(shown))
-    make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
+    make_console().print(f"The page is {path}; open it in a browser", markup=False, soft_wrap=True)
 
 
 def read(run: Path) -> "RoutingView":
-    """Return what the page shows of a run."""
+    """Return the data of a run for the page."""
     from mttl.analysis.token_record import has_token_record, read_token_record
     from mttl.commands.routing_report.read_routing import read_view
 

@@ -1,16 +1,15 @@
-"""Write a run's skills as an adapter of PEFT or AdapterHub, or as several over one base.
+"""Export a run's skills as adapters for PEFT or AdapterHub.
 
 mttl export runs/crossfit --task verb_past --out adapters/verb_past
 mttl export runs/crossfit --task verb_past --rank 8 --out adapters/small
 mttl export runs/crossfit --all --out adapters
 mttl export runs/crossfit --inventory --out adapters/poly
 
-A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
-computes the same, as PEFT's LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The
-whole inventory with its router becomes a Poly adapter. A backbone that the run has trained is
-written into OUT/base_model; with --all the adapters OUT/TASK of all tasks share it. Each folder
-also holds a tokenizer whose chat template formats prompts as in training, the run's search, and a
-card with lines to copy.
+A task's mixture, the average of all skills or a single skill becomes an equivalent adapter: PEFT's
+LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The whole inventory with its router
+becomes a Poly adapter. A trained backbone is written to OUT/base_model; with --all the adapters
+OUT/TASK of all tasks share it. Each folder also has a tokenizer whose chat template formats prompts
+as in training, the run's generation settings, and a model card with example code.
 """
 
 import argparse
@@ -38,7 +37,7 @@ BASE, EXACT = "base_model", "exact"
 
 
 class Export(NamedTuple):
-    """An adapter to write, in a folder of that of the export, and its expected answers."""
+    """An adapter to write, its subfolder, and its expected answers."""
 
     folder: str
     kind: "Kind"
@@ -52,13 +51,14 @@ class Export(NamedTuple):
 def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_backbone()
-    which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
-    which.add_argument("--all", action="store_true", help="every task, over one base")
-    which.add_argument("--average", action="store_true", help="the average of all skills")
-    which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
-    which.add_argument("--inventory", action="store_true", help="all skills and the router")
-    help = "largest rank; what exceeds it is cut off by SVD (what an exact copy takes)"
+    which = parser.group("exported part").add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="export the mixture of a task of the run")
+    help = "export every task, with a common base model"
+    which.add_argument("--all", action="store_true", help=help)
+    which.add_argument("--average", action="store_true", help="export the average of all skills")
+    which.add_argument("--skill", type=int, metavar="K", help="export one skill, numbered from 0")
+    which.add_argument("--inventory", action="store_true", help="export all skills and the router")
+    help = "maximum rank; larger adapters are truncated by SVD (exact)"
     parser.work.add_argument("--rank", type=int, metavar="R", help=help)
     parser.add_out()
     parser.add_no_probe()
@@ -66,9 +66,9 @@ def _declare(parser: CommandParser) -> None:
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Export."""
+    """Export the adapters."""
     if options.rank is not None and options.inventory:
-        raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
+        raise ConfigError("--rank does not work with --inventory; remove it")
     check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import PromptExport, scores_of
@@ -82,16 +82,16 @@ def main(options: argparse.Namespace) -> None:
     for task in built.tasks if options.all else ():
         if task in (BASE, "..") or Path(task).name != task:
             raise ConfigError(
-                f"the task '{task}' cannot have a folder of its name besides '{BASE}'; export the "
-                "tasks one by one (--task)"
+                f"the task '{task}' cannot be the name of a folder next to '{BASE}'; export the "
+                "tasks one by one with --task"
             )
     trained = built.meta["backbone"]["trained"]
     base = str((options.out / BASE).resolve()) if trained else lasting_name(built.base)
-    # What the run scored, it scored with the mixtures of its tasks.
+    # The run's scores are those of its tasks' mixtures.
     mixed = options.average or options.skill is not None
     scores = () if mixed else scores_of(options.run, built.tasks)
-    cut = f" Cut off at rank {options.rank}"
-    cut += "; the scores are of the run at full rank." if scores else "."
+    cut = f" Truncated to rank {options.rank}"
+    cut += "; the scores are those of the run at full rank." if scores else "."
     exact, kind = True, "lora"
     with new_folder(options.out) as temporary:
         for export in exports(built, options, base):
@@ -110,7 +110,7 @@ def main(options: argparse.Namespace) -> None:
                 scores=[row for row in scores if row["task"] in export.tasks],
             )
         if options.all:
-            about = f"The tasks of `{options.run}` as adapters over one base."
+            about = f"The tasks of `{options.run}` as adapters of one base model."
             PromptExport.of(built, built.tasks).write(
                 *(temporary, "loras" if kind == "lora" else "bottlenecks"),
                 place=str(options.out),
@@ -122,11 +122,11 @@ def main(options: argparse.Namespace) -> None:
             bare, probe = strip(built.model).backbone, not options.no_probe
             write_model(temporary / BASE, bare, built.tokenizer, probe=probe)
     what = "adapters are" if options.all else "adapter is"
-    say(f"The {what} in {options.out}; README.md there says how to ask")
+    say(f"The {what} in {options.out}; its README.md shows how to use it")
 
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
-    """Return what the options name, one after another, and say how exact it is."""
+    """Yield the adapters that the options select, and print how exact each is."""
     from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
     from mttl.merging.fold import strip, unfold
     from mttl.peft_format.poly import poly_checkpoint
@@ -135,12 +135,12 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
     console, model = make_console(), built.model
     if options.inventory:
         config, tensors = poly_checkpoint(model, base=base)
-        console.print(f"A Poly adapter of {config['n_skills']} skills for the tasks, by id:")
+        console.print(f"Poly adapter with {config['n_skills']} skills; ids of the tasks:")
         for task_id, task in enumerate(built.tasks):
             console.print(f"  {task_id} {task}", markup=False)
         about = f"All skills of `{options.run}` with their router."
         if built.search["num_beams"] > 1:
-            about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
+            about += " PEFT's Poly has no beam search, which the run used; this is greedy."
         adapter = SkillAdapter("peft", config, tensors, {})
         answers = {} if options.no_probe else task_answers(model, built.tasks)
         yield Export("", "poly", built.tasks, about, True, adapter, answers)
@@ -162,7 +162,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         answers, exact = {}, error == EXACT
         if exact and not options.no_probe:
             answers = {tasks[0]: mixture_answer(model, mixing)}
-        elif not options.no_probe:  # what is left of it
+        elif not options.no_probe:  # truncated
             bare = strip(model)
             answers = {tasks[0]: changed_answer(bare.backbone, adapter.factors)}
             unfold(bare)
@@ -171,7 +171,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
 
 
 def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "tuple[Tensor, str]":
-    """Return the mixing weights of a task, of the average or of one skill, and say what it is."""
+    """Return the mixing weights of a task, an average or one skill, and a description."""
     from mttl.merging.fold import average_mixing, skill_mixing, task_mixing
 
     router, run = built.model.router, f"`{options.run}`"
@@ -179,11 +179,11 @@ def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "t
         return task_mixing(router, int(built.task_ids([task]))), f"The task `{task}` of {run}."
     if options.average:
         return average_mixing(router), f"The average of all skills of {run}."
-    return skill_mixing(built.model.router, options.skill), f"Skill {options.skill} of {run} alone."
+    return skill_mixing(built.model.router, options.skill), f"Skill {options.skill} of {run}."
 
 
 def accuracy(adapter: "Mapping[str, LowRank]") -> str:
-    """Say what was cut off: over all layers, and where most."""
+    """Return a text on the truncation error: overall and the largest of a layer."""
     from mttl.merging.low_rank_factors import relative_error
 
     error = relative_error(list(adapter.values()))

@@ -1,9 +1,9 @@
-"""Estimate the diagonal Fisher information of a model on tasks of a gym, for merging by it.
+"""Estimate the diagonal Fisher information of a model on tasks, for `mttl merge`.
 
 mttl fisher --model models/expert --tasks verb_past --out expert.safetensors
 
-By default it is the empirical one: the mean over rows of the squared gradient of log p(answer |
-input), each row's own. The file holds a tensor per parameter, under its name in the model.
+The default is the empirical Fisher information: the mean over rows of the squared gradient of log
+p(answer | input). The file has one tensor per parameter, under the parameter's name.
 """
 
 import argparse
@@ -27,27 +27,29 @@ LABELS = ("reference", "sampled")
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
     add("--model", required=True, metavar="DIR", help="folder of a model")
-    add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
+    add("--tokenizer", metavar="NAME", help="tokenizer, if the folder has none; or byte")
     add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
-    add("--tasks", required=True, nargs="+", metavar="TASK", help="tasks of the gym")
-    add("--split", choices=SPLITS, default="train", help="split of their files (%(default)s)")
-    add("--samples", type=int, nargs="+", default=[100], metavar="N", help="(%(default)s)")
-    add("--max-input-length", type=positive, default=64, help="in tokens (%(default)s)")
-    add("--max-output-length", type=positive, default=36, help="in tokens (%(default)s)")
-    add("--prefix", action="store_true", help="put [task] before every input")
+    add("--tasks", required=True, nargs="+", metavar="TASK", help="names of the tasks")
+    add("--split", choices=SPLITS, default="train", help="split of the tasks (%(default)s)")
+    add("--samples", type=int, nargs="+", default=[100], metavar="N", help="samples (%(default)s)")
+    add("--max-input-length", type=positive, default=64, help="maximum input tokens (%(default)s)")
+    help = "maximum output tokens (%(default)s)"
+    add("--max-output-length", type=positive, default=36, help=help)
+    add("--prefix", action="store_true", help="add the prefix [task] to every input")
     add = parser.work.add_argument
-    add("--rows", type=positive, default=512, help="how many, drawn at random (%(default)s)")
-    add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
-    add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
+    add("--rows", type=positive, default=512, help="number of rows, drawn at random (%(default)s)")
+    add("--labels", choices=LABELS, default="reference", help="labels: the rows', or sampled ones")
+    help = "gradients to square, per example or batch (%(default)s)"
+    add("--gradients", choices=GRADIENTS, default="example", help=help)
     add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
-    add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
+    add("--at-once", type=positive, default=8, help="gradients computed at once; 1 always works")
     add("--seed", type=natural, default=13, help="seed of rows and labels (%(default)s)")
-    parser.add_out("a new file, .safetensors", metavar="FILE")
+    parser.add_out("file to write, .safetensors; must not exist", metavar="FILE")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Read model and rows, estimate, and write the file."""
+    """Estimate the Fisher information, and write the file."""
     if options.out.suffix != ".safetensors":
         raise ConfigError(f"--out '{options.out}' must end in .safetensors")
     gym = gym_with(options.gym, options.tasks, options.split, options.samples)
@@ -59,7 +61,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.models.backbone import load_pretrained
 
     model = load_pretrained(options.model).requires_grad_(False)
-    model.set_attn_implementation("eager")  # gradients of several rows at once need it
+    model.set_attn_implementation("eager")  # required by gradients of several rows at once
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)  # type: ignore[arg-type]
     batches = read_batches(options, model, gym)
@@ -92,7 +94,7 @@ def main(options: argparse.Namespace) -> None:
 def read_batches(
     options: argparse.Namespace, model: "PreTrainedModel", gym: Gym
 ) -> list[dict[str, Any]]:
-    """Return batches of rows, drawn uniformly from all tasks if not all are taken."""
+    """Return batches of rows, drawn uniformly over all tasks."""
     import torch
 
     from mttl.data.collate import TrainCollator, pad_id_of

@@ -1,12 +1,12 @@
-"""Make a run of skills that PEFT trained, to route, adapt, merge and plot them.
+"""Import adapters of PEFT as a run, to route, adapt, merge and plot them.
 
 mttl import adapters/past adapters/plural --out runs/imported
 mttl import adapters --router polytropon --out runs/imported
 mttl import adapters/poly --tasks verb_past,noun_plural --out runs/imported
 
-Several LoRA adapters of one model become the skills of an inventory, one each, padded to the
-largest rank; every adapter is a task that uses its skill alone. One Poly adapter becomes the
-inventory that it is. The result is a run for `mttl.load`, mttl adapt and the other commands.
+Several LoRA adapters of one model become the skills of an inventory, padded to the largest rank;
+each adapter is a task that uses one skill. A Poly adapter is imported as an inventory with its
+router. The result is a run for `mttl.load`, mttl adapt and the other commands.
 """
 
 import argparse
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from mttl.peft_format.peft_folder import PeftFolder
 
     Layers = dict[str, tuple[Tensor, Tensor]]
-    # Stacked factors, names of the tasks, the sections skills and router, and given logits.
+    # Stacked factors, task names, sections skills and router, and logits if given.
     Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
 
 
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
-    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
-    add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
-    add("--tokenizer", metavar="NAME", help="another one than the base model's")
-    add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    help = "adapter folders of PEFT, or a folder that contains them"
+    add("adapters", nargs="+", metavar="DIR", help=help)
+    add("--backbone", metavar="NAME", help="base model (as named in the adapters)")
+    add("--tokenizer", metavar="NAME", help="tokenizer (the base model's)")
+    add("--tasks", metavar="A,B", help="names of the tasks (names of the folders)")
     add = parser.work.add_argument
-    help = "LoRA: who uses which skills; polytropon can be trained (private)"
+    help = "LoRA: router; private has one skill per task, polytropon can be trained (private)"
     add("--router", choices=("private", "polytropon"), help=help)
-    help = "LoRA: how skills combine where a task uses several (outputs)"
-    add("--mix", choices=("outputs", "deltas", "factors"), help=help)
-    add = parser.group("how inputs are asked").add_argument
-    add("--prefix", action="store_true", help="inputs begin with [task], as with data.prefix=name")
-    add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
+    add("--mix", choices=("outputs", "deltas", "factors"), help="LoRA: mixing of skills (outputs)")
+    add = parser.group("input format").add_argument
+    add("--prefix", action="store_true", help="add the prefix [task] to every input")
+    add("--template", choices=("plain", "chat"), default="plain", help="format (%(default)s)")
     add("--system", metavar="TEXT", help="system text of the chats")
     for name, default in (("input", 512), ("output", 64)):
-        help = f"most tokens of an {name} (%(default)s)"
+        help = f"maximum tokens of an {name} (%(default)s)"
         add(f"--max-{name}-length", **POSITIVE, default=default, help=help)
     parser.add_out(metavar="RUN")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Import."""
+    """Import the adapters."""
     if options.system is not None and options.template != "chat":
-        raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
+        raise ConfigError("--system needs --template chat; add it or remove --system")
     for name in options.adapters:
         if not Path(name).is_dir():
-            raise CheckpointError(f"'{name}' is not a PEFT folder: it does not exist")
+            raise CheckpointError(f"the folder '{name}' does not exist; name an adapter of PEFT")
     from mttl.assembly.build_imported import build_imported, save_imported
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
@@ -90,15 +90,15 @@ def main(options: argparse.Namespace) -> None:
 def import_poly(
     folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
 ) -> "Import":
-    """Return what a Poly adapter holds."""
+    """Return the contents of a Poly adapter."""
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.skills_schema import router_section
     from mttl.peft_format.poly import read_poly
 
     problems = {
-        "a Poly adapter is a whole inventory: import it alone": len(folders) != 1,
-        "--router is for LoRA adapters: a Poly adapter has its own": options.router is not None,
-        "--mix is for LoRA adapters: a Poly adapter has its own": options.mix is not None,
+        "a Poly adapter must be imported without other adapters": len(folders) != 1,
+        "--router does not work with a Poly adapter; remove it": options.router is not None,
+        "--mix does not work with a Poly adapter; remove it": options.mix is not None,
     }
     if found := next((problem for problem, wrong in problems.items() if wrong), None):
         raise ConfigError(found)
@@ -116,7 +116,7 @@ def import_poly(
 def import_loras(
     folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
 ) -> "Import":
-    """Return what several LoRA adapters hold."""
+    """Return the contents of several LoRA adapters."""
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.skills_schema import router_section
     from mttl.library.stacking import stack_members
@@ -138,32 +138,32 @@ def import_loras(
 
 
 def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
-    """Return the name of the model below the adapters."""
+    """Return the name of the adapters' base model."""
     if given is not None:
         return given
     bases = {folder.config.get("base_model_name_or_path") for folder in folders}
     base = bases.pop() if len(bases) == 1 else None
     if base:
         return base
-    problem = "the adapter does not name its base model; give it (--backbone)"
+    problem = "the adapter does not name its base model; name it with --backbone"
     if bases:
         problem = (
             f"the adapters name different base models: {', '.join(sorted(map(repr, bases)))}. "
-            "Skills of one inventory need the same; if these are one model under several names, "
-            "say which (--backbone)"
+            "All skills of an inventory need the same; if these names mean one model, "
+            "name it with --backbone"
         )
     raise ConfigError(problem)
 
 
 def named(given: list[str] | None, own: list[str]) -> list[str]:
-    """Return the names of the tasks."""
+    """Return the names of the tasks after checking them."""
     names = own if given is None else given
     problem = ""
     if len(names) != len(own):
-        problem = f"--tasks names {len(names)} tasks; there are {len(own)}"
+        problem = f"--tasks has {len(names)} names for {len(own)} tasks"
     elif len(set(names)) < len(names) or not all(names):
         problem = (
-            f"the tasks need names that differ, not {', '.join(names)}; give them (--tasks a,b)"
+            f"task names must be distinct, not {', '.join(names)}; name the tasks with --tasks a,b"
         )
     if problem:
         raise ConfigError(problem)

@@ -1,4 +1,4 @@
-"""Keep a library of skills: low-rank adapters of one model, each in a folder of PEFT with a card.
+"""Manage a library of skills: low-rank adapters of one model, stored as PEFT folders with cards.
 
 mttl library add skills 'adapters/*' someone/some-lora --licence mit
 mttl library add skills runs/private --rank 8
@@ -9,8 +9,8 @@ mttl library run skills -c crossfit.yaml+router/private.yaml --out runs/library
 mttl library export skills verb_past --out adapters/again
 mttl library cluster skills --out clusters.csv
 
-Members come from folders of PEFT, from runs (each task, or each skill) and from other libraries,
-here or on the hub. All that a command names comes in, or nothing, and all reasons are listed.
+Members are PEFT adapters, tasks or skills of runs, or members of other libraries, local or on the
+hub. A command adds all of its sources or none, and lists every problem.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def add(options: argparse.Namespace) -> None:
     found = Found(options.rank, options.skills, options.backbone)
     found.read(options.sources)
     if (options.rank or options.skills) and not found.runs:
-        raise ConfigError("--rank and --skills are for runs, and no source is one: leave them out")
+        raise ConfigError("--rank and --skills are for runs, but no source is a run; remove them")
     members = [member.told(options.name, options.licence, options.data) for member in found.members]
     problems = found.problems
     base = library.base if library else None
@@ -55,17 +55,17 @@ def add(options: argparse.Namespace) -> None:
         except MttlError as error:
             problems.append(str(error))
     elif base is None and members:
-        problems.append("no adapter names its base model; give it (--backbone)")
+        problems.append("no adapter names its base model; name it with --backbone")
     if base is not None:
         members, others = base_problems(members, base, trusted=options.backbone is not None)
         problems += others + member_problems(members, base, library.members if library else ())
     if problems or base is None:
         listed = "\n".join(f"- {problem}" for problem in problems)
-        raise CheckpointError(f"nothing was added to '{options.library}':\n{listed}")
+        raise CheckpointError(f"nothing was added to '{options.library}'; problems:\n{listed}")
     check_members(members, base, options)
     after = add_members(options.library, base, members)
     say(
-        f"{len(members)} members were added to {options.library}, which has {len(after.names)} now "
+        f"Added {len(members)} members to {options.library}, which now has {len(after.names)} "
         f"(version {after.version})"
     )
 
@@ -73,7 +73,7 @@ def add(options: argparse.Namespace) -> None:
 def check_members(
     members: "Sequence[Member]", base: "BaseModel", options: argparse.Namespace
 ) -> None:
-    """Check in a temporary library that members answer as their sources do."""
+    """Check in a temporary library that members give the same answers as their sources."""
     from mttl.assembly.model import load_run
     from mttl.checkpoints.inventory_files import find_inventory
     from mttl.library.library_folder import add_members
@@ -103,7 +103,7 @@ def check_members(
 
 
 def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedModel | None":
-    """Return the model below a library; none, and a line that says so, if it is not here."""
+    """Return the library's base model; prints a warning and returns None if it is missing."""
     from mttl.assembly.build_backbone import build_backbone
     from mttl.config.backbone_schema import Pretrained
 
@@ -111,7 +111,7 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
         backbone = Pretrained(kind="pretrained", name=base.name)
         return build_backbone(backbone, empty=options.no_probe)
     except ConfigError as error:
-        say(f"The answers are not checked: {error}", stderr=True)
+        say(f"Answers are not checked: {error}", stderr=True)
         return None
 
 
@@ -144,7 +144,7 @@ def remove(library: "Library", options: argparse.Namespace) -> None:
 
 
 def run(library: "Library", options: argparse.Namespace) -> None:
-    """Make a run of members."""
+    """Create a run from members."""
     from mttl.assembly.model import load_run
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
@@ -157,7 +157,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
     general = library.chosen(options.general) if options.general else []
     names = [name for name in library.chosen(options.members) if name not in general]
     if not names:
-        raise ConfigError("--general names all members: none is left to route to")
+        raise ConfigError("--general names all members; leave at least one as a skill")
     overrides = list(options.override)
     if load_config(options.config, overrides, as_written=True).data.prefix == "auto":
         prefixes = {library.card(name).training.get("prefix") for name in names}
@@ -165,7 +165,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
     config = load_config(options.config, overrides)
     for given in options.override:
         if given.startswith("skills."):
-            raise ConfigError(f"{given}: the skills are the library's members (--mix, --members)")
+            raise ConfigError(f"{given}: skills come from the library; use --members and --mix")
     named = any(given.startswith("backbone.name=") for given in options.override)
     if config.backbone.kind == "pretrained" and not named:
         below = config.backbone.model_copy(update={"name": library.base.name})
@@ -175,7 +175,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
         gym, tasks = open_gym(config), [library.card(name).task for name in names]
         descriptions = {task: gym.description(task) for task in tasks}
     if options.mix and config.moe is not None:
-        raise ConfigError("--mix is for skills of tasks; where tokens choose members, leave it out")
+        raise ConfigError("--mix does not work with token routing (section moe); remove it")
     with new_folder(options.out) as temporary:
         _, made = make_run(
             *(library, names, config, temporary),
@@ -185,7 +185,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
             prepare=prepare_members,
         )
         answers = {} if options.no_probe else task_answers(made.model, made.tasks)
-        one_each = config.router.kind in ("private", "polytropon")  # gives a task its own member
+        one_each = config.router.kind in ("private", "polytropon")  # each task uses its own member
         if answers and config.moe is None and not general and one_each:
             bare = strip(made.model).backbone
             members = map(library.member, names)
@@ -198,19 +198,19 @@ def run(library: "Library", options: argparse.Namespace) -> None:
 
 
 def _prefix_of(prefixes: set[str | None]) -> str:
-    """Return the task prefix that members were trained with; none if no card names one."""
+    """Return the members' common task prefix; `none` if no card has one."""
     known = prefixes - {None} or {"none"}
     if len(known) > 1:
         found = ", ".join(sorted(map(str, known)))
         raise ConfigError(
-            f"members were trained with other data.prefix ({found}): choose among them "
-            "(--members), or say which to use (-k data.prefix=…)"
+            f"members were trained with different data.prefix ({found}): select members with "
+            "--members, or set -k data.prefix=…"
         )
     return str(known.pop())
 
 
 def export(library: "Library", options: argparse.Namespace) -> None:
-    """Write members as adapters of PEFT."""
+    """Export members as PEFT adapters."""
     from mttl.merging.check_written import changed_answer, check_written
 
     names = library.chosen(options.members)
@@ -227,7 +227,7 @@ def export(library: "Library", options: argparse.Namespace) -> None:
 
 
 def cluster(library: "Library", options: argparse.Namespace) -> None:
-    """Write which members belong together, as the matrix that router: expert reads (MBC)."""
+    """Cluster members, and write a matrix for the expert router (MBC)."""
     from mttl.library import clusters
 
     console = make_console()
@@ -253,7 +253,7 @@ def cluster(library: "Library", options: argparse.Namespace) -> None:
     if 1 < len(columns) < len(members):
         console.print(f"silhouette of these clusters: {clusters.silhouette(points, labels):.3f}")
     say(
-        "To train a skill per cluster: mttl train -c crossfit.yaml+router/expert.yaml "
+        "Train one skill per cluster: mttl train -c crossfit.yaml+router/expert.yaml "
         f"-k router.matrix={options.out} skills.n_skills={len(columns)}"
     )
 
@@ -267,20 +267,21 @@ def _declare(parser: CommandParser) -> None:
         said, raw = "\n".join([work.__doc__ or "", "", *shown]), parser.formatter_class
         made = words.add_parser(name, help=work.__doc__, description=said, formatter_class=raw)
         made.set_defaults(work=work)
-        made.read.add_argument("library", metavar="LIBRARY", help="its folder")
+        made.read.add_argument("library", metavar="LIBRARY", help="folder of the library")
         return made
 
-    members = dict(LIST, metavar="MEMBER", help="names or patterns (all)")
+    members = dict(LIST, metavar="MEMBER", help="names or patterns of members (all)")
     parser = word("add", add)
     option = parser.read.add_argument
-    option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
-    option("--backbone", metavar="NAME", help="the base model (as the sources say)")
-    option("--rank", **dict(POSITIVE, metavar="R"), help="runs: largest rank of a task (exact)")
-    option("--skills", action="store_true", help="runs: each skill instead of each task")
+    help = "folders, patterns of folders, or OWNER/NAME[@REVISION] on the hub"
+    option("sources", nargs="+", metavar="SOURCE", help=help)
+    option("--backbone", metavar="NAME", help="base model (as named in the sources)")
+    option("--rank", **dict(POSITIVE, metavar="R"), help="runs: maximum rank of adapters (exact)")
+    option("--skills", action="store_true", help="runs: add each skill instead of each task")
     option = parser.written.add_argument
-    option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
-    option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
-    option("--data", metavar="TEXT", help="what they were trained on (as their cards say)")
+    option("--name", metavar="TEXT", help="names, where * stands for the original name (*)")
+    option("--licence", metavar="TEXT", help="licence of the members (as in their cards)")
+    option("--data", metavar="TEXT", help="training data of the members (as in their cards)")
     parser.add_no_probe()
     word("list", show_all)
     option = word("remove", remove).read.add_argument
@@ -291,9 +292,9 @@ def _declare(parser: CommandParser) -> None:
     parser.add_config()
     parser.read.add_argument("--members", **members)
     option = parser.work.add_argument
-    help = "members whose mean is taken from the others (general knowledge)"
+    help = "members whose mean is subtracted from the others (general knowledge)"
     option("--general", **dict(members, help=help))
-    option("--mix", choices=("outputs", "deltas", "factors"), help="how skills combine (outputs)")
+    option("--mix", choices=("outputs", "deltas", "factors"), help="mixing of skills (outputs)")
     parser.add_out(metavar="RUN")
     parser.add_no_probe()
     parser = word("export", export)
@@ -305,19 +306,19 @@ def _declare(parser: CommandParser) -> None:
     parser.read.add_argument("--members", **members)
     option = parser.work.add_argument
     number = parser.work.add_mutually_exclusive_group().add_argument
-    number("--clusters", **POSITIVE, help="how many (that of the best silhouette)")
-    number("--most", **POSITIVE, help="how many at most, where it is chosen")
+    number("--clusters", **POSITIVE, help="number of clusters (chosen by silhouette)")
+    number("--most", **POSITIVE, help="maximum number of clusters, if it is chosen")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
     option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
-    option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
+    option("--random", action="store_true", help="random clusters of the same sizes, as a baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
-    parser.add_out("the CSV file to write, a new one", metavar="FILE")
+    parser.add_out("CSV file to write; must not exist", metavar="FILE")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Do what the first word says."""
+    """Run the subcommand."""
     if options.work is add:
         add(options)
         return

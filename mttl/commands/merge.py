@@ -3,8 +3,8 @@
 mttl merge recipe.yaml --out models/merged
 
 docs/howto/merge.md describes recipes. Models are folders of transformers with safetensors, and runs
-of mttl train; they are read tensor by tensor, so they may be larger than the memory (with
---no-probe). The folder --out appears once it is complete; a merge that was stopped starts again.
+of mttl train. They are read tensor by tensor, so they may be larger than memory (with --no-probe).
+The output folder appears when it is complete; an interrupted merge starts again.
 """
 
 import argparse
@@ -16,21 +16,21 @@ from mttl.runtime.progress_bar import counting_bar
 
 
 def _declare(parser: CommandParser) -> None:
-    parser.read.add_argument("recipe", metavar="RECIPE", help="a YAML file")
-    help = "the folder to make; else the recipe's"
+    parser.read.add_argument("recipe", metavar="RECIPE", help="YAML file of the recipe")
+    help = "output folder (out in the recipe)"
     parser.written.add_argument("--out", metavar="DIR", help=help)
     parser.add_no_probe()
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Read the recipe, merge, and say where the result is."""
+    """Merge the models of a recipe."""
     from mttl.merging.recipe import read_recipe
 
     recipe = read_recipe(options.recipe)
     out = options.out or recipe.out
     if out is None:
-        raise ConfigError(f"{options.recipe}: has no out; give one there, or --out DIR")
+        raise ConfigError(f"{options.recipe}: set the key out in the recipe, or use --out DIR")
     from mttl.merging.run import merge_models
 
     with counting_bar(make_console(stderr=True)) as progress:

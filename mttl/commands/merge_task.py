@@ -1,12 +1,12 @@
-"""Fold what one task uses into plain weights: a model for any tool, without skills or router.
+"""Merge a task's skills into the weights: a plain transformers model without skills or router.
 
 mttl merge-task runs/crossfit --task verb_past --out models/verb_past
 mttl merge-task runs/crossfit --average --out models/average
 
-The folder is read by transformers (`from_pretrained`). Its answers are those of the run, up to
-rounding: it also holds a tokenizer whose chat template formats prompts as in training, the run's
-search, and a card with lines to copy. A quantised backbone is written in floating point, as it was
-used; the error of quantisation is reported.
+The folder loads with `from_pretrained` of transformers. Its answers equal those of the run up to
+rounding. It has a tokenizer whose chat template formats prompts as in training, the run's
+generation settings, and a model card with example code. A quantised backbone is written in floating
+point; the quantisation error is reported.
 """
 
 import argparse
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_backbone()
-    which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", metavar="NAME", help="a task of the run")
-    which.add_argument("--average", action="store_true", help="the average of all skills")
+    which = parser.group("merged part").add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="merge the skills of a task of the run")
+    which.add_argument("--average", action="store_true", help="merge the average of all skills")
     parser.add_out()
     parser.add_no_probe()
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Merge and save."""
+    """Merge the skills and save the model."""
     check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import PromptExport, scores_of
@@ -64,11 +64,11 @@ def main(options: argparse.Namespace) -> None:
         )
     if lost:
         say(lost)
-    say(f"The model is in {options.out}; its README.md says how to ask")
+    say(f"The model is in {options.out}; its README.md shows how to use it")
 
 
 def quantisation_loss(built: "Built") -> str:
-    """Return the error of a quantised base against its original weights; else nothing."""
+    """Return a sentence on the error of a quantised base; empty if it is not quantised."""
     from mttl.aggregation.packed_weights import packed_layers
     from mttl.assembly.build_backbone import build_backbone
     from mttl.merging.fold import quantisation_error
@@ -77,11 +77,11 @@ def quantisation_loss(built: "Built") -> str:
     if not packed_layers(built.model.backbone):
         return ""
     if backbone.quantize is None:
-        return "The base is stored quantised, and was dequantised; its error is not known."
+        return "The base model is stored quantised and was dequantised; its error is unknown."
     original = build_backbone(backbone.model_copy(update={"quantize": None}))
     error = quantisation_error(built.model.backbone, original)
     return (
-        f"The base was quantised ({backbone.quantize}) in training and is dequantised here: the "
-        f"relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, of "
-        f"{error.worst})."
+        f"The base model was quantised ({backbone.quantize}) in training and is dequantised here: "
+        f"the relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, "
+        f"in {error.worst})."
     )

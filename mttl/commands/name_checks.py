@@ -1,6 +1,6 @@
-"""Names that need no model, checked before PyTorch is imported: runs, tasks, files, levels.
+"""Check names of runs, tasks, files and levels before PyTorch is imported.
 
-What a check cannot read is left to the command, which says what is wrong with it.
+Unreadable files are skipped here; the command reports them.
 """
 
 import os
@@ -17,12 +17,12 @@ from mttl.tasks.folder import Gym
 if TYPE_CHECKING:
     from mttl.config.schema import Config
 
-# Set by what starts the processes of a training; others than the first may find its folder.
+# Set by launchers of several processes; only the first process creates the folder.
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 def run_tasks(run: str | Path) -> list[str]:
-    """Return the tasks of a trained run, or none if the file that names them cannot be read."""
+    """Return the tasks of a trained run; empty if its list cannot be read."""
     folder = inventory_folder(run)
     with suppress(MttlError):
         return [str(name) for name in read_json(folder / "tasks.json", CheckpointError, list)]
@@ -30,7 +30,7 @@ def run_tasks(run: str | Path) -> list[str]:
 
 
 def check_run_task(task: str | None, *runs: str | Path) -> None:
-    """Refuse folders without an inventory, and a task that none of the runs has."""
+    """Raise an error for a folder without an inventory, or if no run has the task."""
     known = [run_tasks(run) for run in runs]
     tasks = [name for names in known for name in names]
     if task is not None and all(known) and task not in tasks:
@@ -39,13 +39,13 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
 
 
 def check_different(name: str, folders: Sequence[str]) -> None:
-    """Refuse folders of which one is named twice."""
+    """Raise a `ConfigError` if a folder is listed twice."""
     if len({Path(folder).resolve() for folder in folders}) < len(folders):
-        raise ConfigError(f"{name} names a folder twice: name each once")
+        raise ConfigError(f"{name} lists a folder twice; remove one")
 
 
 def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[int]) -> Gym:
-    """Return a gym that has a file of a split for each task and few-shot sample."""
+    """Return a gym after checking that it has a file for each task and few-shot sample."""
     from mttl.config.load import resolve_folder  # slow to import
 
     gym = Gym(resolve_folder(folder))
@@ -56,19 +56,19 @@ def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[in
 
 
 def check_routing(*runs: str | Path) -> None:
-    """Refuse runs that have not written down their routing."""
+    """Raise a `CheckpointError` if a run has no record of its routing."""
     for run in runs:
         files = [Path(run) / "plots" / name for name in ("routing.npz", "token_routing.npz")]
-        # A run that was made of a library has only skills; its routers say why they lack a record.
+        # A run made from a library has only skills; its routers report a missing record.
         if not any(os.path.lexists(file) for file in [*files, Path(run) / "skills"]):
             raise CheckpointError(
-                f"'{files[0]}' does not exist. Give the folder of a run that has ended: training "
-                "writes this file last. An interrupted run is finished with --resume"
+                f"'{files[0]}' does not exist. Name the folder of a finished run: training writes "
+                "this file last. Finish an interrupted run with mttl train --resume"
             )
 
 
 def check_training(config: object, *, resume: bool) -> None:
-    """Check the folder, the tasks and the levels of a training."""
+    """Check the folder, tasks and levels of a training."""
     from mttl.checkpoints.run_folder import RunFolder, check_place
     from mttl.config.babyai_schema import BabyAIConfig
     from mttl.config.schema import Config
@@ -85,7 +85,7 @@ def check_training(config: object, *, resume: bool) -> None:
 
 
 def check_tasks(config: "Config") -> None:
-    """Check the tasks of a training on text, unless a file of tasks is built first."""
+    """Check the training tasks, unless they are built from a task file."""
     if config.data.tasks is None:
         from mttl.data.chosen_tasks import training_tasks
 
@@ -114,7 +114,7 @@ def check_adaptation(
 
 
 def check_levels(levels: Sequence[str], where: str) -> None:
-    """Refuse unknown levels."""
+    """Raise a `ConfigError` for unknown levels."""
     from envs.levels import LevelError, find_level
 
     with raised_as(ConfigError, where, LevelError):

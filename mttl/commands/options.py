@@ -1,4 +1,4 @@
-"""Commands and their options: a parser with groups, and options that several commands share."""
+"""Command-line parser with groups, and options shared by several commands."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ NAMES = {module: name for name, module in (COMMANDS | MORE).items()}
 
 
 class _Trust(argparse.Action):
-    """Notes names in the environment, where child processes find them too."""
+    """Adds trusted modules to the environment, which child processes inherit."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
         trust(values)
@@ -35,7 +35,7 @@ class _ShowSettings(argparse.Action):
 
 
 class _Names(argparse.Action):
-    """Reads names that blanks or commas separate, as one text with commas."""
+    """Joins names separated by blanks or commas into one comma-separated text."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
         setattr(namespace, self.dest, ",".join(value.strip(", ") for value in values))
@@ -43,18 +43,20 @@ class _Names(argparse.Action):
 
 def _new_path(text: str) -> Path:
     if Path(text).exists():
-        raise argparse.ArgumentTypeError(f"'{text}' exists already; name a new one, or remove it")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' exists already; choose another path or remove it"
+        )
     return Path(text)
 
 
 def whole(least: int, most: int = 0) -> Callable[[str], int]:
-    """Return what reads a whole number within bounds from the command line; 0 is no upper one."""
+    """Return a parser of integers within bounds; ``most=0`` means no upper bound."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most and int(text) > most):
             end = f" and at most {most}" if most else ""
-            told = f"'{text[:40]}' must be a whole number of at least {least}{end}"
-            raise argparse.ArgumentTypeError(told)
+            words = f"'{text[:40]}' must be a whole number of at least {least}{end}"
+            raise argparse.ArgumentTypeError(words)
         return int(text)
 
     return read
@@ -65,117 +67,118 @@ def _shard(text: str) -> Shard:
         number, n_shards = map(int, text.split("/"))
         return Shard(number, n_shards)
     except ValueError as error:
-        told = f"'{text}' must have the form I/N, such as 1/4, with I up to N"
-        raise argparse.ArgumentTypeError(told) from error
+        words = f"'{text}' must have the form I/N with I from 1 to N, such as 1/4"
+        raise argparse.ArgumentTypeError(words) from error
 
 
 positive, natural, seed = whole(1), whole(0), whole(0, 2**32 - 1)
-# Settings of options that are numbers, or several names.
+# Arguments of options for numbers, or for several names.
 POSITIVE: dict[str, Any] = {"type": positive, "metavar": "N"}
 NATURAL: dict[str, Any] = {"type": natural, "metavar": "N"}
 LIST: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command line whose help shows options in groups; `add_…` is for what commands share."""
+    """Argument parser with option groups; the ``add_…`` methods add shared options."""
 
     def group(self, title: str) -> "argparse._ArgumentGroup":
-        """Return the group of options with a title, which is made when it is first asked for."""
+        """Return the option group with a title, creating it if necessary."""
         there = (group for group in self._action_groups if group.title == title)
         return next(there, None) or self.add_argument_group(title)
 
     @property
     def read(self) -> "argparse._ArgumentGroup":
-        """The options that say what is read."""
-        return self.group("what is read")
+        """Group of input options."""
+        return self.group("input")
 
     @property
     def work(self) -> "argparse._ArgumentGroup":
-        """The options that say how it is done."""
-        return self.group("how it is done")
+        """Group of processing options."""
+        return self.group("processing")
 
     @property
     def written(self) -> "argparse._ArgumentGroup":
-        """The options that say what is written."""
-        return self.group("what is written")
+        """Group of output options."""
+        return self.group("output")
 
     def add_source(self, dest: str = "source", *, required: bool = True) -> None:
-        """Name a run: as the first argument, or with ``--from``."""
-        help = "the folder of a finished run"
+        """Add a run as the first argument or as ``--from``."""
+        help = "folder of a finished run"
         add = self.read.add_mutually_exclusive_group(required=required).add_argument
         add(dest, nargs="?", default=argparse.SUPPRESS, metavar="RUN", help=help)
-        add("--from", dest=dest, metavar="RUN", help="the same")
+        help = "folder of a finished run, instead of the first argument"
+        add("--from", dest=dest, metavar="RUN", help=help)
 
     def add_adapted(self, *, required: bool = False) -> None:
-        """Name tasks that were adapted from a run, and where a backbone is."""
-        help = "adapted tasks that were kept (mttl adapt --save)"
+        """Add ``--adapted`` for adapted tasks of a run, and ``--backbone``."""
+        help = "folders of adapted tasks (from mttl adapt --save)"
         add = self.read.add_argument
         add("--adapted", **LIST, required=required, metavar="DIR", help=help)
         self.add_backbone()
 
     def add_address(self, title: str) -> None:
-        """Say where a server listens."""
+        """Add the host and port of a server."""
         add = self.group(title).add_argument
-        add("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
-        help = "the port; 0 takes a free one (%(default)s)"
+        add("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
+        help = "port; 0 chooses a free one (%(default)s)"
         add("--port", type=whole(0, 65535), default=8000, help=help)
 
     def add_backbone(self) -> None:
-        """Say where the backbone of a run is now."""
-        help = "where the pretrained backbone is now"
+        """Add ``--backbone``, the current path of a run's backbone."""
+        help = "current folder of the pretrained backbone, if it was moved"
         self.read.add_argument("--backbone", metavar="DIR", help=help)
 
     def add_model(self) -> None:
-        """Name a plain model, and say how it is asked a task of a gym."""
+        """Add a plain model, and how its inputs are formatted."""
         add = self.read.add_argument
         add("--model", required=True, help="name on the hub, or a folder")
-        add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
-        add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
+        add("--tokenizer", help="tokenizer: a name, a folder, or byte (the model's)")
+        add("--gym", default="data/lexical", help="folder of the tasks (%(default)s)")
         add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
-        add("--prefix", action="store_true", help="put [task] before every input")
-        add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-        help = "most tokens of an answer (%(default)s)"
+        add("--prefix", action="store_true", help="add the prefix [task] to every input")
+        add("--max-length", type=int, default=256, help="maximum tokens of an input (%(default)s)")
+        help = "maximum tokens of an answer (%(default)s)"
         add("--max-output-length", type=int, default=64, help=help)
 
-    def add_out(self, help: str = "where to write; a new folder", **settings: Any) -> None:
-        """Say what is written: a file or folder that must not exist."""
+    def add_out(self, help: str = "output folder; must not exist", **settings: Any) -> None:
+        """Add ``--out``: a file or folder that must not exist."""
         given = {"metavar": "DIR", "required": True, "type": _new_path} | settings
         self.written.add_argument("--out", help=help, **given)
 
     def add_no_probe(self) -> None:
-        """Skip loading and probing what was written."""
-        help = "compare names and shapes alone: a model may not fit into memory twice"
+        """Add ``--no-probe``, which skips loading and testing the output."""
+        help = "check only names and shapes of the output; needs less memory than comparing answers"
         self.written.add_argument("--no-probe", action="store_true", help=help)
 
     def add_config(self, *, required: bool = True) -> None:
-        """Name configuration files and override their settings."""
+        """Add configuration files and overrides."""
         add = self.read.add_argument
-        help = "YAML files, merged left to right; looked up here, in configs/, then in the package"
-        help += "" if required else " (RUN/config.yaml, onto which parts of one are merged)"
+        help = "YAML files, merged left to right; searched here, in configs/, and in the package"
+        help += "" if required else " (RUN/config.yaml, into which partial files are merged)"
         add(*("-c", "--config"), required=required, metavar="FILE[+FILE...]", help=help)
-        self.add_overrides("settings that override the files; may be repeated, the later wins")
+        self.add_overrides("settings that override the files; may be repeated")
         shown: dict[str, Any] = {"action": _ShowSettings, "default": argparse.SUPPRESS}
-        shown["help"] = "show what can be set, in one section or in all, and exit"
+        shown["help"] = "print all settings, or those of one section, and exit"
         add("--settings", nargs="?", metavar="SECTION", **shown)
 
     def add_overrides(self, help: str) -> None:
-        """Override settings by ``-k section.key=value …``, a flat list."""
+        """Add ``-k section.key=value …`` as a flat list of overrides."""
         add = self.read.add_argument
         add(*("-k", "--set"), dest="override", **LIST, metavar="section.key=value", help=help)
 
     def add_run(self, *, tasks: str, out: str, required: bool = True) -> None:
-        """Name a run, the tasks to which it is adapted, and a part of the jobs."""
+        """Add the run, the new tasks, and the part of the jobs to run."""
         self.add_source(required=required)
         add, names = self.read.add_argument, {"nargs": "+", "action": _Names}
-        help = "test, dev, or names (%(default)s)"
+        help = "new tasks: test or dev of the partition, or names (%(default)s)"
         add("--tasks", default=tasks, metavar="TASK", help=help, **names)
-        add("--samples", metavar="N", help="few-shot samples of every task (all)", **names)
-        add("--allow-seen", action="store_true", help="take tasks of training too")
+        add("--samples", metavar="N", help="few-shot samples per task (all)", **names)
+        add("--allow-seen", action="store_true", help="allow training tasks as new tasks")
         self.add_backbone()
         add, one = self.work.add_argument, Shard()
-        help = "processes that share the jobs, or those of --shard (%(default)s)"
+        help = "processes that share the jobs (of --shard, if given) (%(default)s)"
         add("--workers", **POSITIVE, default=1, help=help)
-        add("--shard", type=_shard, default=one, metavar="I/N", help="run the I-th of N parts only")
+        add("--shard", type=_shard, default=one, metavar="I/N", help="run only part I of N")
         self.written.add_argument("--out", metavar="DIR", help=out)
 
 
@@ -185,16 +188,16 @@ Work = Callable[[argparse.Namespace], int | None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command of ``mttl``: called with its arguments, it does its work and returns its status.
+    """A command of ``mttl``: an object that parses arguments, runs, and returns an exit status.
 
-    One function declares its options, the other does the work; it returns a status, or None for 0.
+    ``declare`` adds the options; ``work`` runs and returns the status, or None for 0.
     """
 
     declare: Declare
     work: Work
 
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
-        """Read a command line, by default that of this process; the words are `arguments`."""
+        """Return the parsed command line, with its words as `arguments`; by default `sys.argv`."""
         given = sys.argv[1:] if arguments is None else arguments
         file = self.work.__globals__  # type: ignore[attr-defined]
         parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
@@ -202,22 +205,22 @@ class Command:
         return parser.parse_args(given, argparse.Namespace(arguments=given))
 
     def __call__(self, arguments: list[str] | None = None) -> int:
-        """Read the command line, and work."""
+        """Parse the command line, run, and return the exit status."""
         return self.work(self.parse(arguments)) or 0
 
 
 def command(declare: Declare) -> Callable[[Work], Command]:
-    """Make a function the `Command` of its file, with the options that another adds; decorator."""
+    """Turn a function into the `Command` of its module; decorator."""
     return partial(Command, declare)
 
 
 def make_parser(name: str, description: str | None) -> CommandParser:
-    """Return the parser of a command, as ``"adapt"``, or of ``mttl`` itself."""
+    """Return the parser of a command such as ``"adapt"``, or of ``mttl`` itself."""
     raw = argparse.RawDescriptionHelpFormatter
     prog = f"mttl {name}".rstrip()
     parser = CommandParser(prog=prog, description=description, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
-    help = "import custom code that a run names: modules, packages or files"
+    help = "modules, packages or files with plug-in classes that may be imported"
     trusted: dict[str, Any] = {"action": _Trust, "default": argparse.SUPPRESS, "help": help}
     parser.add_argument("--trust", metavar="MODULE[,MODULE...]", **trusted)
     return parser

@@ -1,12 +1,11 @@
-"""Plan the memory that each process of a run needs, before anything is loaded.
+"""Estimate the memory per process of a training, without loading any weights.
 
 mttl plan -c crossfit.yaml
 mttl plan -c crossfit.yaml+trainer/gpu.yaml --processes 8 --gpu-memory 24 80
 mttl plan -c crossfit.yaml --backbones configs/sizes/* --gpu-memory 24 80
 
-The model is built without weights, and a training step and the generation of answers are followed
-without computing them, at the greatest lengths that the settings allow. Of a backbone its
-config.json alone is read.
+The model is built without weights. A training step and the generation of answers are traced at the
+maximum lengths of the settings, without computation. Of a backbone only config.json is read.
 """
 
 import argparse
@@ -26,16 +25,18 @@ if TYPE_CHECKING:
 def _declare(parser: CommandParser) -> None:
     parser.add_config()
     add = parser.work.add_argument
-    add("--processes", **POSITIVE, help="number of processes (those of the section trainer)")
+    add("--processes", **POSITIVE, help="number of processes (from the section trainer)")
     sizes = dict(POSITIVE, metavar="GIB")
-    add("--gpu-memory", **sizes, nargs="+", default=[], help="does it fit?")
-    add("--tasks", **POSITIVE, help="how many; by default the gym's are read")
-    add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")
+    help = "GPU memory in GiB; prints whether the run fits"
+    add("--gpu-memory", **sizes, nargs="+", default=[], help=help)
+    add("--tasks", **POSITIVE, help="number of tasks (those of the configuration)")
+    help = "folders with a config.json, to compare backbones"
+    add("--backbones", nargs="+", metavar="DIR", help=help)
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Plan and print."""
+    """Estimate the memory and print it."""
     from mttl.config.load import load_config
 
     config = load_config(options.config, options.override)
@@ -58,7 +59,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _n_processes(config: "Config") -> int:
-    """Return the number of processes that the section trainer names; 1 where it names none."""
+    """Return the number of processes in the section trainer, by default 1."""
     devices = config.trainer.devices
     own = len(devices) if isinstance(devices, list) else devices
     return config.trainer.num_nodes * (own if isinstance(own, int) and own > 0 else 1)
@@ -71,7 +72,7 @@ def _show(
 
     quantize = getattr(config.backbone, "quantize", None)
     plan = needs_of(config, tasks).plan(config.trainer.strategy, n_processes, quantize)
-    title = f"GiB of each of {n_processes} processes, {config.data.batch_size} rows"
+    title = f"Memory in GiB per process ({n_processes} in total), {config.data.batch_size} rows"
     table = TextTable(title).words("part").numbers("training", "answering")
     sides = (plan.training, plan.answering)
     for part in dict.fromkeys((*plan.training, *plan.answering)):
@@ -81,7 +82,7 @@ def _show(
     console = make_console()
     console.print(table)
     for gib in options.gpu_memory:
-        console.print(f"{gib} GiB: {'fits' if plan.fits(gib) else 'too small'}")
+        console.print(f"{gib} GiB: {'fits' if plan.fits(gib) else 'does not fit'}")
 
 
 def _compare(
@@ -96,7 +97,7 @@ def _compare(
     }
     console = make_console()
     sizes = ", ".join(map(str, options.gpu_memory))
-    title = f"GiB of each of {n_processes} processes, and the smallest of {sizes} GiB that it fits"
+    title = f"GiB per process ({n_processes} in total) → smallest sufficient GPU of {sizes} GiB"
     console.print(title)
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")

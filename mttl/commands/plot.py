@@ -1,4 +1,4 @@
-"""Draw what the router of a run learned, and print its statistics.
+"""Plot the routing of a run, and print its statistics.
 
 mttl plot runs/crossfit
 mttl plot runs/seed13 --compare runs/seed14
@@ -6,18 +6,16 @@ mttl plot runs/crossfit --adapted runs/crossfit/models/past
 mttl plot runs/crossfit --gradients
 mttl plot runs/arrow --count dev
 
-The figures go to RUN/plots, as PNG, SVG and PDF: heat maps of tasks by skills, trees of tasks,
-their similarity and a map of them, statistics over layers and training. --all adds the subsets of
-skills in use, and the statistics of every group of layers to the printed means.
---adapted shows tasks that were adapted from the run next to its own. --gradients shows the cosines
-between the gradients of tasks with respect to the skills: gradients.csv, a figure and a table.
-
-If tokens choose experts, it also shows their loads, what determines the choice, and the tokens
-of each expert. A run that was made of a library has no counts yet: --count makes them, on rows of
-its members' tasks. If TASKS.csv of the gym has a column `factors` (language=de operation=date),
-a table shows how well skills, matched to the factors' values, recover them, compared with chance.
-Groups of layers number their skills independently, so means over layers show little if there are
-many groups; trees and similarities compare tasks within each group.
+Figures go to RUN/plots as PNG, SVG and PDF: heat maps of tasks by skills, trees of tasks,
+similarities and a map of tasks, statistics over layers and over training. --all adds the subsets of
+skills in use, and statistics of every group of layers. --adapted adds adapted tasks to the figures.
+--gradients computes cosines between the tasks' gradients with respect to the skills: gradients.csv,
+a figure and a table. If tokens choose experts, there are also figures of the experts' loads, of
+what determines the choice, and of the tokens of each expert. A run made from a library has no
+counts yet; --count computes them on rows of its tasks. If TASKS.csv has a column `factors`
+(language=de operation=date), a table shows how well matched skills recover them, with a permutation
+test. Groups of layers number their skills independently, so means over many groups are not
+informative; trees and similarities compare tasks within each group.
 """
 
 import argparse
@@ -34,33 +32,33 @@ from mttl.runtime.command import make_console, say
 
 def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
-    help = "a run of another seed, whose skills are matched"
+    help = "run with another seed, whose skills are matched"
     parser.read.add_argument("--compare", metavar="RUN2", help=help)
     parser.add_adapted()
     add = parser.work.add_argument
     rows = dict(POSITIVE, metavar="ROWS", nargs="?", const=32)
-    help = "compare the gradients of tasks, each of so many training rows (%(const)s)"
+    help = "compare the tasks' gradients on this number of training rows each (%(const)s)"
     add("--gradients", **rows, help=help)
-    help = "count which experts tokens choose, on the rows of this split"
+    help = "count the experts that tokens choose on this split"
     add("--count", choices=("dev", "test"), help=help)
     help = "also statistics of every group of layers, and the subsets of skills in use"
     add("--all", action="store_true", help=help)
-    parser.written.add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
+    parser.written.add_argument("--out", metavar="DIR", help="output folder (RUN/plots)")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Print the statistics and draw the figures."""
+    """Print the tables and draw the figures."""
     if options.adapted and (options.compare or options.gradients):
-        raise ConfigError("--adapted cannot be combined with --compare or --gradients")
+        raise ConfigError("--adapted does not work with --compare and --gradients; remove them")
     check_different("--adapted", options.adapted)
-    if not options.count:  # --count writes the routing
+    if not options.count:  # otherwise the record is created
         check_routing(options.run)
     check_routing(*filter(None, [options.compare]))
     for folder in options.adapted:
         inventory_folder(folder)
 
-    # They need matplotlib.
+    # These need matplotlib.
     from mttl.analysis.figures.canvas import save_figure
     from mttl.analysis.figures.catalogue import drawings, token_drawings
     from mttl.analysis.token_record import has_token_record, read_token_record
@@ -110,25 +108,25 @@ def main(options: argparse.Namespace) -> None:
         console.print(load_table(tokens))
         console.print(expert_table(tokens))
         figures = chain(figures, token_drawings(tokens, view.name))
-        if (run / "plots" / "routing.npz").is_file():  # without it, the view shows the tokens
+        if (run / "plots" / "routing.npz").is_file():  # otherwise the view already shows it
             shares = drawings(token_view(run, tokens))
             figures = chain(figures, ((f"tokens_{name}", figure) for name, figure in shares))
     n_figures = 0
     for name, figure in figures:
         save_figure(figure, folder / name)
-        say(f"drawn: {name}", stderr=True)
+        say(f"saved {name}", stderr=True)
         n_figures += 1
     say(f"{n_figures} figures are in {folder}, as PNG, SVG and PDF")
 
 
 def count_choices(run: Path, split: str) -> None:
-    """Count which experts tokens choose on the rows of a split, and write the run's record."""
+    """Count the experts that tokens choose on a split, and write the record of the run."""
     from mttl.commands.routing_report.read_routing import open_run
     from mttl.training.report import write_token_routing
 
-    opened = open_run(run, "leave --count out")
+    opened = open_run(run, "remove --count")
     module, data = opened.module, opened.data
     if not module.model.token_layers():
-        raise ConfigError(f"'{run}' routes no tokens; leave --count out")
+        raise ConfigError(f"'{run}' has no token router (section moe); remove --count")
     path = run / "plots" / "token_routing.npz"
     write_token_routing(path, module, data.evaluation_dataloader(split))

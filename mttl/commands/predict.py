@@ -1,12 +1,12 @@
-"""Answer a table of questions with a trained run, and with tasks that were adapted from it.
+"""Answer a table of inputs with a trained run and its adapted tasks.
 
 mttl predict --from runs/crossfit --task verb_past < words.tsv > answers.tsv
 mttl predict --from runs/crossfit --adapted models/past --in mixed.jsonl --out answers.jsonl
 mttl predict --from runs/crossfit --in reviews.csv --choices good bad
 
-TSV, CSV (with a header) or JSONL: the column input, and where there are any, task, output (the
-right answer, to score by) and choices. The file that --out names appears when all is answered; an
-interrupted command continues where it stopped.
+The input is TSV, CSV (with a header) or JSONL with the column input and optionally task, output
+(reference answer, for scoring) and choices. The output file appears when it is complete; an
+interrupted command continues.
 """
 
 import argparse
@@ -22,23 +22,25 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source(required=False)
     parser.add_adapted()
     add = parser.read.add_argument
-    add("--task", metavar="NAME", help="task of the rows that name none")
-    add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
-    help = "format of both files (by their names, else by the first character)"
+    add("--task", metavar="NAME", help="task of rows without a task")
+    add("--in", dest="questions", metavar="FILE", help="table of inputs (standard input)")
+    help = "format of both files (from their names, or the first character)"
     add("--format", choices=("tsv", "csv", "jsonl"), help=help)
     add = parser.work.add_argument
-    help = "choose by likelihood among these"
+    help = "answers to choose from by likelihood"
     add("--choices", nargs="+", default=[], metavar="ANSWER", help=help)
-    add("--per-token", action="store_true", help="compare means over the tokens of a choice")
-    add("--beams", **POSITIVE, help="search with beams (as the run was evaluated)")
-    add("--temperature", type=above_zero, metavar="T", help="draw answers")
-    add("--top-p", type=above_zero, metavar="P", help="draw from the likeliest share P of all")
-    add("--max-tokens", **POSITIVE, help="longest answer (as in training)")
+    help = "compare means over the tokens of a choice instead of sums"
+    add("--per-token", action="store_true", help=help)
+    add("--beams", **POSITIVE, help="number of beams (as in the run's evaluation)")
+    add("--temperature", type=above_zero, metavar="T", help="sample answers at this temperature")
+    help = "sample from the most probable tokens of total probability P"
+    add("--top-p", type=above_zero, metavar="P", help=help)
+    add("--max-tokens", **POSITIVE, help="maximum tokens of an answer (as in training)")
     add("--seed", **NATURAL, default=13, help="seed of sampling (%(default)s)")
-    add("--batch-size", **POSITIVE, default=64, help="questions at a time (%(default)s)")
-    help = "metric of the scores (that of the run's results, else EM)"
+    add("--batch-size", **POSITIVE, default=64, help="inputs per batch (%(default)s)")
+    help = "metric (as in the run's results, or EM)"
     add("--metric", metavar="NAME", help=help)
-    parser.add_out("the same with answers (standard output)", metavar="FILE", required=False)
+    parser.add_out("table with answers (standard output)", metavar="FILE", required=False)
 
 
 @command(_declare)
@@ -49,9 +51,9 @@ def main(options: argparse.Namespace) -> None:
     drawn = any(value is not None for value in draws.values())
     problem = ""
     if drawn and options.beams is not None:
-        problem = "--beams searches and --temperature and --top-p draw: choose one"
+        problem = "--beams does not work with --temperature and --top-p, which sample; remove one"
     elif options.top_p is not None and options.top_p > 1:
-        problem = f"--top-p ({options.top_p}) is a share, at most 1"
+        problem = f"--top-p ({options.top_p}) must be at most 1"
     if problem:
         raise ConfigError(problem)
     if drawn:
@@ -67,7 +69,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def above_zero(text: str) -> float:
-    """Read a number above 0."""
+    """Return a positive number from a text."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answer a table of questions with a run and the tasks that were adapted from it."""
+"""Answer a table of inputs with a run and its adapted tasks."""
 
 import hashlib
 import json
@@ -45,22 +45,22 @@ from mttl.tasks.task import published_sums
 
 Models = Mapping[str, Built]
 Choices = Sequence[Sequence[str]]
-CHUNK = 8  # batches that are sorted by length together, and written together
-MOST_LABELS = 20  # of a confusion matrix that is printed
+CHUNK = 8  # batches that are sorted by length and written together
+MOST_LABELS = 20  # in a printed confusion matrix
 
 
 class Answered(Record):
-    """The new columns of consecutive questions; the job is the number of the first, from 0."""
+    """New columns of consecutive rows; the job is the index of the first row."""
 
     job: int
     rows: list[dict[str, Any]]
 
 
 def prediction_table(options: Namespace) -> None:
-    """Answer questions and write them with their answers; scores go to standard error.
+    """Answer inputs and write them with their answers; scores go to standard error.
 
-    The option ``search`` replaces settings of the run's `generate`. A file of answers is written at
-    the end; until then, what is answered stands in a hidden folder next to it.
+    ``options.search`` overrides settings of the run's `generate`. The output file is written at the
+    end; until then, answers are kept in a hidden folder next to it.
     """
     metric: str | None = options.metric
     if metric is not None:
@@ -78,12 +78,12 @@ def prediction_table(options: Namespace) -> None:
     models, metrics = load_tasks(options.source, options.adapted, options.backbone)
     names = _tasks_of(rows, options.task, models, place)
     n_empty = names.count("")
-    if n_empty:  # what an earlier start said
+    if n_empty:  # from an earlier start
         rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
     choices = [choices_of(row) or options.choices for row in rows]
     chooses = any(choices)
     if options.per_token and not chooses:
-        raise ConfigError("--per-token compares choices: give --choices, or a column 'choices'")
+        raise ConfigError("--per-token needs choices: give --choices or a column 'choices'")
     _check_choices(choices, options.search, place, [models.get(name) for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
@@ -93,7 +93,7 @@ def prediction_table(options: Namespace) -> None:
 
     def answer(start: int) -> Answered:
         part = slice(start, start + size)
-        torch.manual_seed(options.seed + start)  # the same draws where a file is continued
+        torch.manual_seed(options.seed + start)  # the same samples after an interruption
         found = _answer(rows[part], names[part], choices[part], models, options)
         if options.out is None:
             both = [row | own for row, own in zip(rows[part], found, strict=True)]
@@ -113,8 +113,8 @@ def prediction_table(options: Namespace) -> None:
                 **{"search": options.search, "seed": options.seed},
                 **{"rows": size, "per_token": options.per_token},
             }
-            problem = f"'{hidden}' holds answers of other questions or settings"
-            advice = "Remove it, or name another file with --out"
+            problem = f"'{hidden}' has answers of other inputs or settings"
+            advice = "Remove it, or choose another file with --out"
             keep_settings(hidden / "settings.yaml", yaml12.dump(settings), problem, advice)
         starts, status = range(0, len(rows), size), make_console(stderr=True)
         results.run(starts, lambda start, _: answer(start), status, doing="answering")
@@ -127,14 +127,14 @@ def prediction_table(options: Namespace) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
     _report(rows, names, found, metrics, choices)
     if n_empty:
-        empty = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
+        empty = f"{n_empty:,} of {len(rows):,} rows have no answer because their inputs are empty"
         say(empty, stderr=True)
 
 
 def _answer(
     rows: Rows, names: Sequence[str], choices: Choices, models: Models, options: Namespace
 ) -> Rows:
-    """Return the new columns of rows; every model answers its own at once."""
+    """Return the new columns of rows; each model answers its rows in one call."""
     found: Rows = [{} for _ in rows]
     groups: dict[tuple[int, bool], list[int]] = {}
     for place, name in enumerate(names):
@@ -160,7 +160,7 @@ def _answer(
 
 
 def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[str]:
-    """Return the task of every row; an empty name where there is no question."""
+    """Return the task of every row; empty for an empty input."""
     only = next(iter(models)) if len(models) == 1 else None
     names = [
         (text_of(row, "task") or task or only) if text_of(row, "input") else "" for row in rows
@@ -168,11 +168,11 @@ def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[
     for number, name in enumerate(names, 1):
         problem = ""
         if name is None:
-            problem = "nothing says which task it is of. Add a column 'task', or give --task NAME"
+            problem = "the task is missing; add a column 'task' or give --task NAME"
         elif name and name not in models:
             problem = (
-                f"there is no task '{name}'.{nearest(name, models)} --adapted DIR adds one that "
-                "was kept"
+                f"unknown task '{name}'.{nearest(name, models)} Load adapted tasks with "
+                "--adapted DIR"
             )
         if problem:
             raise TaskError(f"{place}, row {number}: {problem}")
@@ -184,7 +184,7 @@ def _check_choices(
 ) -> None:
     if search and all(given or not model for given, model in zip(choices, models, strict=True)):
         raise ConfigError(
-            "nothing is generated where answers are chosen: leave out --beams, --temperature, "
+            "all answers are chosen, so nothing is generated: remove --beams, --temperature, "
             "--top-p and --max-tokens, or the choices"
         )
     checked = set()
@@ -200,8 +200,8 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
     kinds = [ending for ending in endings if ending in FORMATS]
     if len(set(kinds)) > 1:
         raise ConfigError(
-            f"'{questions}' and --out '{out}' differ in format. Give both the same ending, or "
-            "name the format of both with --format"
+            f"'{questions}' and --out '{out}' have different formats; use the same ending, or set "
+            "--format"
         )
     return kinds[0] if kinds else None
 
@@ -209,7 +209,7 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
 def _report(
     rows: Rows, names: Sequence[str], found: Rows, metrics: Mapping[str, str], choices: Choices
 ) -> None:
-    """Print the score of every task whose right answers are known, and what was taken for what."""
+    """Print the scores of tasks with reference answers, and confusion matrices."""
     references = [references_of(row) for row in rows]
     console = make_console(stderr=True)
     table = TextTable(digits=1).words("task", "metric", "score (%)", "answers")
@@ -231,9 +231,9 @@ def _report(
 
 
 def confusion_table(task: str, right: Sequence[str], found: Sequence[str]) -> Table:
-    """Return how often each label was taken for each."""
+    """Return a confusion matrix of labels."""
     labels = sorted({*right, *found})
-    table = TextTable(f"{task}: rows are right, columns were chosen").numbers("", *labels)
+    table = TextTable(f"{task}: rows are references, columns are answers").numbers("", *labels)
     pairs = list(zip(right, found, strict=True))
     for label in labels:
         table.add(label, then=(pairs.count((label, other)) for other in labels))

@@ -1,12 +1,12 @@
-"""Search for settings of adaptation on development tasks, or of training, without test rows.
+"""Search hyperparameters of adaptation or training on development rows only.
 
 mttl search -c crossfit.yaml+search/polytropon.yaml --from runs/crossfit
 mttl adapt -c crossfit.yaml+runs/crossfit/search-all/best.yaml --from runs/crossfit
 mttl search -c crossfit.yaml+search/training.yaml --out runs/search
 
-Every trial adapts to all samples of the partition's dev tasks; without --from it is a training
-with other settings of the section optim. Both are scored on development rows. Started again, it
-goes on; trials.csv and best.yaml hold what is known so far.
+Each trial adapts to all samples of the partition's dev tasks; without --from it is a training with
+other settings of the section optim. Trials are scored on development rows. An interrupted search
+continues; trials.csv and best.yaml have the results so far.
 """
 
 import argparse
@@ -22,5 +22,5 @@ def _declare(parser: CommandParser) -> None:
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Search, write what was found and print a table."""
+    """Run the search, write the results and print a table."""
     run_jobs("search", "search", options)

@@ -1,12 +1,12 @@
-"""Learn a sparse skill: lottery-ticket sparse fine-tuning of a language model, in a small file.
+"""Train a sparse skill: lottery-ticket sparse fine-tuning of a language model.
 
 mttl sparse --model t5-small --task verb_past --gym data/lexical --out verb_past.safetensors
 mttl sparse --model bert-base-cased --text mine.txt --lm masked --l1 0.1 --freeze-norms --out mine.safetensors
 mttl compose --model t5-small --skills verb_past.safetensors --out models/composed
 
-Two phases: all weights are tuned, the entries that changed most are chosen, the weights are put back,
-and these entries alone are tuned. `--on` puts skills below, as a task is learned on top of a language.
-After Ctrl-C, the same command with --resume continues.
+Training has two phases: all weights are trained, the entries that changed most are selected, the
+weights are reset, and only these entries are trained. `--on` adds existing skills first, to train a
+task on top of a language. After Ctrl-C, repeat the command with --resume.
 """  # noqa: E501
 
 import argparse
@@ -38,12 +38,13 @@ def _declare(parser: CommandParser) -> None:
     parser.add_model()
     read = parser.read
     what = read.add_mutually_exclusive_group(required=True)
-    what.add_argument("--task", help="learn a task of a gym")
-    what.add_argument("--text", nargs="+", metavar="FILE", help="learn raw text, line by line")
+    what.add_argument("--task", help="task to learn")
+    what.add_argument("--text", nargs="+", metavar="FILE", help="text files to learn, line by line")
     add = read.add_argument
-    add("--lm", choices=("masked", "causal"), help="how a model reads, if not an encoder–decoder")
-    add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
-    add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
+    help = "language-model objective, except for encoder–decoders"
+    add("--lm", choices=("masked", "causal"), help=help)
+    add("--mask", help="mask token of an encoder–decoder whose tokenizer has none")
+    add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills added before training")
     add = parser.work.add_argument
     for field in SETTINGS:
         text, default = sentences(LotterySettings)[field.name].rstrip("."), field.default
@@ -54,21 +55,22 @@ def _declare(parser: CommandParser) -> None:
             choices=next((m.words for m in get_args(field.type) if isinstance(m, OneOf)), None),
             help=text[0].lower() + text[1:] + ("" if default is None else " (%(default)s)"),
         )
-    add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
-    add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
+    add("--freeze-norms", action="store_true", help="do not train normalisation layers")
+    help = "patterns of parameters that are not trained"
+    add("--freeze", nargs="+", default=[], metavar="PATTERN", help=help)
     add = parser.written.add_argument
-    add("--out", required=True, help="file of the skill")
-    add("--save-every", type=positive, default=500, help="steps between two states (%(default)s)")
-    add("--resume", action="store_true", help="continue a run that was stopped")
+    add("--out", required=True, help="file of the skill to write")
+    add("--save-every", type=positive, default=500, help="steps between checkpoints (%(default)s)")
+    add("--resume", action="store_true", help="continue an interrupted training")
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
-    """Load, train in two phases, and write the skill."""
+    """Train in two phases, and write the skill."""
     out = Path(options.out)
     state = out.with_name(f"{out.name}.state")
     if out.exists() and not (options.resume and state.is_file()):
-        raise ConfigError(f"'{out}' exists; choose another --out or delete it")
+        raise ConfigError(f"'{out}' already exists; choose another --out or delete it")
     try:
         settings = LotterySettings(**{one.name: getattr(options, one.name) for one in SETTINGS})
     except ValueError as error:
@@ -79,7 +81,7 @@ def main(options: argparse.Namespace) -> None:
     for path in options.on:
         require_file(path, CheckpointError)
     if options.task is not None and options.lm is not None:
-        raise ConfigError("--lm is only for --text: leave it out")
+        raise ConfigError("--lm is only for --text; remove it")
     gym = None
     if options.task is not None:
         gym = gym_with(options.gym, [options.task], "train", [options.sample])
@@ -125,7 +127,7 @@ def make_objective(
     model: "nn.Module",
     tokenizer: "PreTrainedTokenizerBase",
 ) -> "Objective":
-    """Return what is learned."""
+    """Return the training objective."""
     from mttl.data.encode import TextEncoder
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
@@ -134,11 +136,11 @@ def make_objective(
     both_ways = decoder_only and reads_both_ways(model)
     of_text, masked = gym is None, f"--model '{options.model}' is a masked language model"
     problems = {
-        "--task needs a model that writes answers": both_ways and not of_text,
-        f"{masked}: learn text with --lm masked": both_ways and of_text and options.lm is None,
-        "--lm causal needs a decoder-only model; leave it out": options.lm == "causal"
+        "--task needs a model that generates answers": both_ways and not of_text,
+        f"{masked}; train on text with --lm masked": both_ways and of_text and options.lm is None,
+        "--lm causal needs a decoder-only model; remove it": options.lm == "causal"
         and not decoder_only,
-        "--mask is only for encoder–decoder models; leave it out": options.mask is not None
+        "--mask is only for encoder–decoder models; remove it": options.mask is not None
         and of_text
         and decoder_only,
     }
@@ -163,7 +165,7 @@ def make_objective(
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
-    """Return the parameters that may change: all but norms and patterns that are frozen."""
+    """Return the trainable parameters: all except frozen norms and patterns."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:
@@ -178,11 +180,11 @@ def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str])
         frozen |= found
     left = [name for name in names if name not in frozen]
     if not left:
-        raise ConfigError("--freeze leaves no parameter to train")
+        raise ConfigError("--freeze matches all parameters; leave some to train")
     return left
 
 
 def reads_both_ways(model: "nn.Module") -> bool:
-    """Return whether a folder holds an encoder, whatever class it was loaded as."""
+    """Return whether a model is an encoder according to its configuration."""
     architectures: Any = getattr(model.config, "architectures", None) or []
     return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)

@@ -1,4 +1,4 @@
-"""Train an inventory of skills and a router jointly over many tasks.
+"""Train an inventory of skills and a router jointly on many tasks.
 
 mttl train -c crossfit.yaml
 mttl train -c crossfit.yaml+router/private.yaml -k skills.rank=8 trainer.max_steps=500
@@ -12,7 +12,7 @@ from mttl.commands.options import CommandParser, command
 
 def _declare(parser: CommandParser) -> None:
     parser.add_config()
-    help = "continue the interrupted run of this name"
+    help = "continue the interrupted run with this name"
     parser.work.add_argument("--resume", action="store_true", help=help)
 
 

@@ -1,4 +1,4 @@
-"""Train an inventory of skills and a router jointly over many text-to-text tasks."""
+"""Train an inventory of skills and a router jointly on many text-to-text tasks."""
 
 import datetime
 from itertools import product
@@ -51,7 +51,7 @@ from mttl.training.text_to_text import TextToTextModule
 
 
 def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
-    """Return the configuration with the day that its chat template shows, if it shows one."""
+    """Return the configuration with the date for the chat template, if it shows one."""
     day = config.data.date
     if config.data.template != "chat" or day is not None:
         return config
@@ -71,11 +71,11 @@ def train(config: Config, *, resume: bool = False) -> None:
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
 
-    # What to learn: tasks, their rows, and the model over them.
+    # Prepare tasks, rows and model.
     gym, tasks = training_tasks(config)
     metrics = {task: gym.metric(task) for task in tasks}
     for scored in product(tasks, config.data.evaluate, config.data.samples):
-        gym.rows(*scored)  # a malformed file is found before training
+        gym.rows(*scored)  # finds malformed files before training
     samples = [(task, config.data.samples) for task in tasks]
     options = wanted_options(gym, samples, config.generation.mode)
     if config.data.packed_length is not None:
@@ -107,7 +107,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
-    # Nothing but the cache is written before all of that is known to fit.
+    # Until here, only the cache has been written.
     data.prepare_data()
     embed_tasks(built.model, data)
     open_loggers(trainer, dotted_settings(text))
@@ -117,14 +117,14 @@ def train(config: Config, *, resume: bool = False) -> None:
     start = folder.last if step else None
     trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
 
-    # Results: scores, baselines, answers, and the inventory.
-    if folder.best.is_file():  # there is none where nothing was validated
+    # Write scores, baselines, answers and the inventory.
+    if folder.best.is_file():  # absent without validation
         best = module.load_weights(folder.best)
         if trainer.is_global_zero:
             (saved,) = (one for one in trainer.checkpoint_callbacks if isinstance(one, SaveBest))
             times = f"{saved.n_validations} validation{'s' * (saved.n_validations != 1)}"
             console.print(
-                f"Step {best}, best of {times} on the development rows: its weights are kept."
+                f"Kept the weights of step {best}, the best of {times} on the development rows."
             )
     results, baselines = [], {}
     for split in config.data.evaluate:
@@ -139,13 +139,13 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)
-    if trainer.is_global_zero or is_sharded(built.model):  # parts are put together by all
+    if trainer.is_global_zero or is_sharded(built.model):  # all processes gather the shards
         shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
         built.save_skills(folder.skills, inventory_settings(config, shown or None, options))
         if groups := built.attachment.groups:
             attention = None
             if has_attention(built.model):
-                module.to(trainer.strategy.root_device)  # the trainer has left it on the CPU
+                module.to(trainer.strategy.root_device)  # the trainer has moved it to the CPU
                 attention = attention_by_task(module, data.train_rows)
             path = folder.plots / "routing.npz"
             write_routing(path, built.model.router, groups, tasks, attention=attention)

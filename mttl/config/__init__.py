@@ -1,1 +1,1 @@
-"""Configuration: what can be set, how it is read, and what it builds."""
+"""Configuration: schemas of all settings, loading, merging and validation."""

@@ -1,4 +1,4 @@
-"""Every setting of a policy for BabyAI; the sections that both worlds share are in `schema`."""
+"""Settings of a BabyAI policy; sections shared with text-to-text tasks are in `schema`."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -19,68 +19,70 @@ class PolicyNetwork(Section):
     """The network of one policy."""
 
     n_channels: PositiveInt = 128
-    """Channels of the convolutions, and features of a cell."""
+    """Channels of the convolutions; also the number of features per grid cell."""
     memory_size: PositiveInt = 128
-    """Size of the memory."""
+    """Size of the recurrent memory."""
     instruction_size: PositiveInt = 128
-    """Size of the embedded mission."""
+    """Size of the mission's embedding."""
     norm: Literal["group", "batch", "none"] = "group"
-    """Normalise groups of channels, or by the statistics of the batch (no running averages)."""
+    """Normalisation: `group` of channels, `batch` statistics without running averages, or
+    `none`."""
     init: Literal["kaiming", "babyai"] = "kaiming"
-    """Kaiming uniform, or linear layers with rows of unit length as in BabyAI's code."""
+    """Initialisation: `kaiming` uniform, or `babyai`: linear rows of unit length as in BabyAI's
+    code."""
 
 
 class Ppo(Section):
-    """Proximal policy optimisation; the defaults are BabyAI's."""
+    """Proximal policy optimisation (PPO); the defaults are those of BabyAI."""
 
     refuses: ClassVar = {
         "n_steps % recurrence": "n_steps ({n_steps}) must be a multiple of recurrence "
         "({recurrence})"
     }
     n_steps: PositiveInt = 40
-    """Steps of every environment between two updates."""
+    """Steps per environment between two updates."""
     recurrence: PositiveInt = 20
-    """Steps that gradients flow back through the memory."""
+    """Length of truncated backpropagation through the memory, in steps."""
     n_epochs: PositiveInt = 4
     """Passes over each rollout."""
     n_minibatches: PositiveInt = 2
-    """Parts that each pass is cut into."""
+    """Minibatches per pass."""
     discount: Unit = 0.99
-    """γ: weight of a reward one step later."""
+    """Discount factor γ of rewards."""
     gae_lambda: Unit = 0.99
-    """λ: decay of the advantages' horizon."""
+    """λ of generalised advantage estimation."""
     clip: PositiveFloat = 0.2
-    """How far the policy's ratio and the values may move in one update."""
+    """Clipping range of the policy ratio and of the value predictions."""
     value_coef: NonNegative = 0.5
-    """Weight of the loss of the values."""
+    """Weight of the value loss."""
     entropy_coef: NonNegative = 0.01
-    """Weight of the entropy."""
+    """Weight of the entropy bonus."""
     reward_scale: PositiveFloat = 20.0
     """Factor on the rewards."""
 
 
 class Imitation(Section):
-    """Behaviour cloning of demonstrations; gradients flow back `ppo.recurrence` steps here too."""
+    """Behaviour cloning of demonstrations; it also backpropagates `ppo.recurrence` steps."""
 
     batch_size: PositiveInt = 16
-    """Demonstrations of every level in a batch, in every process."""
+    """Demonstrations per level, batch and process."""
     entropy_coef: NonNegative = 0.01
-    """Weight of the entropy."""
+    """Weight of the entropy bonus."""
 
 
 class Evaluation(Section):
-    """Fixed episodes of every level, the same for all runs."""
+    """Evaluation on fixed episodes of each level, identical for all runs."""
 
     n_episodes: PositiveInt = 100
-    """Episodes of every level."""
+    """Episodes per level."""
     choose: list[Literal["greedy", "sampled"]] = Field(default=["greedy", "sampled"])
-    """Take the most likely action, or draw one."""
+    """Action selection: `greedy` takes the most probable action, `sampled` draws one."""
     seed: Seed = 1
-    """Of the episodes; they are never met in training."""
+    """Seed of the episodes, which are disjoint from those of training."""
 
 
 class Rl(Section):
-    """Levels, environments and how a policy learns in them."""
+    """Levels, environments and learning algorithm of a policy."""
 
     refuses: ClassVar = {
         "n_sequences % ppo.n_minibatches": "ppo.n_minibatches ({ppo.n_minibatches}) must "
@@ -93,44 +95,44 @@ class Rl(Section):
     levels: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
     """Levels to train on; each is a task."""
     backend: Literal["minigrid", "envpool"] = "minigrid"
-    """Whose environments; envpool is faster and needs the extra of that name."""
+    """Environment library; `envpool` is faster and needs the extra `envpool`."""
     n_slots: PositiveInt = 8
-    """Environments of every level, in every process."""
+    """Environments per level and process."""
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that step the environments; 0 steps them in the training process."""
     policy: PolicyNetwork = PolicyNetwork()
-    """The network."""
+    """Policy network."""
     train_base: bool = True
-    """Train the common part of all policies too; false leaves nothing shared but the skills."""
+    """Train the parameters that all levels share; if false, only the skills are trained."""
     ppo: Ppo = Ppo()
-    """How to learn from rewards."""
+    """Settings of reinforcement learning."""
     demonstrations: str | None = None
-    """Learn from this file of `mttl babyai record` instead, without environments."""
+    """File of `mttl babyai record` to learn from; no environments are used for training."""
     imitation: Imitation = Imitation()
-    """How to learn from demonstrations."""
+    """Settings of imitation learning."""
     success_rate: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """A level is solved when this part of its last episodes succeeded."""
+    """Success rate of the last `window` episodes from which a level counts as solved."""
     window: PositiveInt = 100
-    """How many last episodes count for that."""
+    """Episodes over which the success rate is measured."""
     stop_when_solved: bool = False
-    """End training when every level has been solved."""
+    """Stop training when every level is solved."""
     evaluation: Evaluation = Evaluation()
-    """What is scored after training."""
+    """Evaluation after training."""
 
     @property
     def n_sequences(self) -> int:
-        """Sequences of a level's rollout."""
+        """Number of sequences in a level's rollout."""
         return self.n_slots * self.ppo.n_steps // self.ppo.recurrence
 
 
 class _AnyPolicySkills(Section):
     n_skills: PositiveInt | Literal["per_task"] = 9
-    """How many skills; `per_task` is for the private router. With the c_poly router those that all
-    levels share."""
+    """Number of skills; `per_task` is for the private router. With the c_poly router: the number of
+    skills that all levels share."""
     n_heads: Literal[1] = 1
-    """Whole parameters are mixed: there is one head."""
+    """Number of heads; always 1, because whole parameters are mixed."""
     init: Literal["kaiming", "zero"] = "kaiming"
-    """Skills start as random networks do, or change nothing at first."""
+    """Initialisation: `kaiming` as for a new network, or `zero` (no effect at first)."""
 
 
 class PolicyDense(_AnyPolicySkills):
@@ -144,11 +146,11 @@ class PolicySparse(_AnyPolicySkills):
 
     kind: Literal["sparse"]
     sparsity: Fraction = 0.9
-    """Part of every tensor that a skill leaves alone."""
+    """Fraction of each tensor that a skill does not change."""
 
 
 class PolicyLoRA(_AnyPolicySkills):
-    """Skills that change matrices by products of thin ones."""
+    """Low-rank skills: each change of a matrix is the product of two thin matrices."""
 
     kind: Literal["lora"]
     rank: PositiveInt = 16
@@ -162,39 +164,40 @@ class PolicyAdapt(Section):
     """Adaptation to levels that were not trained on."""
 
     refuses: ClassVar = {
-        "mode = in_context": "mode 'in_context' shows rows of text, and a level has none; use "
+        "mode = in_context": "mode 'in_context' needs text examples, which levels do not have; use "
         "'zero_shot'"
     }
     levels: list[str] = Field(default=[])
-    """Those levels; `mttl adapt --tasks` names others."""
+    """Levels to adapt to; `mttl adapt --tasks` replaces them."""
     mode: AdaptMode = "all"
-    """What to train; see `mttl.adaptation.modes`."""
+    """Parameters to train; see `mttl.adaptation.modes`."""
     init: Literal["mean", "fresh"] = "mean"
-    """How the routing of a new level starts: at the mean of the trained ones, or untrained."""
+    """Initial routing of a new level: the mean of the trained levels, or a fresh initialisation."""
     lr: PositiveFloat = 1e-3
-    """Learning rate of the skills, and of the common part in the mode `full`."""
+    """Learning rate of the skills, and in mode `full` also of the base policy."""
     router_lr: PositiveFloat = 1e-2
     """Learning rate of the router."""
     n_updates: PositiveInt = 100
-    """Rollouts of each adaptation, or passes over the demonstrations."""
+    """Rollouts per adaptation, or passes over the demonstrations."""
     seeds: Seeds = Field(default=[13])
-    """Every level is repeated with each."""
+    """Seeds; every level is adapted once with each."""
 
 
 class BabyAIConfig(Section):
-    """All sections of a run with a policy."""
+    """All sections of a BabyAI run."""
 
     refuses: ClassVar = {
         **COUNTS,
-        "optim.meta": "optim.meta learns from rows of tasks, which only text has; remove it",
+        "optim.meta": "optim.meta needs text-to-text tasks; remove it for a policy",
         "router.granularity = stack|block": "router.granularity ({router.granularity}) must be "
         "model or layer: a policy has no stacks of blocks",
         "optim.label_smoothing": "optim.label_smoothing must be 0: a policy has no labels",
-        "trainer.max_epochs = None|-1": "trainer.max_epochs must say how many rollouts, or passes "
-        "over the demonstrations, to learn from",
-        "trainer.strategy = fsdp2": "trainer.strategy (fsdp2) shards the blocks of language models",
+        "trainer.max_epochs = None|-1": "trainer.max_epochs must be set: the number of rollouts, "
+        "or of passes over the demonstrations",
+        "trainer.strategy = fsdp2": "trainer.strategy 'fsdp2' is for language models; use auto or "
+        "ddp",
         **{
-            clause: f"{clause.split()[0]} is for text-to-text tasks: leave it out"
+            clause: f"{clause.split()[0]} is only for text-to-text tasks; remove it"
             for clause in (
                 *("run.start", "trainer.val_check_interval", "trainer.early_stopping"),
                 "trainer.accumulate_grad_batches > 1",
@@ -202,21 +205,21 @@ class BabyAIConfig(Section):
         },
     }
     run: Run = Run()
-    """Name, folder, seed."""
+    """Name, folder and seed."""
     rl: Rl
-    """Levels, environments, how to learn."""
+    """Levels, environments and learning algorithm."""
     skills: PolicySkills
     """The inventory."""
     router: Router
-    """Which level uses which skills."""
+    """Assignment of skills to levels."""
     optim: Optim
     """Optimizer and learning rates."""
     adapt: PolicyAdapt = PolicyAdapt()
     """Adaptation to new levels."""
     trainer: Trainer
-    """The training loop; an epoch is a rollout, or a pass over the demonstrations."""
+    """Training loop; an epoch is one rollout, or one pass over the demonstrations."""
 
     def problems(self) -> Iterator[str]:
-        """Yield what does not fit together, a sentence each."""
+        """Yield one sentence per conflict between settings."""
         yield from super().problems()
         yield from missing_features(self, {"policies": "a policy (section rl)"})

@@ -1,10 +1,10 @@
-"""What parts lack, and one function that compares it with what is asked of them.
+"""Check that all sections of a configuration support the features that are required.
 
-A section of settings names the features that it lacks, each with the reason and what to do
-(`lacks`), and those that it asks of all others (`asks`, with its setting). A custom class may have
-`lacks` as well. Commands ask for what they need of a run: ``trains``; ``merges`` a task and
-``averages`` all skills (`merge-task` and recipes); ``exports_lora`` and ``exports_inventory``;
-``ablates``; ``plots`` (also `explore`); ``adds_tasks``; and BabyAI, ``policies``.
+`Section.lacks` maps a feature that a section does not support to the reason and the remedy.
+`Section.asks` maps a feature that a section requires of all others to its setting. A plug-in class
+may also define `lacks`. Commands require: ``trains``; ``merges`` and ``averages`` (`merge-task`,
+recipes); ``exports_lora``, ``exports_inventory``; ``ablates``; ``plots`` (also `explore`);
+``adds_tasks``; ``policies`` (BabyAI).
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ from mttl.plugins.describe import notes_of
 
 
 def missing_features(config: Section, asked: Mapping[str, str] | None = None) -> list[str]:
-    """Return a sentence for each part that lacks a feature that is asked of it.
+    """Return one sentence per section that does not support a required feature.
 
     Args:
-        config: All settings of a run, or those of its model.
-        asked: Who asks, by feature, as ``{"merges": "merge-task"}``; by default what the sections
-            ask of each other.
+        config: Settings of a run, or of its model.
+        asked: Features with the name of what requires them, such as ``{"merges": "merge-task"}``;
+            by default the features that the sections require of each other.
     """
     parts = list(_parts(config))
     if asked is None:
@@ -39,7 +39,7 @@ def missing_features(config: Section, asked: Mapping[str, str] | None = None) ->
 
 
 def require_features(config: Section, asked: Mapping[str, str]) -> None:
-    """Refuse a run that lacks what a command needs, with every part; see `missing_features`."""
+    """Raise a `CheckpointError` if a run lacks features that a command needs."""
     if problems := missing_features(config, asked):
         raise CheckpointError("\n".join(problems))
 

@@ -1,4 +1,4 @@
-"""Validation errors in words: file, key, value, what is allowed, and the nearest match."""
+"""Format validation errors: file, key, value, allowed values and nearest match."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from mttl.config.section import kind_of, models_in
 from mttl.io.errors import nearest
 from mttl.io.record import requirement
 
-Sources = dict[str, str]  # of dotted keys: the files that they come from
-# What the patterns of text settings ask for.
+Sources = dict[str, str]  # file by dotted key
+# Requirements in words for settings with a pattern.
 FORMS = {
     "trainer.max_time": "have the form days:hours:minutes:seconds",
     "run.name": "be the name of a folder, without slashes",
@@ -21,7 +21,7 @@ FORMS = {
 def format_errors(
     error: ValidationError, tree: Mapping[str, Any], sources: Sources, root: type[BaseModel]
 ) -> str:
-    """Return one line per mistake."""
+    """Return one line per error."""
     lines: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
         keys, value = _locate(mistake["loc"], tree, root)
@@ -29,13 +29,13 @@ def format_errors(
     found = []
     for key, messages in lines.items():
         for line in _alternatives(list(dict.fromkeys(messages))).splitlines():
-            # What holds between sections has no place of its own; it begins with a setting's name.
+            # Errors between sections have no key; they begin with the name of a setting.
             found.append(f"{_source(key or line.split(' ')[0], sources)}{line}")
     return "\n".join(found)
 
 
 def _alternatives(messages: list[str]) -> str:
-    """Join what the members of a union each say about one value."""
+    """Join the errors of all members of a union into one line."""
     first, *others = messages
     start = f"{first.partition(' must ')[0]} must "
     return first + "".join(f", or {other.removeprefix(start)}" for other in others)
@@ -44,7 +44,7 @@ def _alternatives(messages: list[str]) -> str:
 def _locate(
     location: tuple[int | str, ...], tree: Mapping[str, Any], root: type[BaseModel]
 ) -> tuple[list[str], Any]:
-    """Return keys of the tree and the value there; what names a member of a union is no key."""
+    """Return the keys and the value of a location, without the names of union members."""
     keys: list[str] = []
     value: Any = tree
     for part in location:
@@ -65,19 +65,19 @@ def _line(
     if kind == "extra_forbidden":
         *parents, name = keys
         known = _fields(parents, tree, root)
-        hint = nearest(name, known) or f" It has: {', '.join(known)}."
+        hint = nearest(name, known) or f" Its settings: {', '.join(known)}."
         if kinds := [k for k, m in _kinds(parents, tree, root).items() if name in m.model_fields]:
-            hint = f" It belongs to kind {', '.join(kinds)}."
+            hint = f" It is a setting of kind {', '.join(kinds)}."
         place = f"section '{'.'.join(parents)}'" if parents else "the configuration"
-        return f"{key}: {place} has no '{name}'.{hint}"
+        return f"{key}: {place} has no setting '{name}'.{hint}"
     if kind == "missing":
-        return f"{key}: is required and missing"
+        return f"{key}: is missing; it is required"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         allowed = [*_kinds(keys, tree, root)]
         if kind == "union_tag_not_found":
-            return f"{key}.kind: is required; one of {', '.join(allowed)}"
+            return f"{key}.kind: is missing; it must be one of {', '.join(allowed)}"
         given = str(context["tag"])
-        own = " A custom class is module:Class." if _models(keys, tree, root)[1] else ""
+        own = " A custom class is written module:Class." if _models(keys, tree, root)[1] else ""
         listed = f"{', '.join(allowed)}.{nearest(given, allowed)}{own}"
         return f"{key}.kind: '{given}' must be one of {listed}"
     if kind == "value_error":
@@ -91,7 +91,7 @@ def _line(
 def _models(
     keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]
 ) -> tuple[list[type[BaseModel]], PluginKinds | None]:
-    """Return the sections that may stand at a place, and the annotation about custom classes."""
+    """Return the possible sections of a key, and its annotation for plug-in classes."""
     models: list[type[BaseModel]] = [root]
     own = None
     value: Any = tree
@@ -109,12 +109,12 @@ def _models(
 def _kinds(
     keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]
 ) -> dict[str, type[BaseModel]]:
-    """Return the sections that may stand at a place by kind."""
+    """Return the possible sections of a key by kind."""
     return {kind: model for model in _models(keys, tree, root)[0] if (kind := kind_of(model))}
 
 
 def _fields(keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]) -> list[str]:
-    """Return the settings of a section, of its kind if that is known."""
+    """Return the settings of a section; of one kind only if the kind is known."""
     value: Any = tree
     for key in keys:
         value = value[int(key)] if isinstance(value, list) else value.get(key)

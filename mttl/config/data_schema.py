@@ -1,4 +1,4 @@
-"""The section `data`: the tasks, and how their rows become batches."""
+"""Section `data`: the tasks, their files and batches."""
 
 import datetime
 from typing import Annotated, ClassVar, Literal
@@ -11,16 +11,16 @@ from mttl.plugins.classes import METRICS
 
 
 class Sampler(Section):
-    """How tasks and rows are drawn."""
+    """Sampling of tasks and rows."""
 
     refuses: ClassVar = {
         "temperature and kind != temperature": "temperature ({temperature}) is for kind temperature"
     }
     kind: Literal["proportional", "uniform", "temperature", "homogeneous"] = "proportional"
-    """Every row once per epoch (`proportional`); each row's task drawn with equal probability
-    (`uniform`), or ∝ size^(1 / temperature); or every batch of one task, drawn by size."""
+    """`proportional`: every row once per epoch; `uniform`: tasks with equal probability;
+    `temperature`: tasks ∝ size^(1 / temperature); `homogeneous`: one task per batch, by size."""
     temperature: PositiveFloat | None = None
-    """1 draws by size; large values draw all tasks equally often. 2 by default."""
+    """Temperature, by default 2; 1 samples by size, large values sample tasks equally often."""
 
 
 TaskPrefix = Literal["name", "code", "none"]
@@ -33,21 +33,23 @@ def _day(text: str) -> str:
     return datetime.date.fromisoformat(text).isoformat()
 
 
-# YAML reads the name of a task that is called 123 as a number.
+# YAML parses a task name such as 123 as an integer.
 TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 
 class Data(Section):
-    """The tasks, and how their rows become batches."""
+    """Tasks, files and batches."""
 
     asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
     refuses: ClassVar = {
         **dict.fromkeys(
             ("not dir and not tasks", "dir and tasks"),
-            "dir must name the folder of a gym, or be null with tasks, a file of custom tasks",
+            "set exactly one of dir (a folder of tasks in CrossFit's format) and tasks (a file of "
+            "custom tasks)",
         ),
         **{
-            f"{name} and template != chat": f"{name} is a part of chats: set template: chat"
+            f"{name} and template != chat": f"{name} is only used in chats; set template: chat or "
+            "remove it"
             for name in ("system", "date")
         },
         "validation = dev and split = train+dev": "validation 'dev' would score rows that split "
@@ -56,8 +58,8 @@ class Data(Section):
         "'train+dev' trains on; set evaluate: [test] or split: train",
         "length_window and sampler.kind = homogeneous": "length_window must be 0 with the "
         "homogeneous sampler",
-        "token_budget and sampler.kind = homogeneous": "token_budget ({token_budget}) is not for "
-        "the homogeneous sampler, whose batches are counted in rows",
+        "token_budget and sampler.kind = homogeneous": "token_budget ({token_budget}) does not "
+        "work with the homogeneous sampler, which counts rows; remove it or use another sampler",
         "token_budget < packed_length": "token_budget ({token_budget}) must be at least "
         "packed_length ({packed_length}), the tokens of one sequence",
         **{
@@ -66,85 +68,86 @@ class Data(Section):
             for name in ("token_budget", "packed_length")
         },
         **{
-            f"{name} and global_batch_size": f"{name} ({{{name}}}) cannot be with "
-            "global_batch_size ({global_batch_size}), which counts rows"
+            f"{name} and global_batch_size": f"{name} ({{{name}}}) cannot be combined with "
+            "global_batch_size ({global_batch_size}), which counts rows; remove one of them"
             for name in ("token_budget", "packed_length")
         },
     }
     dir: str | None = None
-    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`."""
+    """Folder of tasks in CrossFit's format: `<task>/<task>_<k>_<sample>_<split>.tsv` or
+    `.jsonl`."""
     tasks: str | None = None
-    """In place of `dir`: YAML file of custom tasks, whose files are converted into the cache."""
+    """YAML file of custom tasks (instead of `dir`); the data are converted into the cache."""
     partition: str | dict[str, list[TaskName]] = "auto"
-    """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
-    `tasks` on its `side`, or without `tasks` every task of the gym in train."""
+    """JSON file with task lists train, dev and test, or these lists; `auto`: the `side` of each
+    task in `tasks`, or with `dir` all tasks in train."""
     samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]
-    """Which few-shot samples of every task. Several of CrossFit overlap: a development row of one
-    may be a training row of another, so that `dev` flatters a little."""
+    """Few-shot samples of each task. Some CrossFit samples overlap: a development row of one may be
+    a training row of another, which raises dev scores slightly."""
     split: Literal["train", "train+dev"] = "train"
-    """Rows to train on."""
+    """Splits to train on."""
     validation: Literal["dev", "none"] = "dev"
-    """Rows to validate on while training; the best checkpoint is chosen by them."""
+    """Split for validation during training, which selects the best checkpoint."""
     evaluate: Annotated[list[Literal["dev", "test"]], AfterValidator(once)] = ["dev", "test"]
-    """Splits that are scored after training."""
+    """Splits to score after training."""
     sampler: Sampler = Sampler()
-    """How rows are drawn."""
+    """Sampling of tasks and rows."""
     length_window: Annotated[int, Field(ge=0)] = 0
-    """Sort the rows of this many batches by length, so that batches need little padding."""
+    """Number of batches whose rows are sorted by length together, to reduce padding; 0:
+    unsorted."""
     batch_size: PositiveInt = 32
-    """Training rows per step and process; the most of them with `token_budget`, and the most at
-    once with `global_batch_size`."""
+    """Training rows per step and process; an upper limit with `token_budget`, and per batch with
+    `global_batch_size`."""
     token_budget: PositiveInt | None = None
-    """Most tokens of a training batch and process, padding included: batches then have many short
-    rows or few long ones. The loss stays the mean over the answers' tokens of a step."""
+    """Maximum tokens of a training batch per process, padding included; the number of rows varies.
+    The loss remains the mean over the answer tokens of a step."""
     packed_length: PositiveInt | None = None
-    """Put the rows of a training batch one after another into sequences of at most so many tokens,
-    in which none sees another (decoder-only backbones); none gives every row its own."""
+    """Pack several training rows into sequences of at most this many tokens, with attention within
+    each row only (decoder-only backbones); none: one row per sequence."""
     global_batch_size: PositiveInt | None = None
-    """Training rows per optimizer step of all processes together: how many rows each computes, and
-    in how many batches, follows from the number of processes, so that any number of them trains the
-    same run."""
+    """Training rows per optimizer step over all processes. Rows per process and accumulation follow
+    from the number of processes, so training is the same for any number of them."""
     eval_batch_size: PositiveInt = 64
-    """Most rows per batch of validation and scoring."""
+    """Maximum rows per batch in validation and scoring."""
     max_input_length: PositiveInt = 512
-    """Most tokens of an input."""
+    """Maximum tokens of an input."""
     max_output_length: PositiveInt = 64
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     truncate: Truncate = "end"
-    """Which side of an input is cut that is longer; what stands before it (`prefix`,
-    `descriptions`) stays."""
+    """Side of a long input that is cut; text before the input (`prefix`, `descriptions`) is
+    kept."""
     prefix: _TaskPrefix = "name"
-    """Task prefix of every input: `[name]` of the task, its `[code]` (six letters that do not
-    reveal the name), or `none`. `auto` prepends the name only if the router cannot identify the
-    task: shared, average, random, smear, retrieval, none; expert if two rows of its matrix have
-    equal shares; metadata if two tasks have the same `router.factors`. A run records the choice."""
+    """Text before every input: the task `[name]`, its `[code]` (six letters that do not reveal the
+    name), or `none`. `auto` adds the name only if the router cannot identify the task: shared,
+    average, random, smear, retrieval, none; expert with two equal rows of the matrix; metadata with
+    equal `router.factors` of two tasks. The choice is recorded in the run."""
     descriptions: bool = False
-    """Put the description from TASKS.csv before every input; in a chat it is system text."""
+    """Add the task's description before every input (in chats: as system text)."""
     template: Template = "plain"
-    """How an input is asked: as it is, or as what a user says in a `chat`, by the chat template of
-    the tokenizer (decoder-only backbones). The answer is the assistant's, end of turn included."""
+    """Input format: `plain` text, or a user message in the tokenizer's `chat` template, with the
+    answer as the assistant's message (decoder-only backbones)."""
     system: Annotated[str, Field(min_length=1)] | None = None
-    """System text of every chat; the description of the task follows it."""
+    """System text of every chat; the task's description is appended."""
     date: Annotated[str, AfterValidator(_day)] | None = None
-    """The day, as YYYY-MM-DD, that chat templates show which show one: by default that on which
-    training starts. A run keeps it."""
+    """Date for chat templates that show one, as YYYY-MM-DD; by default the day on which training
+    starts. It is recorded in the run."""
     metrics: dict[TaskName, Annotated[str, AfterValidator(plugin_name(METRICS))]] = {}
-    """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
+    """Metrics by task, instead of those in TASKS.csv: a metric of CrossFit, or `module:Class`."""
     expert_matrix: str | None = None
-    """CSV file of the skills that a person would give each task: the matrix of an expert router
-    that names none. `skills.n_skills: per_column` then fits."""
+    """CSV file with expert-assigned skills per task: the default matrix of the expert router.
+    `skills.n_skills: per_column` then takes the number of its columns."""
     skip_missing: bool = False
-    """Leave out tasks of the partition that the gym lacks, instead of an error."""
+    """Skip tasks of the partition that have no data, instead of raising an error."""
     max_rows: PositiveInt | None = None
-    """Read only so many rows of every file, spread evenly, for quick trials."""
+    """Maximum rows to read of each file, evenly spaced, for quick trials."""
     max_eval_rows: PositiveInt | None = None
-    """The same for validation and scoring alone; training reads all."""
+    """Maximum rows per file in validation and scoring only."""
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
-    """Processes that collate; 0 collates in the training process."""
+    """Data loader processes; 0 collates in the training process."""
     cache_dir: str | None = None
-    """Where tokenised rows and converted tasks are kept; by default `<run.dir>/.cache`."""
+    """Cache folder for tokenised rows and converted tasks; by default `<run.dir>/.cache`."""
 
     @property
     def longest_row(self) -> int:
-        """Most tokens of a row."""
+        """Maximum tokens of a row."""
         return self.max_input_length + self.max_output_length

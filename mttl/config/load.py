@@ -1,4 +1,4 @@
-"""From names of files and overrides to a validated configuration."""
+"""Load configurations: find, merge, override and validate YAML files."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ from mttl.plugins.describe import notes_of
 
 Tree = dict[str, Any]
 COMMAND_LINE = "-k"
-CONFIGS = "configs"  # in the working directory, and among what is shipped
+CONFIGS = "configs"  # in the working directory, and shipped with the package
 
 
 def configs_dir() -> Path:
@@ -37,31 +37,30 @@ def load_config(
     plugins: Mapping[str, str] | None = IMPORT,
     as_written: bool = False,
 ) -> Config:
-    """Read, merge, override and validate a configuration for text-to-text tasks.
+    """Load and validate a configuration for text-to-text tasks from files and overrides.
 
     Args:
-        names: Files to merge left to right: ``"a.yaml+b.yaml"``, or a list. Each is looked up as
-            given, then under ``configs/`` here, then among those that are shipped, with or
-            without ``.yaml``.
-        overrides: ``"section.key=value"``; the value is YAML, the later wins.
-        plugins: Treatment of custom classes: import them, because the user names them;
-            `mttl.config.plugin_section.LEAVE` them out; or None: import those that are trusted.
-        as_written: Keep `data.prefix: auto`; otherwise it is replaced according to the router.
+        names: Files, merged left to right: ``"a.yaml+b.yaml"`` or a list. A file is looked up as
+            given, in ``configs/`` of the working directory, then in the shipped ``configs/``;
+            ``.yaml`` may be omitted.
+        overrides: Settings ``"section.key=value"`` in YAML; later ones override earlier ones.
+        plugins: Treatment of plug-in classes: import them (default),
+            `mttl.config.plugin_section.LEAVE` to skip them, or None to import trusted ones only.
+        as_written: Keep `data.prefix: auto`; by default it is resolved according to the router.
 
     Returns:
-        The configuration. Its name comes from the files where none is given.
+        The configuration. By default the run is named after the files.
 
     Raises:
-        ConfigError: If a file is missing or malformed, or nothing is left of it, or values do not
-            validate; the message names file, key, value and what is allowed, for all mistakes at
-            once.
+        ConfigError: If a file is missing, malformed or empty, or values are invalid; the message
+            lists every error with file, key, value and allowed values.
     """
     config = load_any_config(names, overrides, plugins=plugins, as_written=as_written)
     if not isinstance(config, Config):
         world = world_of(config)
         raise ConfigError(
-            f"'{names}' has a section {world.section}: it describes {world.title}, not "
-            "text-to-text tasks"
+            f"'{names}' has a section '{world.section}', which describes {world.title}; this "
+            "command needs a configuration for text-to-text tasks"
         )
     return config
 
@@ -74,14 +73,14 @@ def load_any_config(
     as_written: bool = False,
     run: str | None = None,
 ) -> Section:
-    """Read a configuration of any world; its sections tell which. See `load_config`."""
+    """Load a configuration of any world, identified by its sections; see `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     listed = [name for name in listed if name] if run is not None else listed
     tree, sources, paths = _join(listed) if listed else ({}, {}, [])
     if run is not None and all(_missing(tree, world.schema) for world in WORLDS):
         path = Path(run) / "config.yaml"
         if not path.is_file():
-            raise ConfigError(f"'{run}' has no config.yaml: name a configuration with -c")
+            raise ConfigError(f"'{run}' has no config.yaml; name a configuration with -c")
         tree, sources, paths = _join([str(path), *listed])
     elif not listed:
         find_file("")
@@ -97,7 +96,7 @@ def load_any_config(
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
         if len(_missing(tree, schema)) > 1:
-            found += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
+            found += f"\nBegin with a complete file, such as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
     if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:
         config = _with_prefix(config)
@@ -105,18 +104,18 @@ def load_any_config(
 
 
 def _missing(tree: Tree, schema: type[Section]) -> list[str]:
-    """Return the sections that a configuration needs and a tree lacks."""
+    """Return the required sections that a tree lacks."""
     fields = schema.model_fields.items()
     return [name for name, field in fields if field.is_required() and name not in tree]
 
 
 def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
-    """Return the path of a file: as given, under ``configs/`` here, or as it is shipped.
+    """Return the path of a file: as given, in ``configs/`` here, or among the shipped files.
 
-    The suffix may be left out of the name. A `ConfigError` names the setting, if one has the name.
+    The suffix may be omitted. The `ConfigError` for a missing file names ``setting``, if given.
     """
     if not name:
-        raise ConfigError("the name of a file is empty; files are joined as a.yaml+b.yaml")
+        raise ConfigError("empty file name; join several files as a.yaml+b.yaml")
     folder = configs_dir()
     endings = [""] if not suffix or name.endswith(suffix) else ["", suffix]
     places = (Path(), Path(CONFIGS), folder)
@@ -129,18 +128,18 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
         there = [(place, path) for place in places[1:] for path in place.rglob("*")]
         files = {str(path.relative_to(place)) for place, path in there if path.is_file()}
         like = nearest(name, sorted(files))
-        missing += f" here, nor in {CONFIGS}/, nor in {folder}.{like}"
+        missing += f" in the working directory, {CONFIGS}/ or {folder}.{like}"
     raise ConfigError(missing)
 
 
 def resolve_folder(name: str) -> Path:
-    """Return a folder that a setting names: as given, or as it is shipped."""
+    """Return the folder that a setting names: the given path, or else the shipped folder."""
     path, shipped = Path(name), shipped_folder() / name
     return shipped if not os.path.exists(path) and os.path.isdir(shipped) else path
 
 
 def dump_config(config: Section) -> str:
-    """Return the configuration as YAML that `load_config` reads back to an equal one."""
+    """Return the configuration as YAML; `load_config` reads it back to an equal one."""
     sections = config.model_dump(mode="json")
     settings = {name: section for name, section in sections.items() if section is not None}
     return yaml12.dump(settings)
@@ -151,19 +150,19 @@ def _read(path: Path) -> Tree:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must hold sections with settings, not {_kind_of(tree)}")
+        raise ConfigError(f"{path}: must contain sections with settings, not {_kind_of(tree)}")
     if isinstance(tree.get("skills"), list):
         tree = tree | {"skills": {"kind": "several", "kinds": tree["skills"]}}
     for section, settings in tree.items():
         if not isinstance(settings, dict):
             raise ConfigError(
-                f"{path}: section '{section}' must hold settings, not {_kind_of(settings)}"
+                f"{path}: section '{section}' must contain settings, not {_kind_of(settings)}"
             )
     return tree
 
 
 def _join(names: Sequence[str]) -> tuple[Tree, Sources, list[Path]]:
-    """Return files merged left to right, where each value comes from, and the files' paths."""
+    """Return the merged files, the file of each key, and the files' paths."""
     tree: Tree = {}
     sources: Sources = {}
     paths = [find_file(name, suffix=".yaml") for name in names]
@@ -173,7 +172,7 @@ def _join(names: Sequence[str]) -> tuple[Tree, Sources, list[Path]]:
 
 
 def _with_prefix(config: Config) -> Config:
-    """Replace `data.prefix: auto` by what it means below the router."""
+    """Replace `data.prefix: auto` by `name` or `none`, according to the router."""
     router, rows = config.router, []
     if isinstance(getattr(router, "factors", None), Mapping):
         rows = [tuple(sorted(own)) for own in router.factors.values()]
@@ -185,18 +184,18 @@ def _with_prefix(config: Config) -> Config:
 
 
 def _shares(matrix: str) -> list[tuple[float, ...]]:
-    """Return the shares of skills that an expert's matrix gives tasks; none if it is malformed."""
+    """Return the normalised rows of an expert router's matrix; none if it is malformed."""
     try:
         lines = csv.reader(io.StringIO(read_text(find_file(matrix), ConfigError), newline=""))
         rows = [[float(weight) for weight in cells] for _, *cells in list(lines)[1:]]
-        # Shares of the same weights may differ by rounding.
+        # Normalised rows of equal weights may differ by rounding.
         return [tuple(round(weight / sum(row), 9) for weight in row) for row in rows]
     except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
         return []  # reported when the matrix is read
 
 
 def _of_the_gym(tree: Tree) -> Tree:
-    """Fill in what an expert router takes from its gym: the matrix, and one skill per column."""
+    """Fill in the expert router's matrix from `data`, and one skill per column."""
     data, skills, router = (tree.get(name, {}) for name in ("data", "skills", "router"))
     expert = router.get("kind") == "expert"
     matrix = router.get("matrix", data.get("expert_matrix")) if expert else None
@@ -206,8 +205,8 @@ def _of_the_gym(tree: Tree) -> Tree:
         return tree
     if not isinstance(matrix, str):
         raise ConfigError(
-            "skills.n_skills 'per_column' is the number of columns of an expert router's matrix: "
-            "take router.kind: expert, and name a file in router.matrix, or data.expert_matrix"
+            "skills.n_skills 'per_column' needs an expert router with a matrix: set router.kind: "
+            "expert, and router.matrix or data.expert_matrix to a CSV file"
         )
     first, *_ = read_text(find_file(matrix), ConfigError).split("\n")
     # A header without skills is reported when the matrix is read.
@@ -217,14 +216,12 @@ def _of_the_gym(tree: Tree) -> Tree:
 def merge(
     tree: Tree, later: Mapping[str, Any], source: str, sources: Sources, prefix: str = ""
 ) -> Tree:
-    """Return ``tree`` with the values of ``later`` on top.
+    """Return ``tree`` updated by the values of ``later``.
 
-    Mappings merge key by key. A mapping whose ``kind`` or ``model_type`` differs from the earlier
-    one's replaces it: settings of one kind mean nothing to another. The kind itself stays where the
-    later one names only another model type. An empty mapping inside a section empties it.
-
-    ``sources`` receives the ``source`` of every dotted key; ``prefix`` is where the trees stand in
-    a larger one, with a dot behind.
+    Mappings are merged key by key. A mapping with a different ``kind`` or ``model_type`` replaces
+    the earlier one; if only the model type differs, the ``kind`` is kept. An empty mapping inside a
+    section clears it. ``sources`` receives the ``source`` of every dotted key; ``prefix`` is the
+    dotted path of the trees within a larger one, with a final dot.
     """
     result = dict(tree)
     for key, value in later.items():
@@ -253,7 +250,7 @@ def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
 def with_value(
     tree: Tree, name: str, value: Any, source: str = "", sources: Sources | None = None
 ) -> Tree:
-    """Return ``tree`` with a setting changed, which has a dotted name."""
+    """Return ``tree`` with the setting of a dotted name changed."""
     for part in reversed(name.split(".")):
         value = {part: value}
     return merge(tree, value, source, {} if sources is None else sources)

@@ -1,4 +1,4 @@
-"""The section ``moe``: experts that tokens choose."""
+"""Section ``moe``: layers with experts for single tokens (mixture of experts)."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
@@ -20,9 +20,9 @@ else:
 
 
 class UpcycledExperts(Section):
-    """Copies of the backbone's feed-forward blocks, whose place they take (sparse upcycling)."""
+    """Copies of the backbone's feed-forward blocks as experts (sparse upcycling)."""
 
-    lacks: ClassVar = {"has_factors": "it has none; set its kind to lora"}
+    lacks: ClassVar = {"has_factors": "it has no factors; set experts.kind: lora"}
     attachment_point: ClassVar = "block"
     kind: Literal["feed_forward"]
 
@@ -40,44 +40,44 @@ else:
 
 
 class Balancing(Section):
-    """What keeps experts in use: coefficients of losses per layer, all off by default."""
+    """Coefficients of load-balancing losses per layer, all 0 by default."""
 
     asks: ClassVar = {"estimates_load": "load", "takes_bias": "bias", "balances": "given"}
     refuses: ClassVar = {
-        "global_statistics and not over_loads": "global_statistics needs a loss over the loads of "
-        "experts"
+        "global_statistics and not over_loads": "global_statistics needs a loss over expert loads: "
+        "set one of switch, gshard, importance, load, entropy"
     }
     switch: NonNegative = 0.0
-    """Share of tokens times mean probability, times E (Switch Transformer); 1e-2 is usual."""
+    """Loss Σ fraction of tokens × mean probability × E (Switch Transformer); 1e-2 is usual."""
     gshard: NonNegative = 0.0
-    """Share of first choices times mean probability (GShard)."""
+    """Loss Σ fraction of first choices × mean probability (GShard)."""
     importance: NonNegative = 0.0
-    """Squared coefficient of variation of the sums of gates (Shazeer et al.)."""
+    """Loss on the squared coefficient of variation of summed gates (Shazeer et al.)."""
     load: NonNegative = 0.0
-    """The same of the estimated loads; needs the router noisy_top_k."""
+    """Loss on the squared coefficient of variation of estimated loads; needs router noisy_top_k."""
     z: NonNegative = 0.0
-    """Squared log-sum-exp of the logits (ST-MoE); 1e-3 is usual."""
+    """Loss on the squared log-sum-exp of the logits (ST-MoE); 1e-3 is usual."""
     entropy: NonNegative = 0.0
-    """Entropy of a token's probabilities, less that of their mean."""
+    """Loss on the entropy of each token's probabilities minus the entropy of their mean."""
     bias: NonNegative = 0.0
-    """Without a loss: after each step, move a bias of each expert by this against its load."""
+    """Loss-free balancing: step by which each expert's bias moves against its load."""
     global_statistics: bool = False
-    """Take the statistics over all processes rather than each one's own."""
+    """Compute the statistics over all processes instead of within each."""
 
     @property
     def given(self) -> list[str]:
-        """The losses that are on, but for that of the estimated load."""
+        """Active losses, without that of the estimated load."""
         others = ("load", "bias", "global_statistics")
         return [name for name, value in self if value and name not in others]
 
     @property
     def over_loads(self) -> bool:
-        """Whether a loss is over the loads of experts."""
+        """True if a loss over the expert loads is active."""
         return bool(self.load or {*self.given} - {"z"})
 
 
 class MoE(Section):
-    """Layers whose tokens choose experts."""
+    """Mixture-of-experts layers: each token is routed to experts."""
 
     asks: ClassVar = {
         "routes_tokens": "router",
@@ -88,48 +88,49 @@ class MoE(Section):
         "drops_evaluated_tokens": "eval_capacity_factor",
     }
     lacks: ClassVar = {
-        "packs": "a packed row has several tasks, and token routers know rows by one",
-        "starts": "a run to start from has no experts of it; leave run.start out",
-        "scales_losses": ("parallel", "processes would leave out different steps; use bf16-mixed"),
-        "has_heads": ("task_prior", "it takes whole rows; set skills.n_heads: 1"),
+        "packs": "a packed sequence has several tasks, and token routers need one",
+        "starts": "run.start does not load experts; remove it",
+        "scales_losses": ("parallel", "processes would skip different steps; use bf16-mixed"),
+        "has_heads": ("task_prior", "it needs one head; set skills.n_heads: 1"),
         "takes_signed_weights": (
             "task_prior = logits",
-            "it takes logarithms, and rows of that router may be negative",
+            "it takes logarithms, and that router's weights may be negative",
         ),
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory"),
-            "tokens choose its experts; answer with the run itself (mttl predict, mttl serve)",
+            "its experts are chosen per token; use the run itself (mttl predict, mttl serve)",
         ),
     }
     refuses: ClassVar = {
-        "shared_expert and experts.kind = ia3": "shared_expert is not for ia3, which rescales an "
-        "output",
+        "shared_expert and experts.kind = ia3": "shared_expert does not work with experts.kind "
+        "ia3, which rescales outputs; set shared_expert: false",
         "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
         "({n_experts})",
-        "parallel and experts.shared_down": "parallel shares out experts, and with "
-        "experts.shared_down they have a tensor in common",
+        "parallel and experts.shared_down": "parallel distributes experts over processes, but "
+        "experts.shared_down gives them a common tensor; turn one of them off",
     }
     router: TokenRouting
-    """How tokens choose."""
+    """Token router."""
     experts: TokenExperts
-    """What an expert is."""
+    """Kind of expert."""
     n_experts: Annotated[int, Field(ge=2)] = 8
-    """Experts of each layer."""
+    """Experts per layer."""
     targets: Annotated[list[str], Field(min_length=1)] = ["mlp"]
-    """Linear layers as for `skills.targets` (lora, ia3); else blocks: all, or patterns of paths."""
+    """Linear layers as in `skills.targets` (lora, ia3); otherwise blocks: all, or patterns of
+    paths."""
     every: PositiveInt = 1
-    """Only every n-th block of the backbone."""
+    """Interval between backbone blocks with experts; 1: every block."""
     stacks: Annotated[list[Stack], Field(min_length=1), AfterValidator(once)] | None = None
-    """Only these stacks; a decoder-only backbone is one, `model`."""
+    """Stacks with experts; a decoder-only backbone has one stack, `model`."""
     capacity_factor: PositiveFloat | None = None
-    """Room of an expert while training, in even shares of the load; by default there is enough."""
+    """Expert capacity in training, relative to an even load; by default unlimited."""
     eval_capacity_factor: PositiveFloat | None = None
-    """The same in evaluation."""
+    """Expert capacity in evaluation, likewise."""
     balance: Balancing = Balancing()
-    """What keeps experts in use."""
+    """Load-balancing losses."""
     shared_expert: bool = False
-    """Add an expert that is always on."""
+    """Add an expert that processes every token."""
     task_prior: Literal["none", "logits", "mask"] = "none"
-    """Rows of the task router as logits added to the gates, or as a mask of allowed experts."""
+    """Task routing weights as logits added to the gates, or as a mask of allowed experts."""
     parallel: bool = False
-    """Share the experts of every layer out among the processes of training; files are the same."""
+    """Distribute each layer's experts over the training processes; checkpoints are unaffected."""

@@ -1,4 +1,4 @@
-"""Sections of parts: settings of built-in and custom classes, derived from their signatures."""
+"""Sections of parts, derived from the signatures of built-in and plug-in classes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from mttl.plugins.classes import Family, PluginError, find_class, make
 from mttl.plugins.describe import NOTES, describe, described
 from mttl.plugins.parts import PARTS
 
-# Contexts of a validation.
+# Validation contexts.
 IMPORT: dict[str, str] = {"plugins": "import"}
 LEAVE: dict[str, str] = {"plugins": "leave"}
 
@@ -32,8 +32,8 @@ LEAVE: dict[str, str] = {"plugins": "leave"}
 class PartSection(Section):
     """Settings of a part, derived from the signature of its class."""
 
-    place: ClassVar[Any] = ""  # the class, of a built-in part as ``module:Class``
-    own_settings: ClassVar[tuple[str, ...]] = ()  # those that are arguments of the class
+    place: ClassVar[Any] = ""  # the class; ``module:Class`` for a built-in part
+    own_settings: ClassVar[tuple[str, ...]] = ()  # arguments of the class
 
     if TYPE_CHECKING:
         kind: str
@@ -46,20 +46,20 @@ class PartSection(Section):
         return resolve_name(self.place) if isinstance(self.place, str) else self.place
 
     def make(self, **given: Any) -> Any:
-        """Build an object of the class; of ``given``, it takes the arguments that it declares."""
+        """Build an object of the class; it receives the arguments of ``given`` it declares."""
         names = [name for name in self.own_settings if name not in given]
         return make(self.part_class, given, {name: _made(getattr(self, name)) for name in names})
 
 
 def _made(value: Any) -> Any:
-    """Return the object of a section within one, and any other value as it is."""
+    """Return the object of a nested section; other values are returned unchanged."""
     if isinstance(value, PartSection) and value.place:
         return resolve_name(value.place)(**{name: _made(one) for name, one in value})
     return value
 
 
 class PluginSection(PartSection):
-    """Settings of a custom class, which is named as `module:Class`."""
+    """Settings of a plug-in class, named as `module:Class`."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -68,20 +68,20 @@ class PluginSection(PartSection):
 
 
 class _Unread(PluginSection):
-    """A section whose class is not imported, because only other sections are needed."""
+    """A section whose class is not imported."""
 
     model_config = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True)
 class PluginKinds:
-    """Annotation that lets a section name a custom class; put it after the built-in kinds."""
+    """Annotation that allows plug-in classes in a section; place it after the built-in kinds."""
 
     family: Family
     base: type[Section] = Section
 
     def model_of(self, kind: str, *, trusted: bool = False) -> type[PluginSection]:
-        """Return the settings of a class; a `PluginError` says why it has none."""
+        """Return the section of a class; raises a `PluginError` if the class is unsuitable."""
         return _custom(find_class(self.family, kind, trusted=trusted), kind, self.family, self.base)
 
     def __get_pydantic_core_schema__(
@@ -99,7 +99,7 @@ class PluginKinds:
             if info.context == LEAVE:
                 return _Unread.model_validate(value)
             if not isinstance(kind, str):
-                raise PluginError(f"kind ({kind}) must name {self.family.title}")
+                raise PluginError(f"kind ({kind}) must be the name of {self.family.title}")
             return self.model_of(kind, trusted=info.context == IMPORT).model_validate(value)
 
         def dump(value: Any, handle: Any, info: Any) -> Any:
@@ -111,7 +111,7 @@ class PluginKinds:
 
 
 def plugin_name(family: Family) -> Callable[[str, ValidationInfo], str]:
-    """Return a validator of names, which imports custom classes."""
+    """Return a validator of names that imports plug-in classes."""
 
     def validate(name: str, info: ValidationInfo) -> str:
         if info.context != LEAVE and family.is_plugin(name):
@@ -122,7 +122,7 @@ def plugin_name(family: Family) -> Callable[[str, ValidationInfo], str]:
 
 
 def plugin_kinds_in(annotation: Any, metadata: Any = ()) -> PluginKinds | None:
-    """Return the annotation of a field about custom classes, if any."""
+    """Return the `PluginKinds` annotation of a field, if any."""
     found = [item for item in metadata if isinstance(item, PluginKinds)]
     if hasattr(annotation, "__metadata__"):
         found += [item for item in annotation.__metadata__ if isinstance(item, PluginKinds)]
@@ -132,9 +132,9 @@ def plugin_kinds_in(annotation: Any, metadata: Any = ()) -> PluginKinds | None:
 
 @cache
 def part_model(family: Family, kind: str, base: type[Section]) -> type[PartSection]:
-    """Return the section of a built-in part, whose class is not imported.
+    """Return the section of a built-in part without importing its class.
 
-    ``base`` has the settings that all kinds of the family have.
+    ``base`` has the settings common to the family.
     """
     return _section(described(family.name)[kind], kind, base, PARTS[family.name][kind])
 
@@ -145,7 +145,7 @@ def part_models(family: Family, base: type[Section]) -> tuple[type[PartSection],
 
 
 def parts_of(family: Family, base: type[Section], *others: type[Section]) -> Any:
-    """Return the type of a section: a part of a family, built-in or custom, or one of others."""
+    """Return the union type of a family's parts, plug-ins included, and of ``others``."""
     return Annotated[
         Union[(*part_models(family, base), *others)],
         Field(discriminator="kind"),
@@ -154,7 +154,7 @@ def parts_of(family: Family, base: type[Section], *others: type[Section]) -> Any
 
 
 def make_section(family: Family, base: type[Section], kind: str, **settings: Any) -> Any:
-    """Return the section of a built-in part with some settings."""
+    """Return the section of a built-in part with the given settings."""
     return part_model(family, kind, base).model_validate({"kind": kind, **settings})
 
 
@@ -185,12 +185,12 @@ def _section(
 
 
 class _Described(BaseModel):
-    # Made sections have no source; to look for it takes seconds where many modules are loaded.
+    # Generated sections have no source; searching for it takes seconds.
     model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 def _decode(data: Mapping[str, Any]) -> Any:
-    """Return the annotation for which a file of signatures has some data."""
+    """Return the annotation described by an entry of a signature file."""
     match data:
         case {"one_of": words}:
             return Literal[tuple(words)]
@@ -210,17 +210,19 @@ def _decode(data: Mapping[str, Any]) -> Any:
 
 @cache
 def _custom(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[PluginSection]:
-    with raised_as(PluginError, f"'{kind}': the types of its arguments", NameError, TypeError):
+    with raised_as(
+        PluginError, f"'{kind}': cannot read the types of its arguments", NameError, TypeError
+    ):
         found = describe(cls, family.given)
     for name, item in found["settings"].items():
         if name == "kind" or name in base.model_fields or hasattr(PluginSection, name):
-            raise PluginError(f"'{kind}': its argument '{name}' needs another name")
+            raise PluginError(f"'{kind}': rename its argument '{name}'; the name is reserved")
         try:
             TypeAdapter(item["type"])
         except PydanticUserError as error:
             shown = getattr(item["type"], "__name__", item["type"])
             raise PluginError(
-                f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
-                "can hold"
+                f"'{kind}': its argument '{name}' has the type {shown}, which a configuration "
+                "cannot contain; use numbers, text, lists or mappings"
             ) from error
     return _section(found, kind, base, cls, PluginSection)

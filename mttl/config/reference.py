@@ -1,4 +1,4 @@
-"""Every setting in a line: its name, type, default and sentence, read from the schemas."""
+"""Reference of all settings: name, type, default and description from the schemas."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,12 +26,12 @@ class Setting:
     """One setting of a section.
 
     Attributes:
-        path: Name with its sections, as ``data.sampler.kind``.
-        type: Values that it allows, in words.
-        default: Its default, in words.
-        sentence: Its meaning.
-        kinds: The sentence of each kind, if it chooses among kinds.
-        only: Kinds that have it, if others do not; an entry for each section around it.
+        path: Dotted name, such as ``data.sampler.kind``.
+        type: Allowed values in words.
+        default: Default in words.
+        sentence: Description.
+        kinds: Description of each kind, if the setting is a kind.
+        only: Kinds with this setting, if not all have it; one entry per enclosing section.
     """
 
     path: str
@@ -49,7 +49,7 @@ class Setting:
 
 
 def reference(section: str | None = None) -> str:
-    """Return the settings of all worlds, or those of one section, as Markdown.
+    """Return the settings of all worlds, or of one section, as Markdown.
 
     Raises:
         ConfigError: If no configuration has such a section.
@@ -57,7 +57,7 @@ def reference(section: str | None = None) -> str:
     known = {name for world in WORLDS for name in world.schema.model_fields}
     if section is not None and section not in known:
         raise ConfigError(
-            f"there is no section '{section}'.{nearest(section, known)} There are: "
+            f"there is no section '{section}'.{nearest(section, known)} Sections: "
             f"{', '.join(sorted(known))}"
         )
     blocks: list[str] = []
@@ -70,7 +70,7 @@ def reference(section: str | None = None) -> str:
         for name, inner in chosen.items():
             blocks.append(f"### {name}\n\n{inner.description}")
             if shown.get(name) == (inner.annotation, inner.metadata):
-                blocks[-1] += " The same as above."
+                blocks[-1] += " Same settings as above."
             else:
                 lines = [setting.line() for setting in settings_of(name, inner)]
                 blocks.append("\n".join(lines))
@@ -79,7 +79,7 @@ def reference(section: str | None = None) -> str:
 
 
 def settings_of(path: str, section: FieldInfo) -> Iterator[Setting]:
-    """Yield every setting of a section, of all its kinds."""
+    """Yield every setting of a section, for all its kinds."""
     models = models_in(section.annotation)
     kinds = {kind: model for model in models if (kind := kind_of(model))}
     plugins = plugin_kinds_in(section.annotation, section.metadata)
@@ -90,7 +90,7 @@ def settings_of(path: str, section: FieldInfo) -> Iterator[Setting]:
     found: dict[Setting, list[str]] = {}
     for model in models:
         for name, inner in model.model_fields.items():
-            if name == "kinds":  # each a section as this one
+            if name == "kinds":  # a list of such sections
                 one = _setting(f"{path}.{name}", f"list of sections `{path}`", inner)
                 found[one] = [kind_of(model) or ""]
             elif name != "kind" or len(get_args(inner.annotation)) > 1:
@@ -126,7 +126,7 @@ def _default(inner: FieldInfo) -> str:
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:
-    """Return what a type allows."""
+    """Return a type in words."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(inside[0], inside[1:])
@@ -140,7 +140,7 @@ def _words(annotation: Any, metadata: Any = ()) -> str:
         return " or ".join(_words(part) for part in inside)
     if annotation not in TYPES:
         return "mapping of " + ", ".join(annotation.model_fields)
-    # A bound stands by itself, or in the description of a field.
+    # Bounds are separate, or part of a field's description.
     bounds = [bound for item in metadata for bound in getattr(item, "metadata", [item])]
     limits = [
         f" {sign} {getattr(bound, name)}"

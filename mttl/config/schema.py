@@ -1,4 +1,4 @@
-"""Every setting there is, with its type, its default and its bounds."""
+"""Settings of a run for text-to-text tasks, with types, defaults and bounds."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -20,48 +20,52 @@ from mttl.plugins.part_settings import NonNegative
 
 
 class Run(Section):
-    """What the run is called and where it goes."""
+    """Name, folder and seed of a run."""
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\\s.]([^/\\\r\n\t]*[^/\\\s])?$")] = (
         "run"
     )
-    """Name of the run's folder; by default from the names of the configuration files."""
+    """Name of the run's folder; by default derived from the configuration files."""
     dir: str = "runs"
     """Folder of all runs."""
     seed: Seed = 13
     """Seed of weights, data order and noise."""
     asks: ClassVar = {"starts": "start"}
     start: str | None = None
-    """Folder of a run whose skills, and backbone if it was trained, are where training starts; the
-    router is a new one."""
+    """Run folder whose skills, and backbone if trained, initialise training, but not its router."""
 
 
 class Generation(Section):
-    """How answers are found in validation and scoring."""
+    """Generation of answers in validation and scoring."""
 
     lacks: ClassVar = dict.fromkeys(
         ("shards", "shares_experts"),
-        ("mode != generate", "the processes need as many passes each; set it to generate, or ddp"),
+        (
+            "mode != generate",
+            "processes would run different numbers of passes; set it to generate, or use ddp",
+        ),
     )
     refuses: ClassVar = {
-        "length_penalty != 1.0 and num_beams = 1": "length_penalty needs num_beams above 1",
-        "mode = rank and num_beams > 1": "num_beams ({num_beams}) searches answers, and mode rank "
-        "takes them from a task's options; use mode both",
-        "mode = generate and not per_token": "per_token (false) is for answers that are ranked",
+        "length_penalty != 1.0 and num_beams = 1": "length_penalty ({length_penalty}) needs "
+        "num_beams above 1",
+        "mode = rank and num_beams > 1": "num_beams ({num_beams}) is for generation, which mode "
+        "rank does not use; set mode: both or num_beams: 1",
+        "mode = generate and not per_token": "per_token (false) needs mode rank or both",
     }
     num_beams: PositiveInt = 1
-    """1 is greedy."""
+    """Number of beams; 1 is greedy decoding."""
     length_penalty: float = 1.0
-    """Exponent of the length in a beam's score; needs beams."""
+    """Exponent of the length in a beam's score; needs num_beams above 1."""
     from_backbone: bool = False
-    """Apply the backbone's own settings of tokens and lengths, such as `repetition_penalty`,
-    `suppress_tokens`, `min_length` and `forced_bos_token_id`. Without it, only the ids of start,
-    end and padding are the backbone's."""
+    """Apply the backbone's own generation settings, such as `repetition_penalty`,
+    `suppress_tokens`, `min_length` and `forced_bos_token_id`; by default only its start, end and
+    padding ids are used."""
     mode: Literal["generate", "rank", "both"] = "generate"
-    """Generate answers; rank the options of every task by their likelihood; or both, rank where a
-    task has options. They are in the column options of TASKS.csv, or its rows' few answers."""
+    """`generate` answers; `rank` a task's options by likelihood; `both`: rank if the task has
+    options. Options come from the column options of TASKS.csv, or from the rows' distinct
+    answers."""
     per_token: bool = True
-    """Rank by means over the tokens of an option rather than by sums."""
+    """Rank options by mean instead of total token log-likelihood."""
 
 
 _WITHOUT_STEPS = ("mode = zero_shot|in_context", "gradient_free", "examples = 0")
@@ -72,89 +76,87 @@ class Adapt(Section):
 
     refuses: ClassVar = {
         "init = private_skill and mode = zero_shot|in_context|router_only|average": "init "
-        "'private_skill' gives a new task a fresh skill, which mode '{mode}' does not train; use "
+        "'private_skill' adds an untrained skill, which mode '{mode}' does not train; use mode "
         "'skills_only'",
-        "mode = average and init = fresh|expert_row|learned": "mode 'average' has equal weights of "
-        "all skills and takes no init '{init}'; leave it out",
+        "mode = average and init = fresh|expert_row|learned": "mode 'average' uses equal weights "
+        "of all skills, so init '{init}' has no effect; remove it",
         "mode = average|from_scratch and init = nearest_task|factors|coefficients|"
-        "best_coefficients": "mode '{mode}' takes no row over, so init '{init}' sets none; use "
-        "mode 'all', 'router_only' or 'skills_only', or init 'mean'",
-        "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' compares trained "
-        "tasks on examples of the new one, and examples is 0; use 'mean' or 'coefficients'",
+        "best_coefficients": "mode '{mode}' trains no routing weights, so init '{init}' has no "
+        "effect; use mode 'all', 'router_only' or 'skills_only', or init 'mean'",
+        "examples = 0 and init = nearest_task|best_coefficients": "init '{init}' needs examples of "
+        "the new task, and examples is 0; use init 'mean' or 'coefficients'",
         **dict.fromkeys(
             ("gradient_free and mode != router_only", "gradient_free and init != coefficients"),
-            "gradient_free looks for coefficients alone: set mode: router_only and init: "
-            "coefficients, not '{mode}' and '{init}'",
+            "gradient_free trains coefficients only: it needs mode 'router_only' and init "
+            "'coefficients', not '{mode}' and '{init}'",
         ),
         **dict.fromkeys(
             ("option_weights and " + still for still in _WITHOUT_STEPS),
-            "unlikelihood and length_normalised are losses of gradient descent, and modes "
-            "'zero_shot' and 'in_context', gradient_free and examples 0 take no such steps; set "
-            "them to 0",
+            "unlikelihood and length_normalised need training steps, which modes 'zero_shot' and "
+            "'in_context', gradient_free and examples 0 do not take; set both to 0",
         ),
-        "mode = in_context and examples = 0": "mode 'in_context' shows examples, and examples is "
-        "0; use 'zero_shot'",
-        "context_length and mode != in_context": "context_length is for the examples that mode "
-        "'in_context' shows, not for '{mode}'; leave it out",
+        "mode = in_context and examples = 0": "mode 'in_context' needs examples, and examples is "
+        "0; use mode 'zero_shot'",
+        "context_length and mode != in_context": "context_length is for mode 'in_context', not "
+        "'{mode}'; remove it",
         "up_lr_ratio != 1.0 and mode = zero_shot|in_context|router_only": "up_lr_ratio "
-        "({up_lr_ratio:g}) is for skills that are trained, which mode '{mode}' does not",
+        "({up_lr_ratio:g}) needs trained skills, which mode '{mode}' does not train; remove it",
     }
     mode: AdaptMode = "all"
-    """What to train; see `mttl.adaptation.modes`."""
+    """Parameters to train; see `mttl.adaptation.modes`."""
     init: RowInit | Literal["auto", "best_of_two"] = "auto"
-    """How the routing of a new task starts: at the mean of the trained tasks (`mean`), untrained
-    (`fresh`), at the trained task with the lowest loss on the new examples (`nearest_task`), at its
-    row of the Expert's matrix (`expert_row`), with a fresh skill (`private_skill`), as Polytropon's
-    row (`learned`), composed of its factors (`factors`), at equal weights (`average`; in mode
-    `zero_shot` this is MHR-μ before any step), or as free coefficients of the skills: all 1 / K
-    (`coefficients`, CAT), or those of the trained task with the lowest loss
-    (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are
-    examples and trained tasks are routed differently, and else `mean`. `best_of_two` is `auto`, but
-    where that is `nearest_task` it adapts from the mean as well, and keeps the start that scores
-    higher on the development rows: twice the work."""
+    """Initial routing of a new task: `mean` of the trained tasks; `fresh` (untrained);
+    `nearest_task`: the trained task with the lowest loss on the new examples; `expert_row`: its row
+    of the expert matrix; `private_skill`: an untrained skill; `learned`: a row as in Polytropon;
+    `factors`: composed of its factors; `average`: equal weights (with mode `zero_shot` this is
+    MHR-μ before training); `coefficients`: unconstrained coefficients of 1 / K (CAT);
+    `best_coefficients`: those of the trained task with the lowest loss. `auto` is `nearest_task` in
+    mode `all` if there are examples and the routing of trained tasks differs, else `mean`.
+    `best_of_two` also adapts from the mean if `auto` is `nearest_task`, and keeps the better of
+    both on the development rows."""
     gradient_free: bool = False
-    """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
-    `max_steps` of them. Needs mode `router_only` and init `coefficients`."""
+    """Search one coefficient per skill, shared by all layers, by evolution (LoraHub), with
+    `max_steps` evaluations. Needs mode `router_only` and init `coefficients`."""
     lr: PositiveFloat = 1e-3
-    """Learning rate of the skills, and of the backbone in the mode `full`."""
+    """Learning rate of the skills, and in mode `full` also of the backbone."""
     router_lr: PositiveFloat | None = 0.1
     """Learning rate of the router; none: that of the skills."""
     up_lr_ratio: PositiveFloat = 1.0
-    """Rate of the second factors of low-rank skills over that of the first (LoRA+)."""
+    """Learning-rate ratio of the second to the first low-rank factor (LoRA+)."""
     weight_decay: NonNegative = 0.01
-    """Of matrices; never of the router."""
+    """Weight decay of matrices; not applied to the router."""
     max_steps: PositiveInt = 200
-    """Optimizer steps of each job."""
+    """Optimizer steps per adaptation."""
     eval_every: PositiveInt = 50
-    """Steps between two scores on the development rows; the best weights are kept."""
+    """Steps between two evaluations on the development rows; the best weights are kept."""
     batch_size: PositiveInt = 8
     """Rows per step."""
     unlikelihood: NonNegative = 0.0
-    """Weight in the loss of how likely tokens of wrong options are (T-Few, which takes 1)."""
+    """Weight of the unlikelihood loss on wrong options (T-Few: 1)."""
     length_normalised: NonNegative = 0.0
-    """Weight in the loss of the choice among options by the means of their tokens (likewise)."""
+    """Weight of the cross-entropy over length-normalised option scores (T-Few: 1)."""
     warmup: NonNegative = 0.1
-    """Steps of linear warm-up; below 1, a fraction of all steps."""
+    """Steps of linear warm-up; below 1: fraction of all steps."""
     gradient_clip_val: PositiveFloat | None = 1.0
-    """Largest norm of the gradients."""
+    """Maximum norm of the gradients."""
     seeds: Seeds = [13]
-    """Every sample is repeated with each."""
+    """Seeds; every sample is adapted once with each."""
     examples: Annotated[int, Field(ge=0)] | None = None
-    """Training rows of every job, drawn by its seed, and as many development rows, or all where
-    there are fewer; all by default. 0 trains nothing and scores the start."""
+    """Training rows per adaptation, drawn by its seed, with at most as many development rows; by
+    default all rows. 0 evaluates the initial state without training."""
     context_length: PositiveInt | None = None
-    """Most tokens of a question with the training rows before it, in the mode `in_context`: as many
-    rows as fit. By default 1,024, or the positions of the backbone if they are fewer."""
+    """Maximum tokens of an input with its examples in mode `in_context`; as many examples as fit
+    are used. By default 1,024, or the backbone's maximum if smaller."""
 
     @property
     def option_weights(self) -> dict[str, float]:
-        """The weights of the losses over options, where there are any."""
+        """Weights of the losses over options; empty if all are 0."""
         names = ("unlikelihood", "length_normalised")
         return self.model_dump(include=set(names)) if any(getattr(self, n) for n in names) else {}
 
 
 class Range(Section):
-    """The values that a setting may take; whole numbers where both ends are."""
+    """Range of a searched setting; integers if both ends are integers."""
 
     refuses: ClassVar = {
         "not low < high": "low ({low}) must be below high ({high})",
@@ -165,14 +167,14 @@ class Range(Section):
     high: int | float
     """Largest value."""
     log: bool = False
-    """Draw the logarithm evenly, as for learning rates."""
+    """Sample uniformly in the logarithm, as for learning rates."""
 
 
 class Search(Section):
-    """Which settings of adaptation, or of training (`optim.`), `mttl search` tries."""
+    """Settings of adaptation (`adapt.`) or training (`optim.`) that `mttl search` varies."""
 
     refuses: ClassVar = {
-        f"{one} and {other}": f"{one} and {other} cannot both be searched; empty one of them"
+        f"{one} and {other}": f"{one} and {other} cannot be combined; remove one of them"
         for one, other in (("grid", "points"), ("grid", "ranges"), ("points", "ranges"))
     }
     grid: dict[
@@ -180,18 +182,18 @@ class Search(Section):
     ] = {}
     """Values by setting, such as `adapt.lr: [1e-3, 1e-4]`; every combination is a trial."""
     points: list[dict[str, int | float | bool | str]] = []
-    """Trials as they stand, such as `{adapt.lr: 1e-3, adapt.router_lr: 1e-2}`."""
+    """List of trials, such as `{adapt.lr: 1e-3, adapt.router_lr: 1e-2}`."""
     ranges: dict[str, Range] = {}
-    """Bounds by setting, such as `adapt.lr: {low: 1e-4, high: 1e-2, log: true}`; needs Optuna."""
+    """Range by setting, such as `adapt.lr: {low: 1e-4, high: 1e-2, log: true}`; needs Optuna."""
     trials: PositiveInt = 20
-    """How many trials draw from the ranges."""
+    """Number of trials drawn from the ranges."""
     seed: Seed = 13
-    """Of those draws."""
+    """Seed of these draws."""
 
     def problems(self) -> Iterator[str]:
-        """Yield what does not fit together, a sentence each."""
+        """Yield one sentence per conflict between settings."""
         yield from super().problems()
-        # Seeds and rows are what is compared on, not a choice.
+        # Seeds and examples define the comparison and cannot be searched.
         allowed = [f"adapt.{name}" for name in Adapt.model_fields.keys() - {"seeds", "examples"}]
         optim = {name for kind in models_in(Optim) for name in kind.model_fields}
         allowed += [f"optim.{name}" for name in optim - {"kind", "meta"}]
@@ -199,80 +201,80 @@ class Search(Section):
             if name not in allowed:
                 yield f"'{name}' is not a setting that can be searched.{nearest(name, allowed)}"
         if len({name.partition(".")[0] for name in self.names}) > 1:
-            yield f"{', '.join(self.names)}: training and adaptation cannot be searched at once"
+            yield f"{', '.join(self.names)}: search either adapt. or optim. settings, not both"
 
     @property
     def names(self) -> list[str]:
-        """The settings that are searched."""
+        """Names of the searched settings."""
         points = (name for point in self.points for name in point)
         return list(dict.fromkeys((*self.grid, *self.ranges, *points)))
 
     @property
     def trains(self) -> bool:
-        """Whether they are settings of training."""
+        """True if training settings are searched."""
         return any(name.startswith("optim.") for name in self.names)
 
 
 class Trainer(Section):
-    """Lightning's own words, and what to log to."""
+    """Settings of Lightning's trainer, and the loggers."""
 
     asks: ClassVar = {"shards": "strategy = fsdp2", "scales_losses": "precision = 16-mixed"}
     lacks: ClassVar = {
-        "compiles": ("strategy = fsdp2", "it puts blocks together one by one; use ddp"),
-        "shares_experts": ("strategy = fsdp2", "it shards the same experts; use auto or ddp"),
+        "compiles": ("strategy = fsdp2", "it gathers parameters block by block; use ddp"),
+        "shares_experts": ("strategy = fsdp2", "it would also shard the experts; use auto or ddp"),
         "counts_rows": (
             "accumulate_grad_batches > 1",
-            "it follows from the size and the number of processes; leave it out",
+            "it follows from data.global_batch_size and the number of processes; remove it",
         ),
     }
     refuses: ClassVar = {
         "strategy = fsdp2 and precision = 16-mixed|64-true": "precision ({precision}) must be one "
         "of 32-true, bf16-mixed, bf16-true, 16-true with strategy fsdp2",
-        "max_steps = -1 and max_epochs = None|-1": "max_steps or max_epochs must bound the "
-        "training, also beside max_time: schedules need a number of steps",
+        "max_steps = -1 and max_epochs = None|-1": "max_steps or max_epochs must be set, also with "
+        "max_time, because schedules need the number of steps",
     }
     max_steps: Annotated[int, Field(ge=-1)] = -1
-    """Optimizer steps; -1 for no bound."""
+    """Maximum optimizer steps; -1: unlimited."""
     max_epochs: Annotated[int, Field(ge=-1)] | None = None
-    """Passes over the training rows; none for no bound."""
+    """Maximum passes over the training rows; none: unlimited."""
     max_time: Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$")] | None = None
-    """Longest time, as days:hours:minutes:seconds."""
+    """Maximum training time, as days:hours:minutes:seconds."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
-    """Kind of device."""
+    """Device type."""
     devices: (
         PositiveInt
         | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
         | Literal[-1, "auto"]
     ) = "auto"
-    """How many devices, or which; -1 for all."""
+    """Number of devices, or a list of their indices; -1: all."""
     num_nodes: PositiveInt = 1
-    """Machines."""
+    """Number of machines."""
     strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
-    """How devices share the work; `fsdp2` shards the model over them, backbone included."""
+    """Distributed strategy; `fsdp2` shards the model, backbone included."""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true"] = (
         "32-true"
     )
-    """Of the arithmetic."""
+    """Numerical precision of training."""
     gradient_clip_val: NonNegative | None = None
-    """Largest norm of the gradients."""
+    """Maximum norm of the gradients."""
     accumulate_grad_batches: PositiveInt = 1
-    """Batches per optimizer step; each counts by its answer tokens, as if they were one batch."""
+    """Batches per optimizer step, weighted by answer tokens as in one large batch."""
     val_check_interval: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
-    """Batches between two validations, or a fraction of `max_steps` (where that has no bound, of an
-    epoch); by default a third of `max_steps`, or an epoch. The last step is always validated."""
+    """Batches between validations, or a fraction of `max_steps` (of an epoch if unlimited); by
+    default a third of `max_steps`, or one epoch. The last step is always validated."""
     log_every_n_steps: PositiveInt = 50
     """Steps between two rows of training metrics."""
     deterministic: bool = False
-    """Refuse operations without a deterministic implementation."""
+    """Reject operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Experiment loggers, beside metrics.csv."""
+    """Experiment loggers in addition to metrics.csv."""
     callbacks: list[Annotated[PluginSection, PluginKinds(CALLBACKS)]] = []
     """Custom callbacks of Lightning's trainer."""
     early_stopping: PositiveInt | None = None
-    """Stop after so many validations without a better mean score."""
+    """Number of validations without a better mean score after which training stops."""
 
 
-# What a fusion does not go with, and needs instead; attention takes the router's place.
+# Required values of settings with fusion, whose attention replaces the router.
 NOT_FUSED = {
     **{"skills.kind != lora|adapter": "lora or adapter", "skills.n_heads > 1": "1"},
     **{"skills.gate": "False", "skills.identical_init": "False", "skills.stages": "None"},
@@ -288,22 +290,23 @@ class Config(Section):
         "data.validation: dev",
         "loss and optim.label_smoothing": "optim.label_smoothing must be 0 with a custom loss",
         "backbone.quantize and adapt.mode = full": "adapt.mode 'full' trains the backbone, which "
-        "backbone.quantize ('{backbone.quantize}') keeps frozen",
-        "adapt.examples > data.max_rows": "adapt.examples ({adapt.examples}) cannot be more than "
-        "data.max_rows ({data.max_rows}) reads",
+        "needs an "
+        "unquantised backbone; remove backbone.quantize ('{backbone.quantize}') or change the mode",
+        "adapt.examples > data.max_rows": "adapt.examples ({adapt.examples}) must not exceed "
+        "data.max_rows ({data.max_rows})",
         "optim.up_lr_ratio != 1.0 and not low_rank": "optim.up_lr_ratio ({optim.up_lr_ratio:g}) is "
-        "for low-rank skills, not '{skills.kind}'",
+        "only for low-rank skills, not skills.kind '{skills.kind}'",
         "optim.meta and data.sampler.kind != homogeneous": "data.sampler.kind "
         "({data.sampler.kind}) must be homogeneous with optim.meta '{optim.meta.kind}'",
         "data.batch_size < optim.meta.n_parts": "data.batch_size ({data.batch_size}) must be at "
         "least {optim.meta.n_parts} with optim.meta '{optim.meta.kind}'",
-        "skills.kind = none and not moe": "skills.kind 'none' needs a section moe; to tune the "
-        "backbone alone, see backbone/last_block.yaml",
+        "skills.kind = none and not moe": "skills.kind 'none' needs a section moe; to train only "
+        "the backbone, see backbone/last_block.yaml",
         "skills.kind = none and router.kind != none and not moe.task_prior": "router.kind "
-        "'{router.kind}' has no skills to route; set router.kind: none, or moe.task_prior: logits",
+        "'{router.kind}' has no skills to route: set router.kind: none, or moe.task_prior: logits",
         "skills.kind != none and router.kind = none": "router.kind 'none' gives skills "
-        "(skills.kind '{skills.kind}') no weights; for one skill of all tasks take shared, for "
-        "tokens that choose one of router/token_*.yaml",
+        "(skills.kind '{skills.kind}') no weights; use shared for one skill of all tasks, or one "
+        "of router/token_*.yaml for token routing",
         **COUNTS,
         "router.kind = task_moe and router.top_k > skills.n_skills": "router.top_k "
         "({router.top_k}) must not exceed skills.n_skills ({skills.n_skills})",
@@ -322,43 +325,43 @@ class Config(Section):
             for clause, needed in NOT_FUSED.items()
             for name in clause.split()[:1]
         },
-        "aggregation.kind = fusion and moe": "moe (given) must be None for aggregation fusion",
+        "aggregation.kind = fusion and moe": "moe must be removed with aggregation fusion",
     }
     run: Run = Run()
-    """Name, folder, seed."""
+    """Name, folder and seed."""
     data: Data
-    """Tasks and batches."""
+    """Tasks, files and batches."""
     backbone: Backbone
-    """The language model."""
+    """Language model."""
     skills: Skills
-    """The inventory."""
+    """Inventory of skills."""
     router: Router
-    """Who uses which skills."""
+    """Assignment of skills to tasks."""
     aggregation: Aggregation = Mixture()
-    """How the chosen skills combine."""
+    """Combination of the selected skills."""
     moe: MoE | None = None
-    """Experts that tokens choose, beside or instead of skills that tasks choose."""
+    """Mixture of experts per token, in addition to or instead of skills."""
     optim: Optim
     """Optimizer and learning rates."""
     loss: Annotated[PluginSection, PluginKinds(LOSSES)] | None = None
-    """Custom training loss; cross-entropy by default."""
+    """Custom training loss; by default cross-entropy."""
     generation: Generation = Generation()
-    """How answers are generated."""
+    """Generation of answers."""
     adapt: Adapt = Adapt()
     """Few-shot adaptation."""
     search: Search = Search()
-    """What to try in adaptation; nothing by default."""
+    """Hyperparameter search; by default empty."""
     trainer: Trainer
-    """The training loop."""
+    """Training loop."""
 
     def problems(self) -> Iterator[str]:
-        """Yield what does not fit together, a sentence each."""
+        """Yield one sentence per conflict between settings."""
         yield from super().problems()
         yield from missing_features(self)
 
     @property
     def low_rank(self) -> bool:
-        """Whether some skills or experts have two factors, or may have."""
+        """True if some skills or experts have two factors, or may have."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
         return any(
             isinstance(one, PluginSection) or not notes_of(type(one), "lacks").get("has_factors")

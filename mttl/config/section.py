@@ -1,4 +1,4 @@
-"""What all sections of settings have in common."""
+"""Base class of all sections of settings, and the conditions of their checks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
@@ -10,9 +10,9 @@ from mttl.plugins.part_settings import Seed
 
 
 def once(values: list[Any]) -> list[Any]:
-    """Refuse a list that names something twice."""
+    """Raise a `ValueError` if a list has duplicates."""
     if len(set(values)) < len(values):
-        raise ValueError(f"{values} must name each only once")
+        raise ValueError(f"{values} must not contain an entry twice")
     return values
 
 
@@ -30,25 +30,25 @@ FreeInit = Literal["coefficients", "best_coefficients"]
 _BoundInit = Literal["mean", "fresh", "nearest_task", "expert_row", "private_skill", "learned"]
 RowInit = Literal[_BoundInit, "factors", "average", FreeInit]
 FREE: tuple[FreeInit, ...] = get_args(FreeInit)
-# Those that begin as one trained task.
+# Initialisations equal to those of one trained task.
 AS_TRAINED: tuple[RowInit, ...] = ("nearest_task", "best_coefficients")
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 
-# A reason and what to do, or a condition on settings of the part and the reason.
+# The reason with the remedy, or a condition on the section's settings and the reason.
 Lack: TypeAlias = str | tuple[str, str]
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses what it does not know.
+    """A frozen group of settings that rejects unknown keys.
 
-    Entries of base classes hold as well; conditions are those of `holds`.
+    Entries of base classes are inherited; `holds` defines the conditions.
 
     Attributes:
-        lacks: Features that this part does not have, with the reason; an empty reason takes an
-            entry back. See `mttl.config.capabilities`.
-        asks: Features that these settings ask of all parts, with the setting or condition.
-        refuses: Conditions that are refused, each with a sentence; ``{name}`` in it is a value.
+        lacks: Unsupported features with the reason; an empty reason removes an inherited entry. See
+            `mttl.config.capabilities`.
+        asks: Features required of all sections, with the setting or condition that requires them.
+        refuses: Conditions that are rejected, with a message; ``{name}`` in it is a value.
     """
 
     lacks: ClassVar[Mapping[str, Lack]] = {}
@@ -60,7 +60,7 @@ class Section(BaseModel):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yield what does not fit together, a sentence each."""
+        """Yield one sentence per conflict between settings."""
         for condition, sentence in notes_of(type(self), "refuses").items():
             if holds(self, condition):
                 yield sentence.format_map({**dict(self), "self": self})
@@ -73,17 +73,17 @@ class Section(BaseModel):
 
 
 def holds(part: Section, condition: str) -> bool:
-    """Return whether settings are as a condition says.
+    """Return whether settings fulfil a condition.
 
     | clause | holds if |
     |---|---|
     | ``a``, ``not a`` | the setting is on, or off |
     | ``a = x|y``, ``a != x|y`` | it, or an entry of its list, is one of the words; or none is |
     | ``a > b``, ``a < b`` | it is above, or below, a number or another setting |
-    | ``a % b`` | it is no multiple of that |
+    | ``a % b`` | it is not a multiple of that |
 
-    Clauses are joined by ``and``; a setting of a section within has a dotted name. What is not
-    there is off, and neither above nor below anything. No condition always holds.
+    Clauses are joined by ``and``; a setting of a nested section has a dotted name. A missing
+    setting is off, and fulfils no comparison. An empty condition holds.
     """
     return all(
         _is(part, *clause.removeprefix("not ").split()) is not clause.startswith("not ")
@@ -121,7 +121,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def kind_of(model: type[BaseModel]) -> str | None:
-    """Return the kind of a section that is one of several."""
+    """Return the kind of a section that is a member of a union, else None."""
     field = model.model_fields.get("kind")
     names = get_args(field.annotation) if field is not None else ()
     return str(names[0]) if len(names) == 1 else None

@@ -1,4 +1,4 @@
-"""The sections `skills`, `router` and `aggregation`: what skills do, who uses which, and how."""
+"""Sections `skills`, `router` and `aggregation`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -15,26 +15,26 @@ class _OneKind(Section):
     lacks: ClassVar = {
         **dict.fromkeys(
             ("merges", "averages"),
-            ("gate", "it does more than change a weight; answer with mttl predict or mttl serve"),
+            ("gate", "a gate depends on the token; use mttl predict or mttl serve"),
         ),
-        "exports_inventory": "Poly of PEFT holds low-rank skills alone; give --task",
+        "exports_inventory": "PEFT's Poly supports only low-rank skills; use --task",
     }
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
-    """What gets skills: attention, mlp, all, or patterns of names; for kinds that sit there, norms,
-    the stack whose output becomes logits, or the input, the embeddings of what reads the text."""
+    """Modules with skills: attention, mlp, all, or patterns of names; for some kinds also norms,
+    the stack before the logits, or input (the embeddings of the stack that reads the text)."""
     gate: bool = False
-    """A learned gate weakens what skills change, token by token and layer by layer (UniPELT)."""
+    """Scale the skills' change by a learned gate per token and layer (UniPELT)."""
     identical_init: bool = False
-    """Identical initialisation of all skills, so that the mean of trained skills works (AdaMix)."""
+    """Identical initialisation of all skills, so that trained skills can be averaged (AdaMix)."""
 
 
 class _Sizes(Section):
     asks: ClassVar = {"has_heads": "n_heads > 1"}
     n_skills: PositiveInt | Literal["per_task"] = 8
-    """How many skills; `per_task` is for the private router, and `per_column` stands for the number
-    that the expert router's matrix has. With the c_poly router those that all tasks share."""
+    """Number of skills; `per_task` for the private router, `per_column` for the number of columns
+    of the expert router's matrix. With the c_poly router: the number of skills all tasks share."""
     n_heads: PositiveInt = 1
-    """Blocks of features that are routed apart; above 1 is multi-head routing."""
+    """Number of feature blocks with separate routing; above 1: multi-head routing."""
 
 
 class AnySkills(_Sizes, _OneKind):
@@ -42,25 +42,23 @@ class AnySkills(_Sizes, _OneKind):
 
 
 class Several(_Sizes):
-    """Several kinds side by side, each with targets of its own."""
+    """Several kinds of skills, each with its own targets."""
 
     kind: Literal["several"]
     kinds: Annotated[list[parts_of(SKILLS, _OneKind)], Field(min_length=2)]  # type: ignore[valid-type]
-    """What would stand in the section for each kind alone, but for the sizes."""
+    """One section `skills` per kind, without n_skills and n_heads."""
 
     def problems(self) -> Iterator[str]:
-        """Yield what does not fit together, a sentence each."""
+        """Yield one sentence per conflict between settings."""
         for number, one in enumerate(self.kinds):
             if getattr(one, "support", "random") != "random":
-                yield f"kinds.{number}.support must be random beside other kinds"
+                yield f"kinds.{number}.support must be random if there are several kinds"
 
 
 class NoSkills(Section):
-    """No skills that tasks choose: tokens choose experts, see the section `moe`."""
+    """No skills; for experts that tokens choose (section `moe`)."""
 
-    lacks: ClassVar = {
-        "ablates": "there are no skills that tasks mix, only experts that tokens choose"
-    }
+    lacks: ClassVar = {"ablates": "the run has no skills, only experts that tokens choose"}
     kind: Literal["none"]
 
 
@@ -68,7 +66,8 @@ class AnyRouter(Section):
     """Settings of all routers."""
 
     granularity: Literal["model", "stack", "block", "layer", "linear"] = "linear"
-    """Which layers share a routing row."""
+    """Layers that share routing weights: all (`model`), or those of a stack, block, layer or
+    linear."""
 
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ else:
     Skills = parts_of(SKILLS, AnySkills, Several, NoSkills)
 
 
-# How many skills a router takes.
+# Number of skills that a router requires.
 COUNTS = {
     "skills.n_skills and router.kind = shared and skills.n_skills != 1": "skills.n_skills "
     "({skills.n_skills}) must be 1 for the shared router",
@@ -97,39 +96,39 @@ def router_section(kind: str, **settings: Any) -> PartSection:
 
 
 def kinds_of(skills: Any) -> list[Any]:
-    """Return the sections of the kinds in a section `skills`: several, one, or none."""
+    """Return the sections of all kinds in a section `skills`."""
     if isinstance(skills, NoSkills):
         return []
     return skills.kinds if isinstance(skills, Several) else [skills]
 
 
 class Mixture(Section):
-    """The router's weights mix the skills, as `skills.mix` says."""
+    """Mixture of the skills, weighted by the router, as `skills.mix` defines."""
 
     kind: Literal["mixture"] = "mixture"
 
 
 class Fusion(Section):
-    """Attention by token over the frozen skills of an earlier run: a second stage of training."""
+    """Attention per token over the frozen skills of an earlier run (AdapterFusion)."""
 
     kind: Literal["fusion"]
     lacks: ClassVar = {
-        "starts": "it takes the skills of aggregation.source; leave run.start out",
+        "starts": "its skills come from aggregation.source; remove run.start",
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
-            "every token mixes skills by attention; give the run that it fuses",
+            "skills are mixed per token; use the run in aggregation.source",
         ),
     }
     source: str
     """Folder of the run whose skills are fused."""
     query: Literal["output", "input"] = "output"
-    """What a token asks with: what the base layer made of it, or its input."""
+    """Query of a token: the output of the base layer, or its input."""
     key_size: PositiveInt | None = None
-    """Size of queries and keys; the layer's output features by default."""
+    """Size of queries and keys; by default the layer's output size."""
     value: bool = True
-    """Transform the mixture by a matrix that starts as the identity."""
+    """Transform the mixture by a matrix initialised as the identity."""
     value_penalty: NonNegative = 0.01
-    """Weight in the loss of that matrix's squared distance from the identity."""
+    """Weight of the penalty on that matrix's squared distance from the identity."""
 
 
 Aggregation = Annotated[Mixture | Fusion, Field(discriminator="kind")]

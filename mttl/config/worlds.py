@@ -1,4 +1,4 @@
-"""The worlds that inventories are trained in. Another world is a folder, and an entry here."""
+"""Worlds (kinds of tasks) with their schemas and commands; a new world adds an entry here."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from mttl.io.errors import ConfigError
 
 
 class World(NamedTuple):
-    """What the commands need of a world."""
+    """Title, schema, identifying section, default configuration and commands of a world."""
 
     title: str
     schema: type[Section]
@@ -20,7 +20,7 @@ class World(NamedTuple):
     commands: Mapping[str, str]
 
     def run(self, command: str, config: Section, *given: Any, **options: Any) -> None:
-        """Import a command and run it; a `ConfigError` says that the world has none."""
+        """Import and run a command; raises a `ConfigError` if the world does not have it."""
         if command not in self.commands:
             raise ConfigError(f"{self.title} has no {command}, only {', '.join(self.commands)}")
         pkgutil.resolve_name(self.commands[command])(config, *given, **options)

@@ -1,1 +1,1 @@
-"""Batches of text-to-text tasks: encoding and its cache, samplers, collation, the data module."""
+"""Batches of text-to-text tasks: encoding, caching, sampling, collation and the data module."""

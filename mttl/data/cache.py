@@ -1,10 +1,10 @@
-"""A cache of rows on disk; an entry is written whole or not at all.
+"""Cache of rows on disk with atomic entries.
 
-Rows are written as they are made, a piece at a time, and read where they lie, in an Arrow file that
-is mapped into memory. So neither making nor reading rows takes more memory where there are more.
+Rows are written in chunks, and read from a memory-mapped Arrow file, so memory use does not depend
+on their number.
 
-An entry is built in a folder of its own and moved into place by one rename, so that processes
-that build at once do not meet: the first one there wins and the others use its work.
+An entry is built in a temporary folder and renamed, so that processes may build it concurrently;
+the first one wins.
 """
 
 import logging
@@ -24,27 +24,27 @@ from mttl.io.reading import file_sha256
 _log = logging.getLogger(__name__)
 _ROWS, _ABOUT = "rows.arrow", "about.txt"
 
-# Takes the columns of a few rows.
+# Writes the columns of a few rows.
 Write = Callable[[Mapping[str, Sequence[Any]]], None]
-# Writes all rows, and returns what is to be known about them.
+# Writes all rows, and returns a description of them.
 Build = Callable[[Write], str]
 
 
 def in_memory(build: Build, features: Features) -> Dataset:
-    """Return the rows that ``build`` writes, which nothing keeps."""
+    """Return the rows written by ``build``, in memory."""
     schema = features.arrow_schema
     tables = [schema.empty_table()]
     about = build(lambda columns: tables.append(pa.table(dict(columns), schema=schema)))
     info = DatasetInfo(features=features, description=about)
-    # Any name will do: nothing looks these rows up by their content, which `datasets` would hash.
+    # Any name works; by default `datasets` would hash the content.
     return Dataset(InMemoryTable(pa.concat_tables(tables)), info, fingerprint=uuid.uuid4().hex)
 
 
 def cached(build: Build, features: Features, key: str, cache_dir: str | Path) -> Dataset:
-    """Return the rows kept under ``key``, building and keeping them if they are not there.
+    """Return the cached rows of a key; they are built if they are missing.
 
-    The key must change with everything that ``build`` depends on. If the cache cannot be written or
-    read (no space, no permission, damage), they are built in memory, with a warning.
+    The key must depend on all inputs of ``build``. If the cache cannot be written or read, the rows
+    are built in memory, with a warning.
     """
     place = Path(cache_dir) / key
     try:
@@ -52,11 +52,11 @@ def cached(build: Build, features: Features, key: str, cache_dir: str | Path) ->
             _keep(build, features, place)
         sha256, _, about = (place / _ABOUT).read_text(encoding="utf-8").partition("\n")
         if sha256 != file_sha256(place / _ROWS, CheckpointError):
-            raise CheckpointError("it is damaged: remove it")
+            raise CheckpointError("it is damaged; remove it")
         info = DatasetInfo(features=features, description=about)
         return Dataset.from_file(str(place / _ROWS), info=info)
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
-        _log.warning("the cache '%s' cannot be used (%s); going on without.", place, error)
+        _log.warning("the cache '%s' cannot be used (%s); continuing without it.", place, error)
         return in_memory(build, features)
 
 
@@ -69,6 +69,6 @@ def _keep(build: Build, features: Features, place: Path) -> None:
             sha256 = file_sha256(building / _ROWS, CheckpointError)
             (building / _ABOUT).write_text(f"{sha256}\n{about}", encoding="utf-8")
     except OSError:
-        # Where another process was first, its rows are this one's equal.
+        # If another process was first, its rows are equal.
         if not place.exists():
             raise

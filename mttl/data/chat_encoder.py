@@ -1,14 +1,13 @@
-r"""Encode questions and answers as a chat, in the form of the tokenizer's own chat template.
+r"""Encode inputs and answers as chats with the tokenizer's chat template.
 
-The template is rendered once per system text, with two words in the places of question and answer::
+The template is rendered once per system text, with placeholders for input and answer::
 
     <|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n   QUESTION   <|im_end|>\n<|im_start|>assistant\n   ANSWER   <|im_end|>\n
     ------------------------- head -----------------------            ------------- tail ---------------            ---- end ----
 
-A prompt is head, question and tail; an answer what follows, the end of the turn included. Text is
-encoded as a whole, as `apply_chat_template` does, so that prompt and answer are its ids of the
-conversation, and no special token stands there but the template's own. A question that is too long
-loses characters until its chat fits.
+A prompt consists of head, input and tail; an answer includes the end of the turn. The text is
+encoded as a whole, as in `apply_chat_template`, so that the ids are those of the conversation, with
+no other special tokens than the template's. Long inputs are truncated until the chat fits.
 """  # noqa: E501 -- a conversation is one line
 
 import datetime
@@ -25,22 +24,22 @@ from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
 
-# Words that no template holds, nor changes.
+# Placeholders that do not occur in templates.
 _QUESTION, _ANSWER, _SYSTEM = "QuestionOfTheUser", "AnswerToTheUser", "TextOfTheSystem"
 _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.template: plain"
 
 
 class ChatEncoder(TextEncoder):
-    """Encodes questions and answers for a decoder-only model by its tokenizer's chat template.
+    """Encodes inputs and answers for a decoder-only model with a chat template.
 
-    Lengths and the side that is cut are those of `TextEncoder`; the template's text stays.
+    Lengths and truncation are as in `TextEncoder`; the template's text is never cut.
 
     Args:
-        system: A system text that chats have, if all of them have one; templates may need it.
-        date: The day that templates show, as YYYY-MM-DD; that of the call by default.
+        system: System text, if all chats have one; some templates require it.
+        date: Date shown by templates, as YYYY-MM-DD; by default today.
 
     Raises:
-        ConfigError: If there is no chat template, or it cannot be used; the message says why.
+        ConfigError: If there is no chat template, or it cannot be used.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class ChatEncoder(TextEncoder):
         )
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"data.template is 'chat', and the tokenizer '{tokenizer.name_or_path}' has no "
+                f"data.template is 'chat', but the tokenizer '{tokenizer.name_or_path}' has no "
                 f"chat template. {_ADVICE}"
             )
         self.leading_space, self._date = "", date
@@ -73,13 +72,13 @@ class ChatEncoder(TextEncoder):
         self._check_room("max_output_length", self._max_lengths[1], self._answer_ends)
         if not self.stops:
             raise ConfigError(
-                f"data.template is 'chat', and the chat template puts no special token after an "
+                f"data.template is 'chat', but the chat template has no special token after an "
                 f"answer, so generation could not stop. {_ADVICE}"
             )
 
     @property
     def stops(self) -> list[int]:
-        """The id that ends an answer: the first special one after it."""
+        """Id that ends an answer: the first special token after it."""
         added = self.tokenizer.added_tokens_decoder  # type: ignore[attr-defined]
         special = {*self.tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
         return [token for token in self._answer_ends[1] if token in special][:1]
@@ -90,7 +89,7 @@ class ChatEncoder(TextEncoder):
         prompt_prefixes: Sequence[PromptPrefix] = (),
         lost: list[int] | None = None,
     ) -> list[list[int]]:
-        """Return the ids of each question as the beginning of a chat; see `TextEncoder.prompts`."""
+        """Return the ids of each input as the beginning of a chat; see `TextEncoder.prompts`."""
         prompt_prefixes = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
         prompts = self._asked(texts, prompt_prefixes)
         for place, ids in enumerate(prompts):
@@ -113,7 +112,7 @@ class ChatEncoder(TextEncoder):
         return _longest(lambda end: encode(kept + end[::-1]), rest, most)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
-        """Return the ids of each answer as what the assistant says, to the end of its turn."""
+        """Return the ids of each answer as the assistant's turn, including its end."""
         answers = self._answers(texts)
         for place, ids in enumerate(answers):
             if len(ids) > self._max_lengths[1]:
@@ -125,7 +124,7 @@ class ChatEncoder(TextEncoder):
         return answers
 
     def _asked(self, texts: Sequence[str], prefixes: Sequence[PromptPrefix]) -> list[list[int]]:
-        """Return the ids of questions with what the template puts around them."""
+        """Return the ids of inputs within the template."""
         plain, hidden = [], []
         for text, (_, system, turns) in zip(texts, prefixes, strict=True):
             frame, head = self.frame(system, turns), self._frames[system, turns][1]
@@ -137,7 +136,7 @@ class ChatEncoder(TextEncoder):
     def _answers(self, texts: Sequence[str]) -> list[list[int]]:
         _, tail, lead, end = self._answered
         hide = self.user_text.hide
-        before = self._template_ids(tail)  # an answer's first token may depend on it
+        before = self._template_ids(tail)  # may affect an answer's first token
         answers = self.user_text.encode(
             [tail + lead + text + end for text in texts],
             [hide(tail + lead) + text + hide(end) for text in texts],
@@ -145,7 +144,7 @@ class ChatEncoder(TextEncoder):
         for place, (ids, text) in enumerate(zip(answers, texts, strict=True)):
             if ids[: len(before)] == before:
                 answers[place] = ids[len(before) :]
-            else:  # the answer joins with what stands before it
+            else:  # the tokenizer merges answer and preceding text
                 (answers[place],) = self.user_text.encode(
                     [lead + text + end], [hide(lead) + text + hide(end)]
                 )
@@ -155,15 +154,15 @@ class ChatEncoder(TextEncoder):
         return self.user_text.encode([text], [self.user_text.hide(text)])[0] if text else []
 
     def frame(self, system: str | None = None, turns: Turns = ()) -> Frame:
-        """Return what stands around questions that share a system text and the turns before them.
+        """Return the text around inputs with a given system text and earlier turns.
 
         Raises:
-            ConfigError: If the template takes no such text, does not show a question as it is, or
-                shows a conversation otherwise than its beginning.
+            ConfigError: If the template rejects or changes the texts, or does not render a
+                conversation as its beginning followed by the rest.
         """
         if (system, turns) not in self._frames:
             frame = self._rendered(system, turns)
-            head = frame.head  # with words in the places of the texts, where these are shown
+            head = frame.head  # with placeholders for the texts
             if system is not None or turns:
                 words = tuple((_asked_in(turn), _answered_in(turn)) for turn in range(len(turns)))
                 marked = self._rendered(None if system is None else _SYSTEM, words)
@@ -184,10 +183,10 @@ class ChatEncoder(TextEncoder):
             render: Any = partial(self.tokenizer.apply_chat_template, chat_template=template)
             prompt = render(asked, tokenize=False, add_generation_prompt=True)
             whole = render(answered, tokenize=False)
-        except Exception as error:  # templates are programs, and raise what they like
-            told = "" if system is None else " with a system text (data.system, data.descriptions)"
+        except Exception as error:  # templates may raise any error
+            what = "" if system is None else " with a system text (data.system, data.descriptions)"
             raise ConfigError(
-                f"data.template is 'chat', and the chat template cannot be used{told}: "
+                f"data.template is 'chat', and the chat template cannot be used{what}: "
                 f"{reason(error)}. {_ADVICE}"
             ) from error
         parts = whole.removeprefix(prompt).split(_ANSWER)
@@ -198,13 +197,13 @@ class ChatEncoder(TextEncoder):
             or (system is not None and system.strip() not in prompt)
         ):
             raise ConfigError(
-                "data.template is 'chat', and the chat template does not show a conversation as "
-                "its beginning and what follows, each text as it is and once; training and "
-                f"prediction would differ. {_ADVICE}"
+                "data.template is 'chat', but the chat template does not render a conversation as "
+                "its beginning followed by the rest, with each text unchanged and once, so "
+                f"training and prediction would differ. {_ADVICE}"
             )
         head, tail = prompt.split(_QUESTION)
         lead, end = parts
-        if lead.strip():  # such as an empty thought: nothing that the model should have to write
+        if lead.strip():  # such as an empty thought, which the model should not generate
             tail, lead = tail + lead, ""
         return Frame(head, tail, lead, end)
 
@@ -218,7 +217,7 @@ def _answered_in(turn: int) -> str:
 
 
 def _filled(head: str, system: str | None, turns: Turns) -> str:
-    """Return the beginning of a chat with its texts in the places of the words for them."""
+    """Return the beginning of a chat with texts instead of placeholders."""
     head = head.replace(_SYSTEM, (system or "").strip())
     for turn, (question, answer) in enumerate(turns):
         head = head.replace(_asked_in(turn), question.strip())
@@ -227,7 +226,7 @@ def _filled(head: str, system: str | None, turns: Turns) -> str:
 
 
 def on_day(template: Any, day: str | None) -> Any:
-    """Return a chat template to which it is always the same day, if one is given."""
+    """Return a chat template with a fixed date, if one is given."""
     if day is None or "strftime_now" not in template:
         return template
     midnight = datetime.datetime.fromisoformat(day)
@@ -238,7 +237,7 @@ def on_day(template: Any, day: str | None) -> Any:
 
 
 def _longest(encode: Callable[[str], list[int]], text: str, most: int) -> list[int]:
-    """Return the ids of the longest beginning of a text that has at most so many."""
+    """Return the ids of the longest beginning of a text with at most ``most`` ids."""
     n = len(text)
     while n and len(encode(text[: n // 2])) > most:
         n //= 2

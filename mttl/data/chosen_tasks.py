@@ -1,4 +1,4 @@
-"""The tasks that a configuration names: a gym, or files that become one in the run's cache."""
+"""The tasks of a configuration: a gym, or custom tasks converted into the cache."""
 
 import hashlib
 import logging
@@ -24,15 +24,15 @@ AUTO = "auto"
 
 
 def cache_folder(config: Config) -> Path:
-    """Return the folder that keeps tokenised rows and converted tasks."""
+    """Return the cache folder for tokenised rows and converted tasks."""
     return Path(config.data.cache_dir or Path(config.run.dir) / ".cache")
 
 
 def gym_folder(config: Config, samples: Sequence[int] | None = None) -> Path:
-    """Return `data.dir`, or the folder in the cache for the custom tasks of `data.tasks`.
+    """Return `data.dir`, or the cache folder of the custom tasks in `data.tasks`.
 
     Raises:
-        TaskError: If a custom task cannot be read, or is not of files.
+        TaskError: If a custom task cannot be read, or its data are not local files.
     """
     data = config.data
     if data.dir is not None:
@@ -43,12 +43,12 @@ def gym_folder(config: Config, samples: Sequence[int] | None = None) -> Path:
 
 
 def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
-    """Return the gym; custom tasks of `data.tasks` are converted where the cache lacks them.
+    """Return the gym; custom tasks of `data.tasks` are converted if they are not cached.
 
-    Processes that start together wait for one another.
+    Concurrent processes wait for each other.
 
     Raises:
-        TaskError: If the gym holds no task, or a custom task cannot be read or converted.
+        TaskError: If the gym has no task, or a custom task cannot be read or converted.
     """
     data, folder = config.data, gym_folder(config, samples)
     if data.dir is None and not folder.exists():
@@ -65,22 +65,22 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
 
 
 def training_tasks(config: Config) -> tuple[Gym, list[str]]:
-    """Return the gym, and the tasks of it that a training learns."""
+    """Return the gym and its training tasks."""
     gym = open_gym(config)
     return gym, select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
 
 
 def _custom_tasks(data: Data) -> Mapping[str, Task]:
-    assert data.tasks is not None  # the schema asks for it without `dir`
+    assert data.tasks is not None  # the schema requires it without `dir`
     return load_tasks(find_file(data.tasks, setting="data.tasks"))
 
 
 def _files(task: Task, data: Data) -> list[Path]:
-    """Return the files of a custom task."""
+    """Return the data files of a custom task."""
     if task.source.path is not None:
         raise TaskError(
-            f"data.tasks ('{data.tasks}'): the records of '{task.name}' are on the hub: run "
-            f"`mttl build --config {data.tasks} --out DIR`, and set data.dir=DIR data.tasks=null"
+            f"data.tasks ('{data.tasks}'): the records of '{task.name}' are on the hub; run `mttl "
+            f"build --config {data.tasks} --out DIR`, and set data.dir=DIR data.tasks=null"
         )
     files = [Path(file) for file in task.source.splits]
     for file in files:
@@ -89,10 +89,10 @@ def _files(task: Task, data: Data) -> list[Path]:
 
 
 def partition_of(data: Data, gym: Gym) -> Partition:
-    """Return which tasks are trained, and which are kept for development and test.
+    """Return the partition into training, development and test tasks.
 
     Raises:
-        TaskError: If it names a task twice, or trains none.
+        TaskError: If it contains a task twice, or has no training task.
     """
     if isinstance(data.partition, dict):
         return check(Partition, data.partition, "data.partition", TaskError)
@@ -104,7 +104,7 @@ def partition_of(data: Data, gym: Gym) -> Partition:
     sides = {side: [task.name for task in tasks if task.side == side] for side in SIDES}
     if not sides["train"]:
         raise TaskError(
-            f"data.tasks ('{data.tasks}') trains no task: every one is of another `side`. Leave "
-            "`side` out of those to train, or name a partition with data.partition"
+            f"data.tasks ('{data.tasks}') has no training task, because every task has another "
+            "`side`. Remove `side` from training tasks, or set data.partition"
         )
     return check(Partition, sides, data.tasks, TaskError)

@@ -1,18 +1,17 @@
-"""Rows to padded batches, for encoder-decoder and for decoder-only models.
+"""Collate rows into padded batches, for encoder–decoder and decoder-only models.
 
-A prepared row holds the ids of the prompt (`input_ids`) and of the answer with its end
-(`labels`). An encoder-decoder reads the first and predicts the second. A decoder-only model reads
-both in one sequence, prompt + answer, and its loss is on the answer only: labels are -100 on the
-prompt and on the padding.
+A prepared row has the ids of the prompt (`input_ids`) and of the answer with its end (`labels`). An
+encoder–decoder reads the prompt and predicts the answer. A decoder-only model reads both as one
+sequence; labels are -100 on prompt and padding.
 
-Training pads on the right. To generate, a decoder-only model needs its prompts padded on the
-left, so that all answers start at the same position.
+Training pads on the right. Generation with decoder-only models pads prompts on the left, so that
+all answers start at the same position.
 
-Masks come from lengths, never from comparing ids: a tokenizer without a padding token pads with
-its end token, which real sequences hold too.
+Masks are derived from lengths, because tokenizers without a padding token pad with the end token,
+which also occurs in sequences.
 
-Several rows may be packed into one sequence, first-fit: each into the first one that has room for
-it. A batch holds the same rows packed or not; what changes is how many positions are padding.
+Several rows may be packed into one sequence, first-fit. A batch has the same rows with and without
+packing, but less padding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from mttl.routing.token.masks import IGNORED
 
 @dataclass(frozen=True)
 class TrainCollator:
-    """Makes {input_ids, attention_mask, labels, task_ids} of a list of prepared rows."""
+    """Collates prepared rows into input_ids, attention_mask, labels and task_ids."""
 
     pad_id: int
     decoder_only: bool
@@ -50,25 +49,25 @@ class TrainCollator:
         }
 
     def n_targets(self, batch: Mapping[str, Any]) -> int:
-        """Return how many tokens of a batch a model predicts: none stands before a first one."""
+        """Return the number of predicted tokens of a batch."""
         labels = batch["labels"][:, 1:] if self.decoder_only else batch["labels"]
         return int((labels != IGNORED).sum())
 
 
 @dataclass(frozen=True)
 class EvalCollator(TrainCollator):
-    """Adds to a training batch what generation and scoring need.
+    """Collates a training batch with additional fields for generation and scoring.
 
-    `generation_inputs` ({input_ids, attention_mask}: the prompts alone), `references`
-    (list[list[str]]), `inputs` (list[str]), `samples` (list[int]) and `rows` (list[int], each
-    row's place in the prepared data, to put predictions back into the order of the files).
+    `generation_inputs` ({input_ids, attention_mask} of the prompts), `references`
+    (list[list[str]]), `inputs` (list[str]), `samples` (list[int]) and `rows` (list[int]: indices in
+    the prepared data, for restoring the order).
 
-    A batch without rows holds one that nobody asked for, so that the model has something to run on
-    where other processes run it; its lists are empty.
+    An empty batch has one dummy row, so that all processes can run the model together; its lists
+    are empty.
     """
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a training batch and the fields above."""
+        """Return a training batch with the additional fields."""
         shown: Sequence[Mapping[str, Any]] = rows
         if not rows:
             shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
@@ -84,7 +83,7 @@ class EvalCollator(TrainCollator):
 
 
 class PackedSequences:
-    """Sequences of limited length that rows are put into one by one."""
+    """Sequences of limited length into which rows are packed."""
 
     def __init__(self, length: int, most: int | None = None) -> None:
         self.length, self.most = length, most
@@ -92,7 +91,7 @@ class PackedSequences:
         self.room: list[int] = []
 
     def put(self, row: int, length: int) -> bool:
-        """Put a row into the first sequence with room for it; False where none may have it."""
+        """Put a row into the first sequence with enough room; return False if there is none."""
         for place, room in enumerate(self.room):
             if length <= room:
                 self.rows[place].append(row)
@@ -106,7 +105,7 @@ class PackedSequences:
 
     @classmethod
     def of(cls, lengths: Iterable[int], length: int) -> list[list[int]]:
-        """Return the numbers of the rows of each sequence."""
+        """Return the row indices of each sequence."""
         sequences = cls(length)
         for row, tokens in enumerate(lengths):
             sequences.put(row, tokens)
@@ -115,17 +114,17 @@ class PackedSequences:
 
 @dataclass(frozen=True)
 class PackedCollator(TrainCollator):
-    """Makes batches in which rows follow one another in one sequence, for decoder-only models."""
+    """Collates several rows per sequence, for decoder-only models."""
 
     packed_length: int = 0
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what `TrainCollator` does for S sequences, and where their rows are.
+        """Return the fields of `TrainCollator` for S sequences, and the positions of their rows.
 
-        Positions (`position_ids`, S L) restart at 0 with every row: by them transformers' masks
-        separate rows. Those of padding are 0. `task_ids` (B,) are of the rows, sequence by
-        sequence, and `segments` (B ints) the tokens of each; what pads a sequence is counted with
-        its last row.
+        `position_ids` (S L) restart at 0 for every row, from which transformers derives masks
+        between rows; they are 0 on padding. `task_ids` (B,) are those of the rows, sequence by
+        sequence, and `segments` (B ints) their numbers of tokens; padding is counted with the last
+        row.
         """
         tokens = [[*row["input_ids"], *row["labels"]] for row in rows]
         packed = PackedSequences.of(map(len, tokens), self.packed_length)
@@ -149,25 +148,25 @@ class PackedCollator(TrainCollator):
 
 
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id to pad with: the tokenizer's own, else its end token's, else a `ValueError`."""
+    """Return the padding id: the tokenizer's own or its end token; else raise a `ValueError`."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
             return int(token_id)  # pyright: ignore[reportArgumentType]
     raise ValueError(
-        f"{type(tokenizer).__name__} has neither a padding nor an end token; set its pad_token"
+        f"{type(tokenizer).__name__} has no padding token and no end token; set its pad_token"
     )
 
 
 def padded_inputs(
     sequences: Sequence[Sequence[int]], pad_id: int, left: bool = False
 ) -> dict[str, Tensor]:
-    """Return `input_ids` (B L) and `attention_mask` (B L), 1 on every real token."""
+    """Return padded `input_ids` (B L) and `attention_mask` (B L), 1 on every real token."""
     ones = [[1] * len(sequence) for sequence in sequences]
     return {"input_ids": pad(sequences, pad_id, left), "attention_mask": pad(ones, 0, left)}
 
 
 def pad(sequences: Sequence[Sequence[int]], value: int, left: bool = False) -> Int[Tensor, "B L"]:
-    """Fill all sequences up to the longest, on the right or on the left."""
+    """Pad sequences to the length of the longest, on the right or on the left."""
     rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     side = "left" if left else "right"
     return pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)

@@ -1,4 +1,4 @@
-"""The Lightning data module: a gym's tasks as batches for training, validation and scoring."""
+"""Lightning data module: batches of a gym's tasks for training, validation and scoring."""
 
 import logging
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ _log = logging.getLogger(__name__)
 
 
 class TextToTextDataModule(pl.LightningDataModule):
-    """Batches of text-to-text tasks; see `mttl.data.collate` for what a batch holds.
+    """Batches of text-to-text tasks; `mttl.data.collate` describes their fields.
 
-    Its state is the position in the training data: a run resumed in the middle of an epoch sees
-    exactly the batches that were left. Build the trainer with ``use_distributed_sampler=False``:
-    the rows are dealt to the processes here.
+    Its state is the position in the training data, so a resumed run continues with exactly the
+    remaining batches. Build the trainer with ``use_distributed_sampler=False``, because rows are
+    distributed over processes here.
 
     Args:
-        gym: Where the files are.
-        tasks: The names of the tasks, in id order.
-        tokenizer: Of the backbone.
-        data: The section; its folder and partition are not read, and without a ``cache_dir``
-            nothing is kept.
-        decoder_only: Whether the backbone is a decoder-only model.
-        seed: Of the order of the training rows.
-        n_examples: Training and development rows to keep of all that there are: the first of an
-            order that seed and samples draw, so that fewer rows are among more. All by default.
-        form: How rows look, if not as ``data`` says.
+        gym: Gym with the files.
+        tasks: Task names in the order of ids.
+        tokenizer: Tokenizer of the backbone.
+        data: Section of settings; `dir` and `partition` are ignored, and without a ``cache_dir``
+            nothing is cached.
+        decoder_only: True for a decoder-only backbone.
+        seed: Seed of the order of training rows.
+        n_examples: Maximum training and development rows, chosen by seed and samples so that fewer
+            rows are a subset of more; by default all.
+        form: Format of rows; by default that of ``data``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TextToTextDataModule(pl.LightningDataModule):
 
     @cached_property
     def train_rows(self) -> Dataset:
-        """The prepared training rows."""
+        """Prepared training rows."""
         return self._prepared(self.data.split, self.data.max_rows)
 
     def prepared(self, split: str) -> Dataset:
@@ -85,14 +85,14 @@ class TextToTextDataModule(pl.LightningDataModule):
         )
         if self.n_examples is None or split == "test":
             return rows
-        # Files sorted by label would give both splits rows of the same labels at equal places.
+        # Files sorted by label would otherwise give both splits rows with the same labels.
         split_number = [1] if split == "dev" else []
         draw = np.random.default_rng([self.seed, *self.data.samples, *split_number])
         order = draw.permutation(len(rows))
         return pick(rows, np.sort(order[: self.n_examples]))
 
     def prepare_data(self) -> None:
-        """Tokenise on one process of each node, so that the others find it done."""
+        """Tokenise in one process per node, for all others."""
         if self.data.cache_dir is None:
             return
         self._prepared(self.data.split, self.data.max_rows)
@@ -100,7 +100,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             self.prepared(self.data.validation)
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the training batches, from the restored position on if there is one."""
+        """Return the training batches, starting at the restored position if there is one."""
         rows, data = self.train_rows, self.data
         prompts, answers = lengths_of(rows, "input_ids"), lengths_of(rows, "labels")
         order: dict[str, Any] = {
@@ -117,7 +117,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             stacks = np.stack([prompts, answers], 1)
         n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         if data.token_budget is None:
-            # Prompt and answer both cost padding; the answer is read again by cross-attention.
+            # Padding costs on prompt and answer; cross-attention reads the answer again.
             order |= {"lengths": prompts + 2 * answers, "global_batch_size": data.global_batch_size}
             order["n_parts"] = 1 if data.global_batch_size is None else n_parts
             sampler = TaskBatchSampler(task_ids, **order)
@@ -128,7 +128,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             batches = list(sampler)
             n_rows = [len(batch) for batch in batches]
             _log.info(
-                "an epoch has %d batches of %d to %d rows; %.1f %% of their positions are padding",
+                "an epoch has %d batches of %d to %d rows; %.1f %% of positions are padding",
                 *(len(batches), min(n_rows), max(n_rows)),
                 100 * padding_share(batches, stacks, packed),
             )
@@ -141,20 +141,20 @@ class TextToTextDataModule(pl.LightningDataModule):
         loader = ResumableLoader(read, sampler, collate_fn=collate, **counted, **self._options)
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
-            self._position_to_load = {}  # a later fit starts at the beginning
+            self._position_to_load = {}  # later calls of fit start at the beginning
         self._train_loader = loader
         return loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
-        """Return the development rows of all samples, or no loader where validation is off."""
+        """Return the development rows of all samples, or no loader without validation."""
         split = self.data.validation
         return [] if split == "none" else self.evaluation_dataloader(split)
 
     def evaluation_dataloader(self, split: str, tasks: Sequence[int] | None = None) -> DataLoader:
         """Return every row of `train`, `dev` or `test` once, for scoring; see `EvalCollator`.
 
-        Test files that are copies across samples are read once, with the first sample. Tasks are
-        all by default.
+        Test files that are identical in several samples are read once. ``tasks`` are task ids, by
+        default all.
         """
         rows = self.prepared(split)
         if tasks is not None:
@@ -165,8 +165,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             rows,  # pyright: ignore
             batch_sampler=batches,  # pyright: ignore
             collate_fn=EvalCollator(pad_id_of(self.tokenizer), self.decoder_only),
-            # A loader draws seeds for workers, kept ones only once: training has to go on with the
-            # same noise whether it validated in this process or in an earlier one.
+            # The loader draws seeds for workers; its own generator keeps the noise of training
+            # independent of validations.
             generator=torch.Generator().manual_seed(self.seed),
             **self._options,
         )
@@ -178,7 +178,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         return self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let training go on where the state was saved."""
+        """Continue training at a saved position."""
         self._position_to_load = state_dict
         if self._train_loader is not None:
             self._train_loader.load_state_dict(state_dict)
@@ -198,20 +198,20 @@ class TextToTextDataModule(pl.LightningDataModule):
         return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
 
 
-# Columns as arrays of numbers: nothing of them becomes Python objects.
+# Columns as numpy arrays, without conversion to Python objects.
 
 
 def numbers_of(rows: Dataset, column: str) -> Int64[np.ndarray, "N"]:
-    """Return a column of whole numbers."""
+    """Return a column of integers."""
     return rows.data.column(column).to_numpy().astype(np.int64, copy=False)
 
 
 def lengths_of(rows: Dataset, column: str) -> Int64[np.ndarray, "N"]:
-    """Return how long each list of a column is; the lists themselves are not read."""
+    """Return the lengths of the lists in a column, without reading the lists."""
     lengths = pc.list_value_length(rows.data.column(column))  # pyright: ignore
     return lengths.to_numpy().astype(np.int64)
 
 
 def pick(rows: Dataset, places: Sequence[int] | np.ndarray) -> Dataset:
-    """Return some rows as a table of its own, in memory."""
+    """Return some rows as an in-memory table."""
     return Dataset(InMemoryTable(rows.data.table.take(np.asarray(places))), rows.info)

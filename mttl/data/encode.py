@@ -1,15 +1,15 @@
-r"""Encode text as ids, and truncate it without losing the special tokens.
+r"""Encode text as ids, and truncate it without losing special tokens.
 
-An input reads ``[task] input`` (with the prefix on) and an answer is the first accepted output.
-CrossFit puts a blank before both. That blank is kept for tokenizers in which it changes a word's
-token without costing one (the byte-level BPE of GPT-2 and BART, to which " word" in mid-sentence
-and "word" at the start are different tokens). Elsewhere it would be dropped, doubled or cost more.
+An input is ``[task] input`` (with a prefix), and an answer is the first accepted output. CrossFit
+puts a blank before both. The blank is kept for tokenizers in which it changes a word's token
+without adding one (byte-level BPE of GPT-2 and BART); in others it would be dropped, doubled or
+cost a token.
 
-Special tokens are the tokenizer's own. Encoder-decoder: inputs and answers both carry them, and
-an answer always ends with the end token. Decoder-only: beginning + input + newline, then answer +
-end; the newline tells the model where the input is over. What is too long loses its tail, or an
-input its beginning: the prefix, the newline and the end token stay. Chats look as the tokenizer's
-own template says: `mttl.data.chat_encoder`. In texts themselves no token is special
+Special tokens are the tokenizer's own. Encoder–decoder: inputs and answers have them, and an answer
+ends with the end token. Decoder-only: start + input + newline, then answer + end; the newline marks
+the end of the input. Long texts are truncated at the end (inputs optionally at the start), without
+losing prefix, newline and end token. Chats follow the tokenizer's template
+(`mttl.data.chat_encoder`). Special tokens spelled in texts are ordinary text
 (`mttl.data.user_text`).
 """
 
@@ -33,9 +33,9 @@ Turns: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class PromptPrefix(NamedTuple):
-    """The beginning of an input; in a chat, where the input is the user's, what stands before it.
+    """The beginning of an input; in chats additionally the system text and earlier turns.
 
-    There it is the system text, and turns of question and answer.
+    Turns are pairs of input and answer.
     """
 
     text: str
@@ -44,13 +44,13 @@ class PromptPrefix(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What stands around a question and its answer, as text.
+    """Text around an input and its answer.
 
     Attributes:
-        head: Before the question.
-        tail: Between the question and what the model writes.
-        lead: Blanks that the model writes before the answer.
-        end: After the answer.
+        head: Text before the input.
+        tail: Text between the input and the generated text.
+        lead: Blanks generated before the answer.
+        end: Text after the answer.
     """
 
     head: str
@@ -60,14 +60,14 @@ class Frame(NamedTuple):
 
 
 class TextEncoder:
-    """Encodes prompts and answers for one kind of model.
+    """Encodes prompts and answers for a decoder-only or encoder–decoder model.
 
     Args:
-        tokenizer: Any transformers tokenizer that has an end token.
-        decoder_only: The kind of model.
-        max_input_length: The most ids of a prompt; these lengths include special tokens.
-        max_output_length: The most ids of an answer.
-        truncate: Which side of an input that is too long is cut.
+        tokenizer: Tokenizer of transformers with an end token.
+        decoder_only: True for a decoder-only model.
+        max_input_length: Maximum ids of a prompt, special tokens included.
+        max_output_length: Maximum ids of an answer, special tokens included.
+        truncate: Side of a long input that is cut.
 
     Raises:
         ConfigError: If there is no end token, or a length leaves no room for text.
@@ -103,7 +103,7 @@ class TextEncoder:
         self._check_room("max_output_length", max_output_length, self._answer_ends)
 
     def frame(self, system: str | None = None, turns: Turns = ()) -> Frame:
-        """Return what stands around a question and its answer; only chats have what is given."""
+        """Return the text around an input and its answer; arguments are for chats only."""
         head, tail, lead, end = (
             "".join(self.tokenizer.convert_ids_to_tokens(ids))
             for ids in (*self.prompt_ends, *self._answer_ends)
@@ -114,7 +114,7 @@ class TextEncoder:
 
     @property
     def stops(self) -> list[int]:
-        """Ids that end an answer, besides those at which the model ends by itself."""
+        """Ids that end an answer, in addition to the model's own."""
         return []
 
     def prompts(
@@ -126,19 +126,19 @@ class TextEncoder:
         """Return the ids of each input.
 
         Args:
-            texts: The inputs, with what they begin with.
-            prompt_prefixes: What each begins with and keeps, where their beginnings are cut.
-            lost: Gets the number of ids that are cut, for each text that is too long.
+            texts: Inputs including their prefixes.
+            prompt_prefixes: Prefix of each input, which is kept if inputs are cut at the start.
+            lost: List that receives the number of cut ids for each truncated text.
         """
         kept = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
         return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
-        """Return the ids of each answer, the end token included; `lost` as for `prompts`."""
+        """Return the ids of each answer, including the end token; ``lost`` as for `prompts`."""
         return self._encode(texts, self._answer_ends, self._max_lengths[1], lost)
 
     def lost_characters(self, texts: Sequence[str]) -> list[str]:
-        """Return what texts hold and the tokenizer cannot give back: line breaks, tabs."""
+        """Return characters of texts that the tokenizer does not preserve: line breaks, tabs."""
         return [
             name
             for character, name in (("\n", "line breaks"), ("\t", "tabs"))
@@ -151,8 +151,8 @@ class TextEncoder:
         around = sum(map(len, ends))
         if length <= around:
             raise ConfigError(
-                f"data.{name} ({length}) must be larger than {around}, the number of special "
-                "tokens, or of a chat template, around the text."
+                f"data.{name} ({length}) must be larger than {around}, the number of tokens of the "
+                "template or special tokens around the text."
             )
 
     def _encode(
@@ -170,10 +170,10 @@ class TextEncoder:
             if len(ids) > room:
                 if lost is not None:
                     lost.append(len(ids) - room)
-                # How much stays at the beginning; the rest of the room is for the end.
+                # Number of ids kept at the beginning; the remaining room is for the end.
                 n_kept = room
                 if prompt_prefixes is not None and self.truncate == "start":
-                    # The blank at its end may be part of the next word's token.
+                    # The blank at its end may belong to the next word's token.
                     kept = prompt_prefixes[place].text.rstrip()
                     kept_ids = self.user_text.encode([self.leading_space + kept])[0] if kept else []
                     n_kept = min(room, len(kept_ids))
@@ -189,7 +189,7 @@ def check_positions(
     max_output_length: int,
     prompt_length: int = 0,
 ) -> None:
-    """Refuse lengths that a model has no positions for, by a `ConfigError`."""
+    """Raise a `ConfigError` if lengths exceed a model's maximum number of positions."""
     first = "data.max_input_length" + (" + skills.length" if prompt_length else "")
     lengths = {first: max_input_length + prompt_length}
     lengths["data.max_output_length"] = max_output_length
@@ -198,20 +198,20 @@ def check_positions(
     for name, length in lengths.items():
         if n_positions is not None and length > n_positions:
             raise ConfigError(
-                f"{name} ({length}) must be at most {n_positions}, the positions that the backbone "
-                "has; lower it, or take a backbone with more"
+                f"{name} ({length}) must be at most {n_positions}, the backbone's maximum number "
+                "of positions; lower it, or use a backbone with more"
             )
 
 
 def wants_leading_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a blank in front changes a word's tokens without adding one."""
+    """Return whether a leading blank changes a word's tokens without adding one."""
     without = _bare(tokenizer, _PROBE)
     spaced = _bare(tokenizer, " " + _PROBE)
     return spaced != without and len(spaced) <= len(without)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts before and after a single text."""
+    """Return the ids that the tokenizer adds before and after a text."""
     bare = _bare(tokenizer, _PROBE)
     full = list(tokenizer(_PROBE)["input_ids"])  # pyright: ignore[reportArgumentType]
     for start in range(len(full) - len(bare) + 1):
@@ -219,12 +219,12 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int
             return full[:start], full[start + len(bare) :]
     raise ValueError(
         f"{type(tokenizer).__name__} encodes '{_PROBE}' as {bare} without and {full} with special "
-        "tokens; the first must be part of the second."
+        "tokens; the latter must contain the former."
     )
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of all that decides how the tokenizer encodes; each call sets its padding."""
+    """Return a hash of everything that affects the tokenizer's encoding, except padding."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     pipeline = json.loads(backend.to_str()) if backend is not None else {}
     pipeline = {k: v for k, v in pipeline.items() if k not in ("padding", "truncation")}

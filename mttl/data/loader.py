@@ -1,9 +1,8 @@
-"""A data loader that knows which batch comes next, so that a run can stop and go on anywhere.
+"""Data loader with a position, so that a run can be resumed at any batch.
 
-Lightning saves and restores the state of loaders that have one, but its own idea of the epoch
-counts a stop in the middle (`max_steps`, `max_time`) as the end. So the position is kept here: it
-moves when a batch is handed out, not when a worker reads ahead, and it moves to the next epoch
-with the last batch.
+Lightning saves the state of loaders, but counts a stop within an epoch (`max_steps`, `max_time`) as
+its end. The position kept here advances when a batch is used, not when a worker prefetches it, and
+moves to the next epoch with the last batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,23 +17,23 @@ from mttl.routing.token.masks import IGNORED
 
 
 class ResumableLoader(DataLoader):
-    """Hands out the batches of ``sampler`` from its position on, and keeps that position.
+    """Yields the batches of ``sampler`` from its position, which it advances.
 
-    Its length is that of a whole epoch, wherever `iter` begins, as Lightning expects.
+    Its length is that of a whole epoch, as Lightning expects.
 
     Args:
-        dataset: The rows, a map-style data set.
-        sampler: Decides the batches and holds the position.
-        n_targets: Counts the tokens that a batch predicts. If given, every batch has the fields
-            ``step_parts``, the number of batches of its optimizer step, and ``step_tokens`` and
-            ``step_rows``, the means over them. Losses are divided by such a mean, so that every
-            token (or row) of the step has the same weight.
-        n_parts: Batches of a step; the last step of an epoch may have fewer.
-        options: Of `torch.utils.data.DataLoader`.
+        dataset: Map-style data set of the rows.
+        sampler: Sampler with the batches and the position.
+        n_targets: Function that counts the predicted tokens of a batch. If given, every batch has
+            the fields ``step_parts``, the number of batches of its optimizer step, and
+            ``step_tokens`` and ``step_rows``, the means over them. Dividing losses by such a mean
+            gives every token (or row) of the step the same weight.
+        n_parts: Batches per step; the last step of an epoch may have fewer.
+        options: Options of `torch.utils.data.DataLoader`.
 
     Attributes:
-        before_batch: Called before each batch is handed out, when all that belongs to earlier ones
-            is over, validations and logs included.
+        before_batch: Function called before each batch, after all work on earlier ones, including
+            validation and logging.
     """
 
     def __init__(
@@ -46,8 +45,8 @@ class ResumableLoader(DataLoader):
         n_parts: int = 1,
         **options: Any,
     ):
-        # Its own generator: workers' seeds must not advance the global one, on which dropout
-        # depends, once more in a run that is resumed.
+        # A separate generator: seeds of workers must not advance the global one, on which dropout
+        # depends, once more in a resumed run.
         generator = torch.Generator().manual_seed(sampler.seed)
         super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
         self.position = sampler
@@ -69,7 +68,7 @@ class ResumableLoader(DataLoader):
             yield content
 
     def _counted(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
-        """Read the batches of a step together, and add the step's number of tokens to each."""
+        """Yield the batches with the token counts of their step."""
         assert self.n_targets is not None
         while step := list(islice(batches, self.n_parts - first % self.n_parts)):
             for number, batch in enumerate(step, first):
@@ -87,5 +86,5 @@ class ResumableLoader(DataLoader):
         return self.position.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position; the next `iter` begins there."""
+        """Restore a saved position, at which the next `iter` begins."""
         self.position.load_state_dict(state_dict)

@@ -1,7 +1,6 @@
 """Tokenise the files of a gym into one data set, cached on disk.
 
-The key of the cache is a hash of the bytes of every file that is read, of the tokenizer, of all
-settings and of the version of this format, so that no change of any of them can be missed.
+The cache key is a hash of all files, the tokenizer, all settings and the format version.
 """
 
 import hashlib
@@ -23,10 +22,10 @@ from mttl.tasks.rows import RowFile
 
 _log = logging.getLogger(__name__)
 
-# Raise it when the columns, the text form or the encoding change.
+# Increase it when columns, text format or encoding change.
 FORMAT_VERSION = 4
 
-# Rows that are tokenised and written together.
+# Rows tokenised and written together.
 AT_ONCE = 1000
 
 COLUMNS = Features(
@@ -57,34 +56,34 @@ def prepare(
     max_rows: int | None = None,
     cache_dir: str | Path | None = None,
 ) -> Dataset:
-    """Read, format and tokenise the rows of ``tasks``, in the order task, sample, split, row.
+    """Return the formatted and tokenised rows of tasks, in the order task, sample, split, row.
 
-    Rows that stand in several samples are kept as often (that is how the published results were
-    trained); but a test file that equals an earlier sample's byte for byte is read once.
+    Rows in several samples are repeated, as in the published results; but a test file identical to
+    that of an earlier sample is read once.
 
     Args:
-        gym: Where the files are, and the descriptions.
-        tasks: Their names in id order: `task_id` is the index here.
+        gym: Gym with the files and descriptions.
+        tasks: Task names in the order of ids.
         split: `train`, `dev`, `test`, or several joined by ``+``: `train+dev`.
-        samples: Which few-shot samples.
-        tokenizer: Of the backbone.
-        decoder_only: Whether the backbone is a decoder-only model.
-        form: How rows become text.
-        max_rows: Read only so many rows of every file, spread evenly.
-        cache_dir: Where the result is kept; None keeps nothing.
+        samples: Few-shot samples.
+        tokenizer: Tokenizer of the backbone.
+        decoder_only: True for a decoder-only backbone.
+        form: Format of the text.
+        max_rows: Maximum rows per file, evenly spaced.
+        cache_dir: Cache folder; None disables caching.
 
     Returns:
-        A data set with the columns `row` (its index), `task_id`, `sample`, `input` (the text as
-        the model reads it), `references` (all accepted outputs), `input_ids` (of the prompt) and
-        `labels` (ids of the first output, end token included).
+        A data set with the columns `row` (its index), `task_id`, `sample`, `input` (the formatted
+        text), `references` (all accepted outputs), `input_ids` (of the prompt) and `labels` (ids of
+        the first output, end token included).
 
     Raises:
-        TaskError: If a file is absent or malformed, or a description is asked for and absent.
+        TaskError: If a file is missing or malformed, or a required description is missing.
     """
     encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     if form.descriptions:
-        texts = gym.descriptions(tasks, "data.descriptions asks for descriptions of tasks")
+        texts = gym.descriptions(tasks, "data.descriptions needs descriptions of tasks")
         form = form.model_copy(update={"task_descriptions": texts})
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     if form.prefix == "code":
@@ -104,7 +103,7 @@ def prepare(
         "max_rows": max_rows,
         "truncate": form.truncate,
     }
-    if form.template == "chat":  # what its template says: some show the date
+    if form.template == "chat":  # the template's text, which may contain the date
         settings["frames"] = [encoder.frame(*prefix[1:]) for prefix in prompt_prefixes]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
@@ -135,7 +134,7 @@ def _build(
     max_rows: int | None,
     write: Write,
 ) -> str:
-    """Write all rows, some at a time, and return what was cut."""
+    """Write all rows in chunks, and return a description of truncated texts."""
     n_rows = sum(min(file.n_lines, max_rows or file.n_lines) for _, _, file in sources)
     _log.info("tokenising %d rows of %d files", n_rows, len(sources))
     lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
@@ -162,14 +161,14 @@ def _build(
         n_written += len(some)
     if unknown:
         _log.warning(
-            "the tokenizer does not keep %s, which answers hold: they are learned without. Set "
+            "the tokenizer does not preserve %s in answers, so they are trained without. Set "
             "backbone.tokenizer to one that does, such as byte",
             " and ".join(sorted(unknown)),
         )
-    # Kept with the rows, so that a run on cached ones tells it too.
+    # Stored with the rows, so that it is also logged for cached ones.
     return "; ".join(
         f"{len(cut):,} of {n_written:,} {what} are longer than data.{setting}: "
-        f"{sum(cut):,} tokens are cut at their {side}"
+        f"{sum(cut):,} tokens were cut at their {side}"
         for (setting, cut), what, side in zip(
             lost.items(), ("inputs", "answers"), (encoder.truncate, "end"), strict=True
         )

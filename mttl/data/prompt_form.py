@@ -1,4 +1,4 @@
-"""How a question to a trained model looks, and how long its answer may be: as in training."""
+"""Format of inputs and answers of a model, as in training."""
 
 import hashlib
 from bisect import bisect_right
@@ -16,52 +16,50 @@ from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.io.errors import ConfigError, TaskError
 
 _CODE_LETTERS = 6
-# What a form holds of single tasks.
+# Fields with entries for single tasks.
 BY_TASK = ("task_descriptions", "task_options", "task_examples")
 
 
 class PromptForm(Section):
-    """The form of inputs and answers; a saved inventory has it among its settings."""
+    """Format of inputs and answers; part of a saved inventory's settings."""
 
     prefix: TaskPrefix = "name"
-    """What stands before every input; see the section `data`."""
+    """Text before every input; see the section `data`."""
     descriptions: bool = False
-    """Whether the description of the task follows it."""
+    """Add the task's description after the prefix."""
     max_input_length: PositiveInt = 512
-    """Most tokens of an input."""
+    """Maximum tokens of an input."""
     max_output_length: PositiveInt = 64
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     truncate: Truncate = "end"
-    """Which side of an input that is too long is cut."""
+    """Side of a long input that is cut."""
     template: Template = "plain"
-    """Whether an input is asked as it is, or by the tokenizer's chat template."""
+    """Input format: plain text, or the tokenizer's chat template."""
     system: str | None = None
     """System text of every chat."""
     date: str | None = None
-    """The day that chat templates show."""
+    """Date shown by chat templates."""
     task_descriptions: dict[str, str] = {}  # noqa: RUF012 -- pydantic copies defaults
-    """The descriptions that were shown, by task."""
+    """Descriptions by task."""
     task_options: dict[str, list[str]] = {}  # noqa: RUF012 -- as above
-    """The answers that were ranked, by task."""
+    """Options to rank, by task."""
     task_examples: dict[str, list[list[str]]] = {}  # noqa: RUF012 -- as above
-    """Pairs of input and answer before every question, by task (`adapt.mode: in_context`)."""
+    """Pairs of input and answer before every input, by task (`adapt.mode: in_context`)."""
 
     @classmethod
     def of(cls, data: Data) -> Self:
-        """Return the form that the section `data` describes."""
+        """Return the form of the section `data`."""
         return cls.model_validate(data.model_dump(include=set(cls.model_fields)))
 
     def prompt_prefix(self, task: str) -> PromptPrefix:
-        """Return what stands before the inputs of a task.
+        """Return the text before a task's inputs.
 
         Raises:
-            TaskError: If the model reads descriptions, and that of the task is not known.
+            TaskError: If the form includes descriptions, but the task's is unknown.
         """
         description = self.task_descriptions.get(task) if self.descriptions else None
         if self.descriptions and description is None:
-            raise TaskError(
-                f"the model was trained with descriptions of tasks, and has none of '{task}'"
-            )
+            raise TaskError(f"the model was trained with task descriptions, but '{task}' has none")
         examples = [(q.strip(), a.strip()) for q, a in self.task_examples.get(task, [])]
         shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[self.prefix]
         if self.template == "plain":
@@ -72,7 +70,7 @@ class PromptForm(Section):
         return PromptPrefix(shown, system or None, tuple(examples))
 
     def text(self, task: str, question: str) -> str:
-        """Return an input as the model reads it; blanks around it are dropped, as in training."""
+        """Return the formatted input, stripped as in training."""
         return self.prompt_prefix(task).text + question.strip()
 
     def with_examples(
@@ -84,12 +82,12 @@ class PromptForm(Section):
         *,
         decoder_only: bool,
     ) -> Self:
-        """Return the form that shows as many examples, from the first on, as fit.
+        """Return the form with as many leading examples as fit.
 
-        They leave room for a question of `max_input_length`; an input has ``context_length``.
+        They leave room for an input of `max_input_length`; the total is ``context_length``.
 
         Raises:
-            ConfigError: If the first does not fit.
+            ConfigError: If the first example does not fit.
         """
 
         def shown(n: int, length: int) -> Self:
@@ -106,36 +104,36 @@ class PromptForm(Section):
         n_shown = bisect_right(range(len(examples) + 1), room, key=length) - 1
         if n_shown < 1:
             raise ConfigError(
-                f"adapt.context_length ({context_length}) leaves no room for an example of "
-                f"'{task}' ({length(1)} tokens) before a question of data.max_input_length "
-                f"({self.max_input_length}); raise it, or lower that"
+                f"adapt.context_length ({context_length}) has no room for an example of '{task}' "
+                f"({length(1)} tokens) and an input of data.max_input_length "
+                f"({self.max_input_length}); raise it, or lower data.max_input_length"
             )
         return shown(n_shown, context_length)
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> TextEncoder:
-        """Return what encodes inputs and answers.
+        """Return the encoder of inputs and answers.
 
         Raises:
-            ConfigError: If the tokenizer or the kind of model does not allow the form.
+            ConfigError: If the tokenizer or the kind of model does not support the form.
         """
         lengths = self.model_dump(include={"max_input_length", "max_output_length", "truncate"})
         if self.template == "plain":
             return TextEncoder(tokenizer, decoder_only=decoder_only, **lengths)
         if not decoder_only:
             raise ConfigError(
-                "data.template 'chat' is for decoder-only backbones, which continue a "
-                "conversation; this one reads inputs in an encoder. Set data.template: plain"
+                "data.template 'chat' needs a decoder-only backbone, but this one has an encoder. "
+                "Set data.template: plain"
             )
-        described = "A description." if self.descriptions else None  # some task's
+        described = "A description." if self.descriptions else None  # of any task
         system = (self.system or "").strip() or described
         return ChatEncoder(tokenizer, system=system, date=self.date, **lengths)
 
 
 def task_code(task: str) -> str:
-    """Return six letters that identify a task and reveal nothing of its name.
+    """Return a code of six letters for a task that does not reveal its name.
 
-    They are drawn by a hash of the name alone, so that training, adaptation and later calls show
-    the same ones. Two of 160 tasks have the same code with probability 4e-5; see `check_codes`.
+    It is derived from a hash of the name, so it is the same in training and adaptation. Two of 160
+    tasks have the same code with probability 4e-5; see `check_codes`.
     """
     number = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "big")
     letters = ""
@@ -146,7 +144,7 @@ def task_code(task: str) -> str:
 
 
 def check_codes(tasks: Sequence[str]) -> None:
-    """Refuse two tasks of one code, by a `TaskError`."""
+    """Raise a `TaskError` if two tasks have the same code."""
     owners: dict[str, str] = {}
     for task in tasks:
         if (owner := owners.setdefault(task_code(task), task)) != task:

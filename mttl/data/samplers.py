@@ -1,23 +1,21 @@
-r"""Which rows make up each training batch, as a pure function of (seed, epoch, batch).
+r"""Sample the rows of training batches, as a pure function of (seed, epoch, batch).
 
 Four kinds, for tasks t with n_t rows out of N:
 
 * `proportional`: every row once per epoch, shuffled;
 * `uniform`: each row's task drawn with p_t = 1/T;
 * `temperature`: each row's task drawn with p_t ∝ n_t^(1/τ) (τ = 1: by size; τ → ∞: uniform);
-* `homogeneous`: every batch of one task, drawn with p_t ∝ n_t.
+* `homogeneous`: every batch has one task, drawn with p_t ∝ n_t.
 
-An epoch is ⌈N / (batch_size × world_size)⌉ batches for all of them, so that schedules compare.
-Tasks are drawn with replacement; the rows of a task are dealt like a deck of cards, each once
-before any comes again.
+An epoch has ⌈N / (batch_size × world_size)⌉ batches for all kinds, so that schedules are
+comparable. Tasks are drawn with replacement; the rows of a task are drawn without replacement until
+all have been used.
 
-With `lengths`, the rows of a window of batches are sorted by length before they are cut into
-batches, and the batches put back into a random order: batches then hold rows of similar length and
-little padding, while the rows of the window stay the ones that were drawn.
+With `lengths`, the rows of a window of batches are sorted by length and split into batches, which
+are then shuffled: batches have rows of similar length and little padding.
 
-Processes share one plan: step s of all ranks together holds the rows that step s of one process
-with the same global batch would hold, also where the rows of a step come in several batches,
-one after another.
+Processes share one plan: step s of all ranks together has the rows that step s of one process with
+the same global batch would have, also if a step has several batches.
 
 References:
     Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
@@ -37,19 +35,19 @@ from mttl.io.errors import CheckpointError, require_one_of
 class TaskBatchSampler(Sampler[list[int]]):
     """Yields the batches of one process from its position to the end of the epoch.
 
-    The position is where the next `iter` begins; `set_position` moves it. Iterating does not: a
-    data loader reads batches ahead, so only the loader knows how many were really used.
+    The position is where the next `iter` begins; only `set_position` moves it, because data loaders
+    prefetch batches.
 
     Args:
-        task_ids: The task of every row.
+        task_ids: Task of every row.
         batch_size: Rows per batch and process.
-        kind: One of the four; ``temperature`` is τ.
-        seed: Of the plan; the same on all ranks.
-        global_batch_size: Rows of a step of all processes; ``batch_size`` is then not read.
-        n_parts: Batches in which each process gets its rows of such a step. What has no row repeats
-            one (see `is_filler`), which must not count.
-        lengths: Of every row; needed for windows only.
-        length_window: Sort the rows of this many batches by length; 0 leaves them as drawn.
+        kind: One of the four kinds; ``temperature`` is τ.
+        seed: Seed of the plan, equal on all ranks.
+        global_batch_size: Rows per step of all processes; replaces ``batch_size``.
+        n_parts: Batches per process in such a step. A batch without rows repeats one and must not
+            be counted; see `is_filler`.
+        lengths: Length of every row, for windows.
+        length_window: Batches whose rows are sorted by length together; 0: unsorted.
     """
 
     def __init__(
@@ -81,15 +79,15 @@ class TaskBatchSampler(Sampler[list[int]]):
         self.probabilities = (
             None if kind == "proportional" else task_probabilities(sizes, exponents[kind])
         )
-        # Ranks without a row of the last batch repeat one: every rank must take every step.
+        # Ranks without a row of the last batch repeat one, because all must take every step.
         self.n_steps = math.ceil(self.n_rows / self.global_batch_size)
         self.n_batches = self.n_steps * n_parts
-        # Rows of an epoch where tasks are drawn.
+        # Rows drawn per epoch.
         self.n_drawn = self.n_steps * self.global_batch_size
         self.epoch = self.batch = 0
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch, wherever the position is."""
+        """Return the number of batches of a whole epoch, at any position."""
         return self.n_batches
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -103,18 +101,18 @@ class TaskBatchSampler(Sampler[list[int]]):
             yield share.tolist()
 
     def is_filler(self, batch: int) -> bool:
-        """Return whether a batch of an epoch only repeats a row, since none is left for it."""
+        """Return whether a batch only repeats a row because none is left."""
         step, place = self._place(batch)
         planned = self.n_rows if self.probabilities is None else self.n_drawn
         return step * self.global_batch_size + place >= planned
 
     def _place(self, batch: int) -> tuple[int, int]:
-        """Return the step of a batch, and which of the step's batches on all processes it is."""
+        """Return the step of a batch, and its index among the step's batches on all processes."""
         step, part = divmod(batch, self.n_parts)
         return step, part * self.world_size + self.rank
 
     def plan(self, epoch: int) -> np.ndarray:
-        """Return the rows of all global batches of ``epoch``, one after the other."""
+        """Return the rows of all global batches of an epoch, in order."""
         rng = np.random.default_rng([self.seed, epoch])
         order = self._drawn(rng)
         return self._sorted_in_windows(order, rng) if self.length_window else order
@@ -138,7 +136,7 @@ class TaskBatchSampler(Sampler[list[int]]):
     def _sorted_in_windows(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         size = self.global_batch_size
         window = self.length_window * size
-        # A last batch that is not full stays the last: every other batch must be full.
+        # An incomplete last batch stays last, because all others must be complete.
         full = order.size - order.size % size
         parts = []
         for start in range(0, full, window):
@@ -148,22 +146,22 @@ class TaskBatchSampler(Sampler[list[int]]):
         return np.concatenate([*parts, order[full:]])
 
     def set_position(self, epoch: int, batch: int = 0) -> None:
-        """Let the next `iter` begin at ``batch`` of ``epoch``; past the end is the next epoch."""
+        """Set the start of the next `iter`; a position past the end is the next epoch."""
         self.epoch, self.batch = (epoch + 1, 0) if batch >= self.n_batches else (epoch, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in steps, and what it depends on.
+        """Return the position in steps, and the settings of the plan.
 
-        A step that was interrupted between its batches is repeated: its gradients are lost.
+        An interrupted step is repeated, because its gradients are lost.
         """
         step = self.batch // self.n_parts
         return {"epoch": self.epoch, "batch": step, "plan": self._plan_identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a saved position.
+        """Restore a saved position.
 
         Raises:
-            CheckpointError: If it lies inside an epoch that was planned over other data.
+            CheckpointError: If it lies within an epoch of other data.
         """
         mine, saved = self._plan_identity(), state["plan"]
         if state["batch"] and saved != mine:
@@ -171,8 +169,8 @@ class TaskBatchSampler(Sampler[list[int]]):
             differs = ", ".join(f"{k} {x} there, {y} here" for k, (x, y) in pairs.items() if x != y)
             raise CheckpointError(
                 f"the checkpoint was saved at batch {state['batch']} of epoch {state['epoch']}, "
-                f"which cannot be continued with other data settings: {differs}. Resume with "
-                "those it was saved with."
+                f"which cannot be continued with other data settings: {differs}. Resume with the "
+                "original settings."
             )
         self.set_position(state["epoch"], state["batch"] * self.n_parts)
 
@@ -191,7 +189,7 @@ class TaskBatchSampler(Sampler[list[int]]):
 
 
 def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) -> np.ndarray:
-    """Return p_t = n_t^(1/temperature) / Σ n^(1/temperature), computed without overflow."""
+    """Return p_t = n_t^(1/temperature) / Σ n^(1/temperature), without overflow."""
     scores = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
@@ -204,12 +202,11 @@ def evaluation_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[list[int]]:
-    """Deal every row exactly once over the ranks, in batches of rows of similar length.
+    """Distribute every row once over the ranks, in batches of similar length.
 
-    Rows are sorted by length, cut into global batches whose sizes differ by one at most, and these
-    are put into a fixed random order: a validation that is limited to the first batches sees all
-    lengths. Every rank gets the same number of batches, to run a model that all share; where there
-    are too few rows for that, some are empty.
+    Rows are sorted by length and split into global batches of almost equal size in a fixed random
+    order, so that the first batches have all lengths. Every rank has the same number of batches,
+    some of which may be empty.
     """
     order = np.argsort(np.asarray(lengths), kind="stable")
     n_batches = math.ceil(len(order) / (batch_size * world_size))

@@ -1,13 +1,12 @@
-"""Training batches by a budget of tokens: many short rows, or few long ones.
+"""Sample training batches by a token budget: many short rows, or few long ones.
 
-The rows of an epoch are drawn as `TaskBatchSampler` draws them, sorted by length within windows
-where that is asked for, and cut into batches whose tokens, padding included, are within the budget.
-Batches come in a random order; step s of R processes takes batches s R … s R + R - 1, one each.
+Rows are drawn as in `TaskBatchSampler`, optionally sorted by length within windows, and split into
+batches within the token budget, padding included. Batches are shuffled; step s of R processes has
+batches s R … s R + R - 1.
 
-How many batches the cut leaves differs from epoch to epoch, and schedules need a number. It is that
-of the first epoch and two in a hundred more. An epoch that has fewer gets them by cutting its
-largest batches in two; one that would have more takes the batches of the first in another order.
-(Where tasks are drawn with replacement, what is over is left out.)
+Schedules need the number of batches, which differs between epochs. It is that of the first epoch
+plus 2 %. An epoch with fewer batches splits its largest ones; an epoch with more uses the batches
+of the first in another order (or drops the excess, if tasks are drawn with replacement).
 """
 
 import heapq
@@ -22,22 +21,22 @@ from jaxtyping import Int64
 from mttl.data.collate import PackedSequences
 from mttl.data.samplers import TaskBatchSampler
 
-# Batches that an epoch has beyond those of the first, as a fraction.
+# Additional batches of an epoch, as a fraction of those of the first.
 SPARE = 0.02
 
 
 class TokenBatchSampler(TaskBatchSampler):
-    """Yields the batches of one process, each within a budget of tokens.
+    """Yields the batches of one process, each within a token budget.
 
     Args:
-        sizes: Tokens of every row in each stack: (N, 2) for encoder and decoder, (N, 1) for a
-            decoder-only model.
-        token_budget: The most tokens of a batch of a process: rows × the most tokens of one in
-            each stack, or sequences × their length where rows are packed.
-        batch_size: The most rows of it.
-        packed_length: The most tokens of a sequence of several rows; None gives each its own.
-        length_window: Sort the rows of about so many batches by length; 0 leaves them as drawn.
-        options: As for `TaskBatchSampler`: kind, temperature, seed, rank and world size.
+        sizes: Tokens of every row in each stack: (N, 2) for encoder–decoders, (N, 1) for
+            decoder-only models.
+        token_budget: Maximum tokens of a batch per process: rows × maximum tokens in each stack, or
+            sequences × their length for packed rows.
+        batch_size: Maximum rows of a batch.
+        packed_length: Maximum tokens of a sequence of several rows; None disables packing.
+        length_window: Batches whose rows are sorted by length together; 0: unsorted.
+        options: Options of `TaskBatchSampler`: kind, temperature, seed, rank and world size.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class TokenBatchSampler(TaskBatchSampler):
         return False
 
     def global_batches(self, epoch: int) -> list[Int64[np.ndarray, "B"]]:
-        """Return the rows of each batch of all processes in an epoch, step by step."""
+        """Return the rows of each batch of all processes in an epoch, by step."""
         rng = np.random.default_rng([self.seed, epoch])
         batches, wanted = self._cut(self._drawn(rng)), self.n_batches * self.world_size
         if len(batches) > wanted and self.probabilities is None:
@@ -91,7 +90,7 @@ class TokenBatchSampler(TaskBatchSampler):
         for start in range(0, len(order), self.window):
             rows = np.concatenate([left, order[start : start + self.window]])
             batches += self._cut_as_it_is(rows[np.argsort(self.totals[rows], kind="stable")])
-            # The last batch is not full: its rows wait for those of the next window.
+            # The last batch is incomplete; its rows join the next window.
             left = batches.pop()
         return [*batches, left]
 
@@ -115,7 +114,7 @@ class TokenBatchSampler(TaskBatchSampler):
 
 
 def _padded_ends(rows: Sequence[Sequence[int]], most: int, most_rows: int) -> list[int]:
-    """Return where batches end, but for the last: the next row would be one too many."""
+    """Return the ends of all batches except the last, within budget and row limit."""
     ends, n_rows, longest = [], 0, [0] * len(rows[0])
     for place, row in enumerate(rows):
         grown = [max(pair) for pair in zip(longest, row, strict=True)]
@@ -127,7 +126,7 @@ def _padded_ends(rows: Sequence[Sequence[int]], most: int, most_rows: int) -> li
 
 
 def _packed_ends(lengths: Sequence[int], length: int, most: int, most_rows: int) -> list[int]:
-    """The same where rows share sequences."""
+    """Return the ends of batches as in `_padded_ends`, for packed rows."""
     ends, n_rows, sequences = [], 0, PackedSequences(length, most)
     for place, tokens in enumerate(lengths):
         if n_rows == most_rows or not sequences.put(place, tokens):
@@ -139,7 +138,7 @@ def _packed_ends(lengths: Sequence[int], length: int, most: int, most_rows: int)
 
 
 def _divided(batches: list[np.ndarray], wanted: int) -> list[np.ndarray]:
-    """Cut the batches of most rows in two until there are as many as wanted."""
+    """Split the largest batches until there are ``wanted`` ones."""
     batches = list(batches)
     heap = [(-len(batch), place) for place, batch in enumerate(batches)]
     heapq.heapify(heap)
@@ -150,7 +149,7 @@ def _divided(batches: list[np.ndarray], wanted: int) -> list[np.ndarray]:
         heapq.heapreplace(heap, (-half, place))
         heapq.heappush(heap, (-len(rest), len(batches)))
         batches.append(rest)
-    # Fewer rows than batches: every process must take every step, so that rows are repeated.
+    # With fewer rows than batches, rows are repeated, because all processes must take every step.
     return batches + [batches[i % len(batches)][:1] for i in range(wanted - len(batches))]
 
 
@@ -159,7 +158,7 @@ def padding_share(
     sizes: Int64[np.ndarray, "N S"],
     packed_length: int | None = None,
 ) -> float:
-    """Return which part of the positions of batches is padding."""
+    """Return the fraction of positions that are padding."""
     positions = tokens = 0
     for batch in batches:
         own = sizes[np.asarray(batch)]

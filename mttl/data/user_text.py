@@ -1,9 +1,9 @@
-"""Encode text of users: what spells a special token there is ordinary text.
+"""Encode user text, in which spelled special tokens are ordinary text.
 
-Text is encoded as ever, joins with a chat template's text included. Only where other special tokens
-are found than the template's is it encoded again: fast tokenizers do so by a copy in which special
-tokens have secret names (``split_special_tokens`` leaves them in the vocabulary, where T5's finds
-``</s>``), others piece by piece, as they match special tokens before all else.
+Text is encoded as usual, including merges with a chat template's text. If it contains other special
+tokens than the template's, it is encoded again: fast tokenizers use a copy with renamed special
+tokens (``split_special_tokens`` would still find T5's ``</s>`` in the vocabulary), others encode
+piece by piece.
 """
 
 import json
@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-_MARK = uuid4().hex  # no text holds it
+_MARK = uuid4().hex  # occurs in no text
 _copies: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, Tokenizer]] = WeakKeyDictionary()
 
 
 class UserText:
-    """Encodes text in which only those added tokens are special that a chat template's text holds.
+    """Encodes text in which only the added tokens of a chat template's text are special.
 
     The tokenizer is not changed.
     """
@@ -39,12 +39,12 @@ class UserText:
         self._pattern = re.compile("|".join(longest_first) or "(?!)")
 
     def hide(self, text: str) -> str:
-        """Return text of a template with secret names in the places of special tokens."""
+        """Return a template's text with secret names instead of special tokens."""
         return self._pattern.sub(lambda found: self._secret[found[0]], text)
 
     def encode(self, texts: Sequence[str], hidden: Sequence[str] | None = None) -> list[list[int]]:
-        """Return the ids of texts, without any around them."""
-        # verbose=False: a text over the model's length is cut later, and needs no warning.
+        """Return the ids of texts, without special tokens around them."""
+        # verbose=False: long texts are truncated later, so no warning is needed.
         given: Any = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
         encoded: list[list[int]] = given["input_ids"]
         for place, (ids, text) in enumerate(zip(encoded, hidden or texts, strict=True)):
@@ -66,7 +66,7 @@ class UserText:
 
     @property
     def _copy(self) -> Tokenizer:
-        """The tokenizer's pipeline with secret names."""
+        """Copy of the tokenizer's pipeline with secret names."""
         known = _copies.setdefault(self._tokenizer, {})
         key = len(self._tokenizer), *self._secret.items()
         if key not in known:

@@ -1,1 +1,1 @@
-"""Answers of a trained model: generated, or chosen among options by their likelihood."""
+"""Inference: generated answers, and options ranked by likelihood."""

@@ -1,15 +1,15 @@
-"""Questions in a table, and the same table with answers: TSV, CSV (both with a header) or JSONL.
+"""Tables of inputs and answers: TSV, CSV (both with a header) or JSONL.
 
 | column | content |
 |---|---|
-| ``input`` | the question |
-| ``task`` | its task, where there are several |
-| ``output`` | the right answer; in JSONL it may be a list of them |
-| ``choices`` | answers to choose from: a list in JSONL, joined by ``|`` elsewhere |
+| ``input`` | input text |
+| ``task`` | name of the task, if there are several |
+| ``output`` | reference answer; in JSONL also a list |
+| ``choices`` | answers to choose from: a list in JSONL, otherwise separated by ``|`` |
 
-Cells are read as in building a gym: TSV without quoting, numbers of JSON as text. Other columns are
-kept. Answers stand in the column ``prediction``, and the probabilities of a choice in
-``probabilities``. A row whose input is empty has no answer; ``unanswered`` says why.
+Cells are read as in task files: TSV without quoting, JSON numbers as text. Other columns are kept.
+Answers are in the column ``prediction``, probabilities of choices in ``probabilities``. A row with
+an empty input has no answer; ``unanswered`` has the reason.
 """
 
 import csv
@@ -33,7 +33,7 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
     """Return the rows of a table.
 
     Raises:
-        TaskError: If a row is malformed; the message names its line.
+        TaskError: If a row is malformed; the message has its line.
     """
     if kind == "jsonl":
         return [
@@ -42,26 +42,26 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
             if line.strip()
         ]
     delimiter = "\t" if kind == "tsv" else ","
-    advice = "Correct the table (quotes are for CSV), or give the questions as JSONL"
+    advice = "Correct the table (quotes work only in CSV), or use JSONL"
     rows = table_rows(text, place, TaskError, delimiter=delimiter, advice=advice)
     return [row for _, row in rows]
 
 
 def guess_kind(text: str) -> str:
-    """Return the format of questions without a file name: JSONL or TSV."""
+    """Return the format of inputs without a file name: JSONL or TSV."""
     return "jsonl" if text.startswith("{") else "tsv"
 
 
 def check_questions(rows: Rows, place: str) -> None:
-    """See that rows are questions; some may have no input.
+    """Check the rows of an input table; some may have no input.
 
     Raises:
-        TaskError: If there is none, or one has a value of another type; the message names it.
+        TaskError: If no row has an input, or a value has a wrong type.
     """
     if rows and not any("input" in row for row in rows):
         found = ", ".join(map(str, rows[0])) or "nothing"
         raise TaskError(
-            f"{place}, row 1: there is no column 'input', only {shown(found)}. Tables need a "
+            f"{place}, row 1: the column 'input' is missing; columns are {shown(found)}. Add a "
             "header with it"
         )
     for number, row in enumerate(rows, 1):
@@ -74,28 +74,28 @@ def check_questions(rows: Rows, place: str) -> None:
                     "number"
                 ) from error
     if not any(text_of(row, "input") for row in rows):
-        raise TaskError(f"{place}: there is no question. Give a row for each, below the header")
+        raise TaskError(f"{place}: no row has an input. Add rows below the header")
 
 
 def _texts(row: dict[str, Any], column: str) -> list[str]:
-    """Return the texts of a cell, without blanks around them; none of null."""
+    """Return the texts of a cell, stripped; empty for null."""
     value = row.get(column)
     values = value if isinstance(value, list) and column in _LISTS else [value]
     return list(map(str.strip, texts([each for each in values if each is not None])))
 
 
 def text_of(row: dict[str, Any], column: str) -> str:
-    """Return the text of a cell; empty where there is none."""
+    """Return the text of a cell; empty if it is missing."""
     return "".join(_texts(row, column))
 
 
 def references_of(row: dict[str, Any]) -> list[str]:
-    """Return the right answers of a question; none where they are not known."""
+    """Return the reference answers of a row; empty if unknown."""
     return list(filter(None, _texts(row, "output")))
 
 
 def choices_of(row: dict[str, Any]) -> list[str]:
-    """Return the answers that a question names to choose from."""
+    """Return the choices of a row."""
     given = _texts(row, "choices")
     if isinstance(row.get("choices"), list):
         return given
@@ -103,10 +103,10 @@ def choices_of(row: dict[str, Any]) -> list[str]:
 
 
 def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], kind: str) -> str:
-    """Return rows as text; the header of a table is `format_header`.
+    """Return rows as text without the header; see `format_header`.
 
-    Only tables need ``columns``. An answer that TSV cannot hold, or that begins with a quotation
-    mark, becomes a JSON string there.
+    ``columns`` is used for TSV and CSV. In TSV, an answer with tabs or line breaks, or a leading
+    quotation mark, is written as a JSON string.
     """
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -126,6 +126,6 @@ def _cell(value: Any, column: str, kind: str) -> str:
 
 
 def format_header(columns: Sequence[str], kind: str) -> str:
-    """Return the header of a table; JSONL has none."""
+    """Return the header of a table; empty for JSONL."""
     header = {column: column for column in columns}
     return "" if kind == "jsonl" else format_rows([header], columns, kind)

@@ -1,6 +1,6 @@
-"""Files that accompany weights: a card, README.md, and for exports a tokenizer and its search.
+"""Files next to exported weights: model card (README.md), tokenizer and generation settings.
 
-The card says what the weights are, their scores, and how to ask them.
+The card describes the weights, their scores, and how to use them.
 """
 
 import copy
@@ -33,27 +33,27 @@ QUESTION = "your question"
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """How the questions of tasks become ids.
+    """Conversion of inputs to ids.
 
-    If it is ``exact``, the tokenizer, a copy of the model's, has a chat template that makes the
-    prompts of training. With several tasks the template takes their name (``task``).
+    If ``exact``, the tokenizer (a copy) has a chat template that reproduces the prompts of
+    training. With several tasks the template takes the argument ``task``.
     """
 
     tokenizer: PreTrainedTokenizerBase
     exact: bool
-    prompt_prefixes: Mapping[str, str]  # text before the questions of each task
+    prompt_prefixes: Mapping[str, str]  # text before the inputs of each task
     ends: tuple[list[int], list[int]]  # ids before and after a prompt without a template
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The content of a card; that of a run has no ``dtype`` and no ``template``."""
+    """Content of a model card; the card of a run has no ``dtype`` and ``template``."""
 
     kind: Kind
     place: str  # path of the folder, or its name on the hub
     base: str  # path or name of the backbone
-    about: str  # the weights in one sentence
-    tasks: Sequence[str]  # in the order of their ids
+    about: str  # description in one sentence
+    tasks: Sequence[str]  # in the order of ids
     decoder_only: bool
     dtype: str = "auto"
     template: QuestionTemplate | None = None
@@ -64,7 +64,7 @@ class Card:
         write_text(folder / "README.md", self.text())
 
     def text(self) -> str:
-        """Return the card."""
+        """Return the text of the card."""
         head = {
             "library_name": _LIBRARIES.get(self.kind, "peft"),
             "pipeline_tag": "text-generation" if self.decoder_only else "text2text-generation",
@@ -75,12 +75,12 @@ class Card:
         lines = [f"{name}: {json.dumps(value)}" for name, value in head.items()]
         parts = ["\n".join(["---", *lines, "---"]), f"# {Path(self.place).name}", self.about]
         parts += [f"Base model: `{self.base}`", self._scores()]
-        parts += ["## How to ask", f"```python\n{self.code()}\n```", self._form()]
+        parts += ["## Usage", f"```python\n{self.code()}\n```", self._form()]
         parts += [f"Written by mttl {VERSION}."]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def code(self) -> str:
-        """Return the lines that answer one question of the first task."""
+        """Return example code that answers one input of the first task."""
         task, place = self.tasks[0], _quoted(self.place)
         if self.template is None:
             return (
@@ -150,23 +150,23 @@ class Card:
         ]
 
     def _form(self) -> str:
-        """Describe the prompts."""
+        """Return a description of the prompts."""
         if self.template is None:
-            return f"Its tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
+            return f"Tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
         prompt_prefixes = self.template.prompt_prefixes
         if self.template.exact:
-            text = "The chat template of the tokenizer asks as in training"
-            text += "; `task` names one of the tasks below." if len(prompt_prefixes) > 1 else "."
+            text = "The tokenizer's chat template formats prompts as in training"
+            text += "; set `task` to one of the tasks below." if len(prompt_prefixes) > 1 else "."
         else:
             text = (
-                "The tokenizer joins the line break after a question with what stands before it, "
-                "and the model was trained with the break alone: no template can say that, so the "
-                "ids are put together."
+                "The tokenizer merges the line break after an input with the text before it, but "
+                "the model was trained with separate tokens. A chat template cannot express this, "
+                "so the code joins the ids."
             )
         if len(prompt_prefixes) == 1:
             return text
         rows = [f"| {self.tasks.index(t)} | `{t}` | `{o}` |" for t, o in prompt_prefixes.items()]
-        head = ["| id | task | before its questions |", "|---:|---|---|"]
+        head = ["| id | task | prefix of its inputs |", "|---:|---|---|"]
         return "\n".join([text, "", *head, *rows])
 
     def _scores(self) -> str:
@@ -180,11 +180,11 @@ class Card:
 
 
 def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)  # a literal of Python and of Jinja, too
+    return json.dumps(value, ensure_ascii=False)  # a literal in Python and in Jinja
 
 
 def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what a run scored on some tasks, and in the mean if it knows several."""
+    """Return the scores of a run on some tasks, with their mean if there are several."""
     for folder in (Path(run), Path(run).parent):
         results = folder / "results.csv"
         if results.is_file():
@@ -195,7 +195,7 @@ def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
     return []
 
 
-# With endings that tokenizers join with a line break.
+# Endings that tokenizers may merge with a line break.
 _PROBES = ("a", "two words", "Is it?", "It is.", "1)", 'so "it is"', "naïve 日本", "two\nlines:")
 _LONGEST = 1_000_000
 
@@ -203,18 +203,18 @@ _LONGEST = 1_000_000
 def question_template(
     tokenizer: PreTrainedTokenizerBase, forms: Mapping[str, PromptForm], *, decoder_only: bool
 ) -> QuestionTemplate:
-    """Return how the questions of some tasks become ids.
+    """Return the conversion of inputs to ids for some tasks.
 
-    The tokenizer's own chat template is kept where it makes the prompts of training, id by id.
-    Where a tokenizer joins the line break of a decoder-only model with what stands before it, no
-    template can, and users have to put the ids together.
+    The tokenizer's own chat template is kept if it reproduces the training prompts exactly. If a
+    tokenizer merges a decoder-only model's line break with the preceding text, no template can, and
+    the ids have to be joined by code.
     """
     frames: dict[str, Frame] = {}
     prompt_prefixes: dict[str, str] = {}
     wanted: dict[str, list[list[int]]] = {}
     ends: tuple[list[int], list[int]] = [], []
     for task, form in forms.items():
-        whole = form.model_copy(update={"max_input_length": _LONGEST})  # nothing is cut
+        whole = form.model_copy(update={"max_input_length": _LONGEST})  # no truncation
         encoder = whole.encoder(tokenizer, decoder_only=decoder_only)
         prompt_prefix = form.prompt_prefix(task)
         frame = encoder.frame(*prompt_prefix[1:])
@@ -224,7 +224,7 @@ def question_template(
         wanted[task] = encoder.prompts(probes, [prompt_prefix] * len(probes))
         ends = encoder.prompt_ends
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # what `generate` takes
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # inputs of `generate`
     day = next(iter(forms.values())).date
     for template in (on_day(tokenizer.chat_template, day), _template(frames), None):
         tokenizer.chat_template = template
@@ -238,23 +238,23 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, task: str) -> list[list[int]] |
     asked = [[{"role": "user", "content": probe}] for probe in _PROBES]
     try:
         return apply(asked, add_generation_prompt=True, task=task)["input_ids"]
-    except Exception:  # a template of the tokenizer's own may want anything
+    except Exception:  # other templates may need any arguments
         return None
 
 
 def _template(frames: Mapping[str, Frame]) -> str:
-    """Return a template of one question, and maybe its answer."""
+    """Return a chat template for one input, optionally with its answer."""
     tasks = {task: frame._asdict() for task, frame in frames.items()}
     lines = [
         "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list -%}",
         "{%- if questions | length != 1 -%}",
-        "{{- raise_exception('the model answers one question at a time') -}}",
+        "{{- raise_exception('the model answers one input at a time') -}}",
         "{%- endif -%}",
     ]
     if len(tasks) == 1:
         lines.append(f"{{%- set frame = {_quoted(next(iter(tasks.values())))} -%}}")
     else:
-        problem = _quoted(f"give the task (task=...), one of: {', '.join(tasks)}")
+        problem = _quoted(f"set the task (task=...) to one of: {', '.join(tasks)}")
         lines += [
             f"{{%- set frames = {_quoted(tasks)} -%}}",
             f"{{%- if task not in frames -%}}{{{{- raise_exception({problem}) -}}}}{{%- endif -%}}",
@@ -274,10 +274,10 @@ def _template(frames: Mapping[str, Frame]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptExport:
-    """The prompt format of exported weights: tokenizer, prompt form by task, and search.
+    """Prompt format of exported weights: tokenizer, prompt forms by task, generation settings.
 
-    ``generation`` is the model's own generation config; ``search`` the settings of
-    `mttl.models.generation.search_settings`; ``dtype`` that of the weights as they answer.
+    ``generation`` is the model's generation config, ``search`` the settings from
+    `mttl.models.generation.search_settings`, and ``dtype`` the type of the weights.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -289,7 +289,7 @@ class PromptExport:
 
     @classmethod
     def of(cls, run: Predictor, tasks: Sequence[str]) -> "PromptExport":
-        """Return how a model is asked for some of its tasks."""
+        """Return the prompt format of some tasks of a model."""
         backbone: Any = run.model.backbone
         return cls(
             tokenizer=run.tokenizer,
@@ -303,10 +303,10 @@ class PromptExport:
     def write(self, folder: Path, kind: Kind, **described: Any) -> None:
         """Write the tokenizer, ``generation_config.json`` and the card into a folder.
 
-        ``described`` are the attributes of `Card` that say what the weights are.
+        ``described`` are the attributes of `Card` that describe the weights.
         """
         template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
-        if not template.exact:  # nor one that was copied
+        if not template.exact:  # also removes a copied template
             (folder / "chat_template.jinja").unlink(missing_ok=True)
         template.tokenizer.save_pretrained(folder)
         pad_id = pad_id_of(self.tokenizer)

@@ -1,14 +1,13 @@
-"""How likely a model finds each of several answers to a prompt, the prompt read once.
+"""Likelihoods of several answers to a prompt, with the prompt computed once.
 
-| model | what is shared |
+| model | shared computation |
 |---|---|
-| encoder–decoder | the encoder's states: it runs once per prompt |
-| decoder-only | keys and values of the prompt, in a cache |
+| encoder–decoder | encoder states, computed once per prompt |
+| decoder-only | cached keys and values of the prompt |
 
-All answers of a batch go through the model together; layers see the rows of an example one after
-another, as under beam search. Where a prompt cannot be shared it is repeated: by models that route
-tokens, whose experts see all tokens at once, that were compiled, that keep a state instead of keys
-or take no positions; in training by decoder-only models; and by prompts in front of their text.
+All answers of a batch are computed together; the rows of an example follow each other as in beam
+search. The prompt is repeated instead for models that route tokens, are compiled, keep a recurrent
+state or take no positions, for prompt skills, and for decoder-only models in training.
 """
 
 import inspect
@@ -34,7 +33,7 @@ from mttl.routing.token.masks import IGNORED
 from mttl.skills.inputs.prompt import SkilledEmbedding
 from mttl.skills.skilled_model import SkilledModel
 
-# Answers that go through the model together, unless one prompt has more.
+# Maximum answers computed together, unless one prompt has more.
 MOST_ROWS = 512
 
 Ids = Sequence[int]
@@ -50,9 +49,9 @@ def option_scores(
     pad_id: int,
     per_token: bool,
 ) -> list[list[float]]:
-    """Return the log-probability of every option of every prompt, or its mean over tokens.
+    """Return the log-probability of each option of each prompt, or its mean over tokens.
 
-    The model is in evaluation mode. Options are ids with their ends; each prompt has some.
+    The model must be in evaluation mode. Options are ids including the end token.
     """
     found: list[list[float]] = []
     step = max(1, MOST_ROWS // max(map(len, options)))
@@ -77,9 +76,9 @@ def option_losses(
     *,
     pad_id: int,
 ) -> tuple[Float[Tensor, "B n L"], Bool[Tensor, "B n L"]]:
-    """Return the negative log-probability of each token of each option, and which tokens count.
+    """Return the negative log-likelihood of each token of each option, and the mask of tokens.
 
-    The arguments are those of `option_scores`; n is the largest number of options of a prompt.
+    Arguments are those of `option_scores`; n is the largest number of options of a prompt.
     """
     n = max(map(len, options))
     filled = [ids for own in options for ids in (*own, *[own[0]] * (n - len(own)))]
@@ -110,7 +109,7 @@ def _repeated(
     labels: Int[Tensor, "Bn L"],
     pad_id: int,
 ) -> Float[Tensor, "Bn L"]:
-    """Run the model on every prompt with every answer, as training does."""
+    """Run the model on every prompt with every answer, as in training."""
     n = len(labels) // len(prompts)
     rows = [
         {"input_ids": prompts[place // n], "labels": own[own != IGNORED].tolist(), "task_id": task}
@@ -132,7 +131,7 @@ def _shared(
     labels: Int[Tensor, "Bn L"],
     pad_id: int,
 ) -> Float[Tensor, "Bn L"]:
-    """Read every prompt once, then all its answers."""
+    """Compute every prompt once, then all its answers."""
     decoder_only = is_decoder_only(model.backbone)
     padded = padded_inputs(prompts, pad_id, left=decoder_only)
     inputs = {name: value.to(labels.device) for name, value in padded.items()}
@@ -203,7 +202,7 @@ def _places(labels: Int[Tensor, "Bn L"]) -> Int[Tensor, "N"]:
 def _placed(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], labels: Int[Tensor, "Bn L"]
 ) -> Float[Tensor, "Bn L"]:
-    """Return the losses of targets where the labels that count stand, and 0 elsewhere."""
+    """Return the losses of targets at the positions of labels, and 0 elsewhere."""
     losses = functional.cross_entropy(logits.float(), targets, reduction="none")
     blank = losses.new_zeros(labels.numel())
     return blank.index_copy(0, _places(labels), losses).view_as(labels)
@@ -211,9 +210,9 @@ def _placed(
 
 @dataclass(frozen=True)
 class OptionScorer:
-    """The options of tasks, as texts and as ids by task id, and how they are compared.
+    """Options of tasks, as texts and as ids by task id, and how they are scored.
 
-    With ``per_token``, likelihoods are means over tokens.
+    With ``per_token``, scores are means over tokens.
     """
 
     texts: Mapping[int, Sequence[str]]
@@ -230,10 +229,10 @@ class OptionScorer:
         *,
         per_token: bool,
     ) -> Self:
-        """Encode the options of tasks; ``tasks`` are all tasks in the order of their ids.
+        """Encode the options of tasks; ``tasks`` are all tasks in the order of ids.
 
         Raises:
-            TaskError: If two options of a task have the same ids, since both are cut.
+            TaskError: If two options of a task have the same ids because both are truncated.
         """
         texts = {tasks.index(task): list(own) for task, own in options.items()}
         advice = "raise data.max_output_length"
@@ -246,7 +245,7 @@ class OptionScorer:
     def answers(
         self, model: SkilledModel, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Any]
     ) -> dict[int, str]:
-        """Return the likeliest option of every row of a batch whose task has options."""
+        """Return the most probable option of each row whose task has options."""
         of_row = dict(enumerate(task_ids.tolist()))
         rows = [row for row, task_id in of_row.items() if task_id in self.ids]
         if not rows:
@@ -271,9 +270,9 @@ CERTAIN = 1e-2
 
 @dataclass(frozen=True)
 class OptionTraining:
-    r"""Two losses over the options of a task, added to that of the right answer, with weights.
+    r"""Two weighted losses over the options of a task, in addition to the answer's loss.
 
-    With :math:`x` the prompt, :math:`y` the right option, :math:`\hat y^{(n)}` the wrong ones of
+    With the prompt :math:`x`, the right option :math:`y`, wrong options :math:`\hat y^{(n)}` of
     :math:`T^{(n)}` tokens, and :math:`\beta(x, y) = \frac1T \sum_t \log p(y_t \mid x, y_{<t})`:
 
     .. math::
@@ -282,8 +281,8 @@ class OptionTraining:
             {\sum_n T^{(n)}} \\
         L_{LN} &= -\log \frac{e^{\beta(x, y)}}{e^{\beta(x, y)} + \sum_n e^{\beta(x, \hat y^{(n)})}}
 
-    As in the released code, 0.01 stands within the logarithm, so that a wrong token that is certain
-    costs a finite amount, and the mean of the first is over the tokens of a batch.
+    As in the released code, 0.01 is added within the logarithm to bound the loss of certain wrong
+    tokens, and the first loss is a mean over the tokens of a batch.
 
     References:
         Liu, Tam, Muqeeth, Mohta, Huang, Bansal and Raffel, *Few-Shot Parameter-Efficient
@@ -296,13 +295,13 @@ class OptionTraining:
     length_normalised: float
 
     def losses(self, model: SkilledModel, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the losses that have a weight, by name, from another pass over a training batch.
+        """Return the losses with a weight, by name, from another pass over a training batch.
 
         Raises:
             TaskError: If the answer of a row is not an option of its task.
         """
         labels, read = batch["labels"], batch["attention_mask"].bool()
-        if is_decoder_only(model.backbone):  # behind the prompt stands the answer
+        if is_decoder_only(model.backbone):  # the answer follows the prompt
             read = read & (labels == IGNORED)
         prompts = [ids[real].tolist() for ids, real in zip(batch["input_ids"], read, strict=True)]
         options = [self.option_scorer.ids[task_id] for task_id in batch["task_ids"].tolist()]
@@ -311,9 +310,9 @@ class OptionTraining:
             answer = row[row != IGNORED].tolist()
             if answer not in own:
                 raise TaskError(
-                    "the answer of a training row is none of its task's options "
-                    f"({', '.join(self.option_scorer.texts[task_id])}), and adapt.unlikelihood and "
-                    "adapt.length_normalised compare it with the others; complete the options"
+                    "the answer of a training row is not among its task's options "
+                    f"({', '.join(self.option_scorer.texts[task_id])}), which adapt.unlikelihood "
+                    "and adapt.length_normalised require; complete the options"
                 )
             right.append(list(own).index(answer))
         losses, counted = option_losses(

@@ -1,7 +1,7 @@
-"""A trained model with all that it takes to answer texts: the form of its prompts, and its search.
+"""A trained model with its prompt form and generation settings, for answering texts.
 
-Evaluation after training, adapted models and commands ask in the same form, so the same input has
-the same answer everywhere.
+Evaluation, adapted models and commands use the same form, so the same input has the same answer
+everywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from mttl.skills.skilled_model import SkilledModel
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Cut rows into batches of similar length; each row is in one."""
+    """Return batches of rows with similar length."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
@@ -44,12 +44,12 @@ def answer_texts(
     on_rows: Callable[[int], object] = lambda n: None,
     **settings: Any,
 ) -> list[str]:
-    """Generate an answer to every text, in order and without blanks around it.
+    """Return a generated answer to every text, in order and stripped.
 
-    Texts of similar length share a batch; they are as the model reads them, and the beginning of
-    each, in ``prompt_prefixes``, is kept when long texts are cut at their start. ``generate`` gets
-    the places of a batch's rows, and the arguments of a model's ``generate``; the settings are
-    among these. ``on_rows`` gets the size of every batch that is answered.
+    Texts of similar length share a batch; their prefixes, in ``prompt_prefixes``, are kept if long
+    texts are truncated at the start. ``generate`` receives the indices of a batch's rows and the
+    arguments of a model's ``generate``, including ``settings``. ``on_rows`` is called with the size
+    of every answered batch.
     """
     prompts = encoder.prompts(texts, prompt_prefixes)
     answers = [""] * len(prompts)
@@ -76,12 +76,12 @@ class Predictor:
 
     Attributes:
         model: Backbone, skills and router.
-        tokenizer: The backbone's.
-        tasks: Names of the tasks in the order of their ids.
-        form: How inputs looked in training, and how long answers may be.
-        search: How answers are searched, as `mttl.models.generation.search_settings` says.
-        per_token: Whether answers that are ranked are compared by means over their tokens.
-        precision: Of the arithmetic; single by default.
+        tokenizer: Tokenizer of the backbone.
+        tasks: Task names in the order of their ids.
+        form: Format of inputs in training, and maximum length of answers.
+        search: Generation settings, from `mttl.models.generation.search_settings`.
+        per_token: Rank answers by the mean instead of the sum over their tokens.
+        precision: Numerical precision; by default single.
     """
 
     model: SkilledModel
@@ -100,7 +100,7 @@ class Predictor:
         """
         for name in names:
             if name not in self.tasks:
-                raise TaskError(f"the model knows no task '{name}'.{nearest(name, self.tasks)}")
+                raise TaskError(f"the model has no task '{name}'.{nearest(name, self.tasks)}")
         return torch.tensor([self.tasks.index(name) for name in names], dtype=torch.long)
 
     def predict(
@@ -112,29 +112,29 @@ class Predictor:
         on_rows: Callable[[int], object] = lambda n: None,
         **search: Any,
     ) -> list[str]:
-        """Answer texts as the model is evaluated; it is left in evaluation mode.
+        """Return answers to texts, as in evaluation; the model is left in evaluation mode.
 
-        Tasks whose options were ranked in evaluation choose among these, unless a search is given.
+        Tasks with ranked options choose among these, unless generation settings are given.
 
         Args:
-            tasks: The task of all, or of each.
-            texts: Inputs, without the prefix that training put before them.
-            batch_size: Texts at a time.
-            on_rows: Called after each batch with its size.
-            **search: What ``generate`` of transformers takes instead of the run's own search:
+            tasks: Task of all texts, or a task for each.
+            texts: Inputs without the task prefix.
+            batch_size: Texts per batch.
+            on_rows: Function called after each batch with its size.
+            **search: Arguments of ``generate`` of transformers that override the run's settings:
                 ``num_beams=4``, ``do_sample=True, temperature=0.7``, ``max_new_tokens=200``.
 
         Returns:
-            An answer to each, in order, without blanks around it.
+            One answer per text, in order, stripped.
 
         Raises:
-            TaskError: If a task is unknown, or there is not one for each text.
-            TypeError: If ``texts`` is a single text rather than a list of them.
-            ValueError: If more than one answer is asked for.
+            TaskError: If a task is unknown, or their number differs from the number of texts.
+            TypeError: If ``texts`` is a single text instead of a list.
+            ValueError: If several answers per text are requested.
         """
         if search.get("num_return_sequences", 1) != 1:
             n = search["num_return_sequences"]
-            raise ValueError(f"num_return_sequences ({n}) must be 1: every text has one answer")
+            raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
         names = self._names(tasks, texts)
         task_ids = self.task_ids(names).to(self.device)
         options = {} if search else self.form.task_options
@@ -166,7 +166,7 @@ class Predictor:
         return [found[place] for place in range(len(names))]
 
     def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Generate ids in the run's precision, as ``generate`` of transformers does."""
+        """Generate ids in the run's precision, like ``generate`` of transformers."""
         with self.precision.forward_context():
             return self.model.generate(task_ids, **inputs)
 
@@ -180,19 +180,19 @@ class Predictor:
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
     ) -> list[OptionChoice]:
-        """Choose among given answers by their likelihood; see `mttl.inference.task_options`.
+        """Choose among given answers by likelihood; see `mttl.inference.task_options`.
 
         Args:
-            tasks: The task of all texts, or of each.
+            tasks: Task of all texts, or a task for each.
             texts: Inputs.
-            choices: The answers of all texts, or a list of them for each.
-            per_token: Compare means over the tokens of an answer rather than sums.
-            batch_size: Answers at a time.
-            on_rows: Called with the number of answers that were scored.
+            choices: Answers for all texts, or a list for each text.
+            per_token: Rank by means instead of sums over an answer's tokens.
+            batch_size: Answers per batch.
+            on_rows: Function called with the number of scored answers.
 
         Raises:
-            TaskError: If a task is unknown, there is not one for each text, or a text has less than
-                two different answers to choose from: as far as answers reached in training.
+            TaskError: If a task is unknown, the numbers differ, or a text has less than two
+                different choices after truncation to the answer length of training.
         """
         names = self._names(tasks, texts)
         if isinstance(choices, str):
@@ -200,7 +200,7 @@ class Predictor:
         shared = all(isinstance(choice, str) for choice in choices)
         of_each: Any = [choices] * len(texts) if shared else choices
         if len(of_each) != len(texts):
-            raise TaskError(f"there are {len(texts)} texts and choices for {len(of_each)}")
+            raise TaskError(f"there are {len(texts)} texts, but choices for {len(of_each)}")
         known: dict[tuple[str, ...], dict[str, list[int]]] = {}
         for place, own in enumerate(of_each, 1):
             if tuple(own) not in known:
@@ -230,17 +230,17 @@ class Predictor:
         return found
 
     def choice_ids(self, choices: Sequence[str], place: str) -> dict[str, list[int]]:
-        """Return the ids of answers to choose from, cut as in training.
+        """Return the ids of choices, truncated as in training.
 
         Raises:
-            TaskError: If there are less than two, or two of them are identical there.
+            TaskError: If there are less than two, or two are identical after truncation.
         """
         answers = check_choices(choices, place)
         ids = choice_ids(self.encoder, answers, f"{place}: choices", "shorten them")
         return dict(zip(answers, ids, strict=True))
 
     def pipeline(self, task: str) -> Callable[..., Any]:
-        """Return one task as a function of a text, or a list of them, with options of `predict`.
+        """Return a function of a text or a list of texts for one task, with options of `predict`.
 
         Raises:
             TaskError: If the task is unknown.
@@ -266,22 +266,22 @@ class Predictor:
         names = [tasks] * len(texts) if isinstance(tasks, str) else list(tasks)
         if len(names) != len(texts):
             raise TaskError(
-                f"there are {len(names)} tasks and {len(texts)} texts; name one task for all, or "
-                "one for each"
+                f"there are {len(names)} tasks and {len(texts)} texts; give one task for all "
+                "texts, or one for each"
             )
         return names
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """What encodes inputs and answers as in training."""
+        """Encoder of inputs and answers, as in training."""
         return self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
 
     @property
     def decoder_only(self) -> bool:
-        """Whether the model continues its input rather than answering it from an encoder."""
+        """True for a decoder-only backbone."""
         return is_decoder_only(self.model.backbone)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device

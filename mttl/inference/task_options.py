@@ -1,4 +1,4 @@
-"""The answers that a task chooses from: a gym's table names them, or training rows show them."""
+"""Options of a task, from the table of tasks or from its training rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from mttl.tasks.rows import RowFile
 
 @dataclass(frozen=True)
 class OptionChoice:
-    r"""What was chosen for one text among given answers, by how likely a model finds each.
+    r"""Choice among given answers, with the probability of each.
 
-    An answer is scored by its log-probability after the prompt, the end token included:
-    :math:`s_a = \sum_i \log p(a_i \mid a_{<i}, x)`, or by the mean over its tokens where longer
-    answers shall lose nothing. The probabilities are :math:`p(a) = e^{s_a} / \sum_b e^{s_b}`.
+    An answer's score is its log-probability after the prompt, including the end token, :math:`s_a =
+    \sum_i \log p(a_i \mid a_{<i}, x)`, or the mean over its tokens, which does not penalise long
+    answers. Probabilities are :math:`p(a) = e^{s_a} / \sum_b e^{s_b}`.
 
     Attributes:
-        answer: The most probable of the given answers; of equal ones the first.
-        probabilities: Probability of every given answer, in their order; their sum is 1.
+        answer: Most probable answer; the first of equal ones.
+        probabilities: Probability of each given answer, in order; they sum to 1.
     """
 
     answer: str
@@ -29,23 +29,23 @@ class OptionChoice:
 
     @classmethod
     def among(cls, scores: Mapping[str, float]) -> "OptionChoice":
-        """Return the choice that scores lead to."""
+        """Return the choice for given scores."""
         values = torch.tensor(list(scores.values()), dtype=torch.float64).softmax(0).tolist()
         probabilities = dict(zip(scores, values, strict=True))
         return cls(max(probabilities, key=probabilities.__getitem__), probabilities)
 
 
 def check_choices(given: Sequence[str], place: str) -> list[str]:
-    """Return answers to choose from, stripped; ``place`` names their text in the message.
+    """Return the choices, stripped; ``place`` describes their text in messages.
 
     Raises:
-        TaskError: If there are less than two, or one is empty or stands twice.
+        TaskError: If there are less than two, or one is empty or repeated.
     """
     answers = [answer.strip() for answer in given]
     if len(set(answers)) < max(len(answers), 2) or not all(answers):
         raise TaskError(
-            f"{place}: the choices are {list(given)}; there must be at least two, none empty and "
-            "none twice"
+            f"{place}: the choices are {list(given)}; there must be at least two, without empty "
+            "or repeated ones"
         )
     return answers
 
@@ -53,32 +53,31 @@ def check_choices(given: Sequence[str], place: str) -> list[str]:
 def choice_ids(
     encoder: TextEncoder, answers: Sequence[str], whose: str, advice: str
 ) -> list[list[int]]:
-    """Return the ids of answers to choose from, the end token included, cut as in training.
+    """Return the ids of choices including the end token, truncated as in training.
 
     Raises:
-        TaskError: If two of them have the same ids, since both are cut.
+        TaskError: If two have the same ids because both are truncated.
     """
     ids = encoder.answers(answers)
     if len(set(map(tuple, ids))) < len(ids):
         raise TaskError(
-            f"{whose} are identical up to the length at which answers are cut; {advice}"
+            f"{whose} are identical after truncation to the maximum answer length; {advice}"
         )
     return ids
 
 
-# Distinct answers of training rows are options where they are few, and come back.
+# Distinct answers of training rows are options if there are few, with several rows each.
 MOST_OPTIONS, ROWS_EACH = 20, 4
 
 
 def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
-    """Return the answers that a task chooses from, or none.
+    """Return the options of a task; empty if it has none.
 
-    They are those of the column ``options`` of TASKS.csv, joined by bars; else the distinct first
-    answers of the training rows of samples, sorted, if there are at most 20, each in four rows on
-    average.
+    They are the column ``options`` of TASKS.csv, separated by ``|``; otherwise the sorted distinct
+    first answers of the samples' training rows, if there are at most 20 with on average four rows.
 
     Raises:
-        TaskError: If the column names one option, an empty one, or one twice, or a file is
+        TaskError: If the column has a single, an empty or a repeated option, or a file is
             malformed.
     """
     named = gym.options(task)
@@ -101,12 +100,12 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
 def wanted_options(
     gym: Gym, samples: Iterable[tuple[str, Sequence[int]]], mode: str
 ) -> dict[str, list[str]]:
-    """Return the options of the tasks that are ranked; ``samples`` are those of each task.
+    """Return the options of the ranked tasks; ``samples`` are pairs of task and samples.
 
-    The mode ``"generate"`` ranks none, ``"rank"`` all, ``"both"`` those that have options.
+    Mode ``"generate"`` ranks none, ``"rank"`` all, ``"both"`` the tasks with options.
 
     Raises:
-        TaskError: If all are ranked, and some have no options in samples; the message lists them.
+        TaskError: If all are to be ranked, and some have no options; the message lists them.
     """
     if mode == "generate":
         return {}
@@ -114,9 +113,9 @@ def wanted_options(
     lacking = list(dict.fromkeys(task for task, options in found if not options))
     if lacking and mode == "rank":
         raise TaskError(
-            f"these tasks have no answers to rank: {some(lacking)}. Name them in "
-            f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
-            f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
-            "each; generation.mode: both ranks only tasks that have options"
+            f"these tasks have no options to rank: {some(lacking)}. Add them to "
+            f"'{gym.directory / 'TASKS.csv'}' in the column 'options' (yes|no), or use at most "
+            f"{MOST_OPTIONS} distinct answers with {ROWS_EACH} training rows each, or set "
+            "generation.mode: both to rank only tasks with options"
         )
     return {task: options for task, options in found if options}

@@ -1,1 +1,1 @@
-"""Files that are read and written: text, JSON, YAML, tensors; each whole or not at all."""
+"""Reading and atomic writing of files: text, JSON, YAML and tensors."""

@@ -1,6 +1,6 @@
-"""Errors that a user can fix: a command prints the message of `MttlError` and exits with status 2.
+"""Errors that users can fix: commands print the message of an `MttlError` and exit with status 2.
 
-Everything else is a fault of the program and keeps its traceback.
+Other exceptions are internal errors, whose traceback is written to a file.
 """
 
 import difflib
@@ -12,11 +12,11 @@ from typing import Any
 
 
 class MttlError(Exception):
-    """A mistake that the user can fix; the message says what is wrong and how to fix it."""
+    """An error that the user can fix; the message has the cause and the remedy."""
 
 
 class ConfigError(MttlError, ValueError):
-    """A configuration that cannot be read, does not validate, or cannot be built."""
+    """A configuration that cannot be read, is invalid, or cannot be built."""
 
 
 class TaskError(MttlError, ValueError):
@@ -28,18 +28,18 @@ class CheckpointError(MttlError, ValueError):
 
 
 class TrainingError(MttlError, RuntimeError):
-    """A training that cannot go on."""
+    """A training that cannot continue."""
 
 
 class DivergedError(TrainingError):
-    """A training whose loss or weights are not finite."""
+    """A training with a loss or weights that are not finite."""
 
 
 class StopRequested(Exception):
-    """A run was asked to stop by a signal; its state is in the checkpoint, if it was saved."""
+    """A run was stopped by a signal; its checkpoint has the state, if it was saved."""
 
     def __init__(self, number: signal.Signals, checkpoint: Path) -> None:
-        saved = "the state was saved, continue with --resume"
+        saved = "the state was saved; continue with --resume"
         unsaved = "no state had been saved yet"
         super().__init__(f"stopped by {number.name}; {saved if checkpoint.is_file() else unsaved}")
         self.number = number
@@ -50,13 +50,13 @@ def raised_as(
     error: type[Exception],
     place: str,
     *causes: type[Exception],
-    told: Callable[[Any], str] = str,
+    text: Callable[[Any], str] = str,
 ) -> Iterator[None]:
-    """Turn errors of the classes ``causes`` into one of the class ``error``, which says where."""
+    """Convert errors of the classes ``causes`` into an ``error`` with the place in its message."""
     try:
         yield
     except causes as cause:
-        raise error(f"{place}: {told(cause)}" if place else told(cause)) from cause
+        raise error(f"{place}: {text(cause)}" if place else text(cause)) from cause
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
@@ -67,13 +67,13 @@ def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """Return the first few names joined by commas, and how many more there are."""
+    """Return the first names joined by commas, and the number of further ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def grouped(causes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return one line per cause that has members."""
+    """Return one line per cause with members."""
     return [f"{cause}: {some(names)}" for cause, names in causes.items() if names]
 
 
@@ -100,7 +100,7 @@ def require_one_of(choices: Collection[str], **values: str) -> None:
 
 
 def require_at_most(bound: str, most: float, **values: float) -> None:
-    """Raise a `ValueError` for numbers above another one, which has a name."""
+    """Raise a `ValueError` for numbers above ``most``, which is called ``bound``."""
     for name, value in values.items():
         if value > most:
             raise ValueError(f"{name} ({value}) must be at most {bound} ({most})")

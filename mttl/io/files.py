@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the folder of those that ship."""
+"""Atomic writing of files, and the folder of shipped files."""
 
 import csv
 import ctypes
@@ -14,18 +14,18 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-PART = ".part"  # of the name of a file that is being written
-# Answers of a disk that no other file would change.
+PART = ".part"  # suffix of temporary files
+# Errors of a disk on which no other file can be written either.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
-# Answers of a file system without locks.
+# Errors of a file system without locks.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path that takes the name ``path`` once the block has succeeded.
+    """Context manager that yields a temporary path, renamed to ``path`` on success.
 
-    It is flushed to the disk first, so that after a crash the file is the old or the new one.
+    The file is flushed to disk first, so that after a crash it is the old or the new one.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         _flush(temporary)
-        temporary.chmod(mode)  # safetensors makes private files
+        temporary.chmod(mode)  # safetensors creates private files
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -43,10 +43,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give a temporary folder that takes the name ``path`` once the block has succeeded.
+    """Context manager that yields a temporary folder, renamed to ``path`` on success.
 
     Raises:
-        FileExistsError: If ``path`` exists, unless it is an empty folder, or is to be replaced.
+        FileExistsError: If ``path`` exists, except empty folders, or with ``replace``.
     """
     target = Path(path)
     if target.is_file() or (not replace and target.is_dir() and any(target.iterdir())):
@@ -65,14 +65,14 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
             target.replace(earlier)
             try:
                 temporary.replace(target)
-            finally:  # it is removed below, or put back
+            finally:  # removed below, or restored
                 earlier.replace(temporary if target.exists() else target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Let two folders change places in one step; False where the system or the disk cannot."""
+    """Exchange two folders in one step; return False if the system does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -94,10 +94,10 @@ def _flush(path: Path) -> None:
 
 @contextmanager
 def locked(path: str | Path, refusal: Exception | None = None) -> Iterator[None]:
-    """Hold a file for this process alone while the block runs; the file is made, and stays.
+    """Context manager that locks a file against other processes; the file is created and remains.
 
-    While another process holds it, wait, or raise the ``refusal``. Where the file system has no
-    locks, nothing is held.
+    If another process has the lock, wait, or raise ``refusal`` if given. On file systems without
+    locks, nothing is locked.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -126,7 +126,7 @@ def write_text(path: str | Path, text: str) -> None:
 def write_table(
     path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write a CSV file atomically; where a row lacks a column, its cell is empty."""
+    """Write a CSV file atomically; missing cells are empty."""
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -134,7 +134,7 @@ def write_table(
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """Add a line to a file and flush it to the disk; a line that was cut off is dropped."""
+    """Append a line to a file and flush it to disk; an incomplete last line is dropped first."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     drop_cut_line(path)
     with Path(path).open("ab") as file:
@@ -144,14 +144,14 @@ def append_line(path: str | Path, line: str) -> None:
 
 
 def drop_cut_line(path: str | Path) -> None:
-    """Drop what follows the last line end of a file, if there is one: a killed process."""
+    """Remove an incomplete last line of a file, left by a killed process."""
     if Path(path).is_file():
         with Path(path).open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def shipped_folder() -> Path:
-    """Return the folder of ``configs/`` and ``data/``: in a wheel the package, else above it."""
+    """Return the folder of ``configs/`` and ``data/``: in a wheel the package, else its parent."""
     package = Path(__file__).parents[1]
     inside = package / "shipped"
     return inside if inside.is_dir() else package.parent

@@ -1,7 +1,7 @@
-"""Reading text, JSON and tables: what is wrong with a file is an error that names the file.
+"""Read text, JSON and tables; errors name the file.
 
-For all functions, `error` is the class of `MttlError` that they raise for a missing file or wrong
-content, and `place` says where a text is from.
+In all functions, `error` is the class of `MttlError` that is raised for a missing file or invalid
+content, and `place` describes the origin of a text.
 """
 
 import csv
@@ -16,19 +16,19 @@ from typing import Any
 
 from mttl.io.errors import MttlError, raised_as
 
-# Bytes of a line of a table or of JSON Lines; the limit of the csv module is far below.
+# Maximum bytes of a line of a table or of JSON Lines; the csv module's default is much lower.
 MOST_LINE = 1 << 24
 csv.field_size_limit(MOST_LINE)
 _KINDS = {dict: "an object", list: "a list"}
 
 
 def require_file(path: str | Path, error: type[MttlError]) -> int:
-    """Return the size of a file; a folder is not one."""
+    """Return the size of a file; raises an error for a missing file or a folder."""
     problem = ""
     if not Path(path).exists():
-        problem = "does not exist: check the name, or copy the file there"
+        problem = "does not exist; check the name, or copy the file there"
     elif Path(path).is_dir():
-        problem = "is a folder; it must be a file: give the file itself"
+        problem = "is a folder; name a file"
     if problem:
         raise error(f"'{path}' {problem}")
     return Path(path).stat().st_size
@@ -37,7 +37,7 @@ def require_file(path: str | Path, error: type[MttlError]) -> int:
 def read_bytes(path: str | Path, error: type[MttlError]) -> bytes:
     """Return the content of a file."""
     require_file(path, error)
-    with raised_as(error, f"'{path}' cannot be read", OSError, told=reason):
+    with raised_as(error, f"'{path}' cannot be read", OSError, text=reason):
         return Path(path).read_bytes()
 
 
@@ -49,18 +49,18 @@ def file_sha256(path: Path, error: type[MttlError]) -> str:
 
 
 def read_text(path: str | Path, error: type[MttlError]) -> str:
-    """Return the text of a file in UTF-8, without a byte order mark."""
+    """Return the UTF-8 text of a file, without a byte order mark."""
     return decoded(read_bytes(path, error), f"'{path}'", error)
 
 
 def decoded(data: bytes, place: str, error: type[MttlError]) -> str:
-    """Return a text in UTF-8, without a byte order mark."""
+    """Return UTF-8 bytes as text, without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
         raise error(
             f"{place} must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
-            "not: save the file as UTF-8"
+            "not; save the file as UTF-8"
         ) from cause
 
 
@@ -72,7 +72,7 @@ def read_json(path: str | Path, error: type[MttlError], kind: type | None = None
 def parse_json(
     text: str | bytes, place: str, error: type[MttlError], kind: type | None = None
 ) -> Any:
-    """Return the value of JSON text, of the type ``kind``, without repeated keys or NaN."""
+    """Return the value of JSON text of type ``kind``; repeated keys and NaN are errors."""
     try:
         value = json.loads(text, **JSON_RULES)
     except (ValueError, RecursionError) as cause:
@@ -80,10 +80,10 @@ def parse_json(
         if isinstance(cause, json.JSONDecodeError):
             line = "" if ", line " in place else f", line {cause.lineno}"
             place = f"{place}{line}, column {cause.colno}"
-            what = f"{cause.msg}. Fix the line, or copy the file again"
+            what = f"{cause.msg}. Correct the line, or copy the file again"
         raise error(f"{place}: not valid JSON: {what}") from cause
     if kind is not None and not isinstance(value, kind):
-        raise error(f"{place}: holds {shown(value)}; it must hold {_KINDS[kind]}")
+        raise error(f"{place}: contains {shown(value)}; it must contain {_KINDS[kind]}")
     return value
 
 
@@ -104,10 +104,10 @@ def table_rows(
     delimiter: str = ",",
     advice: str = "Copy the file again",
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the number of each row's last line, and its cells by column; blank lines are skipped.
+    """Yield the last line number of each row, and its cells by column; blank lines are skipped.
 
-    A text may be given as lines with their ends. The ``columns`` are required; ``names`` are those
-    of a table without a header. With tabs between cells, nothing is quoted.
+    A text may be given as lines with their ends. ``columns`` are required; ``names`` are the
+    columns of a table without a header. Tab-separated tables have no quoting.
     """
     if isinstance(lines, str):
         lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
@@ -115,9 +115,9 @@ def table_rows(
     header = list(names) or next(cells, (0, []))[1]
     absent = [column for column in columns if column not in header]
     if absent or not header or len(set(header)) < len(header):
-        needs = f"have the columns {', '.join(columns)}, and none twice"
+        needs = f"have the columns {', '.join(columns)}, each once"
         raise error(
-            f"'{place}' must {needs if columns else 'name every column once'}; its header is "
+            f"'{place}' must {needs if columns else 'have distinct columns'}; its header is "
             f"{shown(','.join(header))}. {advice}"
         )
     for number, row in cells:
@@ -159,19 +159,19 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
 
 
 def exact_fraction(share: float, n: int) -> Fraction:
-    """Return the exact product of a decimal fraction, as the user wrote it, and a whole number."""
+    """Return the exact product of a decimal fraction, as written by the user, and an integer."""
     return Fraction(str(share)) * n
 
 
 def printable(name: Any) -> str:
-    """Return a name that can be used in tables and file names; others are a `ValueError`."""
+    """Return a name for tables and files; raises a `ValueError` for unprintable ones."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise ValueError("must be a name of characters that are printed")
+        raise ValueError("must be a name of printable characters")
     return name
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Return a value for a message: short, in ASCII."""
+    """Return a value for a message, shortened, in ASCII."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -187,7 +187,7 @@ def reason(error: BaseException) -> str:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # The json module keeps the last of two equal keys, and drops the first without a warning.
+    # The json module would silently keep only the last of equal keys.
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -206,7 +206,7 @@ def _finite(text: str) -> float:
     return value
 
 
-# Arguments of `json.loads` and decoders.
+# Arguments for `json.loads`.
 JSON_RULES: dict[str, Any] = {
     "object_pairs_hook": _without_repeats,
     "parse_constant": _refuse_constant,

@@ -1,4 +1,4 @@
-"""Our own JSON and YAML files as checked records, with one text for every mistake in them."""
+"""Validated records of JSON and YAML files, with uniform error messages."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from mttl.io.files import write_text
 from mttl.io.reading import parse_json, printable, read_text, reason, shown
 from mttl.io.yaml12 import read_yaml
 
-# Of records, and of dataclasses of pydantic that are read as such.
+# Configuration of records, and of pydantic dataclasses used as records.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 TYPES = {
@@ -30,29 +30,29 @@ TYPES = {
     **dict.fromkeys(("mapping_type", "dataclass_type"), "a mapping of settings"),
 }
 
-# A name that can stand in tables and in names of files.
+# A name for tables and file names.
 Printable = Annotated[str, AfterValidator(printable)]
-MOST_MISTAKES = 5  # of one file in a message
+MOST_MISTAKES = 5  # per file and message
 Kind = TypeVar("Kind")
 
 
 class Record(BaseModel):
-    """The content of a file, or a part of it: immutable, without unknown fields or NaN."""
+    """Content of a file, or a part of it: immutable, without unknown fields or NaN."""
 
     model_config = STRICT | ConfigDict(frozen=True)
-    error: ClassVar[type[MttlError]] = CheckpointError  # about such a file
+    error: ClassVar[type[MttlError]] = CheckpointError  # class of errors
     advice: ClassVar[str] = "Copy it again"  # how to fix a damaged file
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file of JSON or, by its ending, YAML; errors are of the class ``error``."""
+        """Return the record in a JSON file or, by its ending, YAML; raises ``error``."""
         if Path(path).suffix in (".yaml", ".yml"):
             return check(cls, read_yaml(path, cls.error), f"'{path}'", cls.error, cls.advice)
         return cls.parse(read_text(path, cls.error), f"'{path}'")
 
     @classmethod
     def parse(cls, text: str | bytes, place: str) -> Self:
-        """Return the record in JSON text; ``place`` is where the text is from."""
+        """Return the record in JSON text; ``place`` is the origin of the text."""
         return check(cls, parse_json(text, place, cls.error), place, cls.error, cls.advice)
 
     def text(self) -> str:
@@ -60,32 +60,32 @@ class Record(BaseModel):
         return json.dumps(as_row(self), indent=2, ensure_ascii=False) + "\n"
 
     def write(self, path: str | Path) -> None:
-        """Write a file of JSON, whole or not at all."""
+        """Write a JSON file atomically."""
         write_text(path, self.text())
 
 
 def as_row(value: Any) -> dict[str, Any]:
-    """Return the fields of a record, or of a dataclass of pydantic, as JSON writes them."""
+    """Return the fields of a record or a pydantic dataclass, as for JSON."""
     return _adapter(type(value)).dump_python(value, mode="json")
 
 
 def check(
     kind: type[Kind], value: Any, place: str, error: type[MttlError], advice: str = ""
 ) -> Kind:
-    """Return what JSON or YAML holds as a record, or as a dataclass of pydantic.
+    """Return JSON or YAML data as a record or a pydantic dataclass.
 
-    An error of the given class names the place and, for every mistake, the field, what was found
-    and what is allowed; the advice ends it.
+    The error has the place, for every mistake the field, its value and what is allowed, and finally
+    the advice.
     """
     try:
         return _adapter(kind).validate_json(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as cause:
-        told = reason(cause)
+        found = reason(cause)
         if isinstance(cause, ValidationError):
             mistakes = cause.errors(include_url=False)
             lines = "; ".join(_line(kind, mistake) for mistake in mistakes[:MOST_MISTAKES])
-            told = lines + (f"{'' if lines.endswith('?') else '.'} {advice}" if advice else "")
-        raise error(f"{place}: {told}") from cause
+            found = lines + (f"{'' if lines.endswith('?') else '.'} {advice}" if advice else "")
+        raise error(f"{place}: {found}") from cause
 
 
 @lru_cache
@@ -98,7 +98,7 @@ def _line(kind: type, mistake: Mapping[str, Any]) -> str:
     field = ".".join(str(part) for part in (*parents, name))
     if mistake["type"] in UNKNOWN:
         known = list(_fields(kind, parents))
-        hint = nearest(str(name), known) or (f" There are {', '.join(known)}" if known else "")
+        hint = nearest(str(name), known) or (f" Keys: {', '.join(known)}" if known else "")
         return f"unknown key '{field}'.{hint}"
     if mistake["type"] == "missing":
         return f"the key '{field}' is missing"
@@ -110,7 +110,7 @@ def _line(kind: type, mistake: Mapping[str, Any]) -> str:
 
 
 def _fields(kind: Any, path: Sequence[int | str]) -> Mapping[str, Any]:
-    """Return the fields of a part of a record; none where the part has names of its own."""
+    """Return the fields of a part of a record; empty for a mapping with free keys."""
     for part in path:
         fields = getattr(kind, "__pydantic_fields__", {})
         inside = [fields[part].annotation] if part in fields else []
@@ -121,7 +121,7 @@ def _fields(kind: Any, path: Sequence[int | str]) -> Mapping[str, Any]:
 
 
 def requirement(mistake: Mapping[str, Any]) -> str:
-    """Return what pydantic asks of a value: ``"must be …"``, with the nearest allowed word."""
+    """Return pydantic's requirement as ``"must be …"``, with the nearest allowed value."""
     if mistake["type"] == "literal_error":
         expected = mistake["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
         near = nearest(str(mistake["input"]), expected.split(", "))
@@ -133,5 +133,5 @@ def requirement(mistake: Mapping[str, Any]) -> str:
 
 
 def one_of(choices: Sequence[str]) -> str:
-    """Return the choices, behind "one of" where there are several."""
+    """Return the choices, after "one of" if there are several."""
     return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]

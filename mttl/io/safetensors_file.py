@@ -1,4 +1,4 @@
-"""safetensors files, written whole or not at all."""
+"""Reading and atomic writing of safetensors files."""
 
 import os
 import re
@@ -17,10 +17,10 @@ _REFUSAL = re.compile(r"\(os error (\d+)\)")
 
 
 def read_tensors(path: str | Path, advice: str = "Copy it again") -> dict[str, Tensor]:
-    """Return the tensors of a file, by name and in that order; ``advice`` is for a damaged one.
+    """Return the tensors of a file, sorted by name; ``advice`` is for damaged files.
 
     Raises:
-        CheckpointError: If it is missing or damaged, or a number is not finite.
+        CheckpointError: If the file is missing or damaged, or a value is not finite.
     """
     require_file(path, CheckpointError)
     try:
@@ -29,16 +29,16 @@ def read_tensors(path: str | Path, advice: str = "Copy it again") -> dict[str, T
         raise CheckpointError(f"'{path}' is damaged ({reason(error)}). {advice}") from error
     strange = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
     if strange is not None:
-        raise CheckpointError(f"'{path}': '{strange}' holds numbers that are not finite. {advice}")
+        raise CheckpointError(f"'{path}': '{strange}' has values that are not finite. {advice}")
     return tensors
 
 
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors that do not share memory, by name, and texts of the header.
+    """Write tensors that do not share memory, by name, and metadata.
 
-    The `OSError` of a disk that refuses names the file, as that of the library does not.
+    The `OSError` of a full disk names the file, unlike the library's.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:

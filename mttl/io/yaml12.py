@@ -1,4 +1,4 @@
-"""YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and repeated keys are refused."""
+"""YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a string, and repeated keys are errors."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ __all__ = ["YAMLError", "dump", "parse", "parse_at", "problem", "read_yaml"]
 
 
 class _CoreSchema(VersionedResolver):
-    """The scalars of YAML 1.2's core schema: dates, `1_000` and `=` are words."""
+    """Scalars of YAML 1.2's core schema: dates, `1_000` and `=` are strings."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)
@@ -29,7 +29,7 @@ class _CoreSchema(VersionedResolver):
 
 
 class _Representer(SafeRepresenter):
-    """Writes floats with a point, which readers of YAML 1.1 need."""
+    """Writes floats with a decimal point, which YAML 1.1 parsers need."""
 
     def represent_float(self, data: float) -> ScalarNode:
         node = super().represent_float(data)
@@ -42,43 +42,43 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def parse(text: str) -> Any:
-    """Return the tree of a YAML document; a `YAMLError` if it is malformed, or repeats a key."""
+    """Return the tree of a YAML document; raises a `YAMLError` for malformed ones."""
     return copy.deepcopy(_parsed(text))
 
 
-@lru_cache(maxsize=256)  # ruamel takes milliseconds a line, and the same fragments come back
+@lru_cache(maxsize=256)  # ruamel is slow, and fragments are reused
 def _parsed(text: str) -> Any:
     try:
         return _yaml().load(text)
     except YAMLError:
         raise
-    except Exception as error:  # keys that are lists, faults of ruamel
+    except Exception as error:  # keys that are lists, bugs of ruamel
         raise YAMLError(f"it cannot be read ({reason(error)})") from error
 
 
 def parse_at(place: str, text: str, error: type[MttlError]) -> Any:
-    """Parse text; an error of the given class names its place."""
-    with raised_as(error, place, YAMLError, told=problem):
+    """Return the tree of a YAML text; errors are of the given class, with the place."""
+    with raised_as(error, place, YAMLError, text=problem):
         return parse(text)
 
 
 def read_yaml(path: str | Path, error: type[MttlError]) -> Any:
-    """Return the tree of a YAML file; an error of the given class says what is wrong with it."""
+    """Return the tree of a YAML file; errors are of the given class."""
     return parse_at(str(path), read_text(path, error), error)
 
 
 def dump(tree: Any) -> str:
-    """Return a tree of mappings, lists and scalars as YAML that `parse` reads back."""
+    """Return a tree of mappings, lists and scalars as YAML."""
     text = io.StringIO()
     _yaml().dump(tree, text)
     return text.getvalue()
 
 
 def problem(error: YAMLError) -> str:
-    """Return an error of `parse` in one line."""
+    """Return an error of `parse` as one line."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark is not None else ""
-    # The message about a repeated key also quotes its values, as `{}` if they are mappings.
+    # The message about a repeated key also quotes its values.
     text = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
     return " ".join(f"{where}{text}".split())
 

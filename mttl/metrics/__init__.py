@@ -1,1 +1,1 @@
-"""Scores of answers: CrossFit's seven metrics, and the answers that need no model."""
+"""Scores of answers: CrossFit's seven metrics."""

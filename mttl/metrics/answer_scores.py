@@ -1,4 +1,4 @@
-"""How one answer is compared with the accepted ones.
+"""Comparison of an answer with the accepted ones.
 
 References:
     Ye, Lin and Ren, *CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in
@@ -22,33 +22,33 @@ SMALLEST_SUM = 1e-8
 
 
 def normalise(text: str) -> str:
-    """Return the text in lower case without punctuation, articles and superfluous blanks."""
+    """Return the text in lower case without punctuation, articles and extra blanks."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", bare).split())
 
 
 def normalise_some(text: str) -> str:
-    """Return the normalised text, with the articles or the punctuation that it consists of."""
+    """Return the normalised text; texts of only articles or punctuation keep them."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return normalise(text) or " ".join((bare.strip() or text.lower()).split())
 
 
 def same_ignoring_case(prediction: str, reference: str) -> float:
-    """Return 1 where both are equal but for case, else 0."""
+    """Return 1 if both are equal except for case, else 0."""
     return float(prediction.lower() == reference.lower())
 
 
 def exact_match(
     prediction: str, reference: str, normalise: Callable[[str], str] = normalise
 ) -> float:
-    """Return 1 where both are equal after normalisation, else 0."""
+    """Return 1 if both are equal after normalisation, else 0."""
     return float(normalise(prediction) == normalise(reference))
 
 
 def word_f1(prediction: str, reference: str, normalise: Callable[[str], str] = normalise) -> float:
-    """Return the F1 of the normalised words, counted with repetition.
+    """Return the F1 of the normalised words, with repetitions.
 
-    It is 0 where no word is shared, also where both are empty.
+    It is 0 if no word is shared, also if both texts are empty.
     """
     predicted, expected = normalise(prediction).split(), normalise(reference).split()
     shared = sum((Counter(predicted) & Counter(expected)).values())
@@ -59,16 +59,15 @@ def word_f1(prediction: str, reference: str, normalise: Callable[[str], str] = n
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """Return the F-score of ROUGE-L over different words.
+    """Return the F-score of ROUGE-L over distinct words.
 
-    Texts are split into sentences at every full stop, and sentences into words at blanks. Each
-    sentence of the reference is compared with each of the prediction; what counts is how many
-    different words their longest common subsequences hold in all, of the different words of the
+    Texts are split into sentences at full stops, and into words at blanks. Each sentence of the
+    reference is compared with each of the prediction. The score is computed from the number of
+    distinct words in the longest common subsequences, relative to the distinct words of the
     prediction (precision) and of the reference (recall).
 
-    A prediction of punctuation alone, without even a blank, scores 0, as CrossFit says; so does
-    any prediction where the reference is empty or holds full stops alone, which CrossFit cannot
-    score.
+    A prediction of only punctuation scores 0, as in CrossFit; so does any prediction for a
+    reference that is empty or has only full stops, for which CrossFit fails.
     """
     expected = _sentences(reference)
     if PUNCTUATION.issuperset(prediction) or not expected:
@@ -83,15 +82,15 @@ def rouge_l(prediction: str, reference: str) -> float:
 
 
 def rouge_l_or_same(prediction: str, reference: str) -> float:
-    """Return `rouge_l`, or 1 where it is 0 of two equal texts, such as ``!=``."""
+    """Return `rouge_l`, or 1 for equal texts such as ``!=`` for which it is 0."""
     return rouge_l(prediction, reference) or float(prediction == reference)
 
 
 def common_words(first: Sequence[str], second: Sequence[str]) -> set[str]:
     """Return the words of the longest common subsequence of two sentences.
 
-    Of several, the package's choice: from the end, words are dropped from ``second`` unless that
-    would cost length and dropping them from ``first`` would not.
+    Among several, that of the package: from the end, words are dropped from ``second`` unless this
+    would shorten the subsequence and dropping them from ``first`` would not.
     """
     lengths = [[0] * (len(second) + 1)]
     for word in first:
@@ -112,5 +111,5 @@ def common_words(first: Sequence[str], second: Sequence[str]) -> set[str]:
 
 
 def _sentences(text: str) -> list[list[str]]:
-    """Return the words of every sentence; one of blanks alone holds the empty word."""
+    """Return the words of every sentence; a blank sentence has one empty word."""
     return [sentence.split() or [""] for sentence in text.split(".") if sentence]

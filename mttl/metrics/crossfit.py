@@ -1,4 +1,4 @@
-"""The seven metrics of CrossFit as torchmetrics metrics, exact across processes."""
+"""CrossFit's seven metrics as torchmetrics metrics, exact across processes."""
 
 import json
 import math
@@ -29,10 +29,10 @@ from mttl.plugins.classes import find_class, make
 
 
 class TextMetric(Metric):
-    """A score of rows: a number between -1 and 1, and NaN without any row.
+    """A score of rows between -1 and 1; NaN without rows.
 
-    What is kept of a row is JSON in bytes, which processes join exactly, whatever the precision
-    that the model is turned to.
+    The state of a row is JSON in bytes, which is gathered exactly, independent of the model's
+    precision.
     """
 
     full_state_update = False
@@ -42,19 +42,19 @@ class TextMetric(Metric):
     def __init__(self) -> None:
         super().__init__()
         self.add_state("kept", [], dist_reduce_fx="cat")
-        # A process may hold no row of a task; NaN says so, a warning per task and epoch does not.
+        # A process may have no row of a task; the result is NaN, without a warning.
         self._update_count = 1
 
     @abstractmethod
     def row(self, prediction: str, accepted: Sequence[str]) -> Any:
-        """Return what is kept of an answer and its accepted ones, as JSON."""
+        """Return the state of an answer and its accepted ones, as JSON."""
 
     @abstractmethod
     def score(self, rows: Sequence[Any]) -> float:
-        """Return the score of what was kept of all rows."""
+        """Return the score of the states of all rows."""
 
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-        """Add rows: predictions, and the accepted answers of each."""
+        """Add predictions, and the accepted answers of each."""
         pairs = zip(predictions, references, strict=True)
         lines = "".join(json.dumps(self.row(*pair)) + "\n" for pair in pairs)
         if lines:
@@ -62,7 +62,7 @@ class TextMetric(Metric):
             self.kept.append(added.to(self.device))
 
     def compute(self) -> Float64[Tensor, ""]:
-        """Return the score, on the CPU: not every device has doubles."""
+        """Return the score on the CPU, because not every device supports float64."""
         kept = self.kept
         if not isinstance(kept, Tensor):
             kept = torch.cat([self._empty(), *kept])
@@ -70,7 +70,7 @@ class TextMetric(Metric):
         return torch.tensor(self.score(rows) if rows else math.nan, dtype=torch.float64)
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Join the rows of all processes; one without any takes part, or the others would wait."""
+        """Gather the rows of all processes; processes without rows take part."""
         self.kept = self.kept or [self._empty()]
         super().sync(*args, **kwargs)
 
@@ -83,7 +83,7 @@ class TextMetric(Metric):
 
 
 class MeanComparison(TextMetric):
-    """The mean over rows of the best comparison with any accepted answer."""
+    """Mean over rows of the best comparison with any accepted answer."""
 
     def __init__(self, compare: Callable[[str, str], float]) -> None:
         super().__init__()
@@ -97,17 +97,17 @@ class MeanComparison(TextMetric):
 
 
 class LabelMetric(TextMetric):
-    """Base of the metrics that compare an answer with the first reference, the label."""
+    """Base class of metrics that compare an answer with the first reference, the label."""
 
     def row(self, prediction: str, accepted: Sequence[str]) -> tuple[str, str]:
         return accepted[0], prediction.strip()
 
 
 class ClassificationF1(LabelMetric):
-    """Macro F1 over the strings themselves.
+    """Macro F1 over strings.
 
-    A class is any string that stands among the labels or the predictions, so an answer that is no
-    label adds a class with F1 0.
+    Classes are all strings among labels and predictions, so an answer that is not a label adds a
+    class with F1 0.
     """
 
     def score(self, rows: Sequence[tuple[str, str]]) -> float:
@@ -119,9 +119,9 @@ class ClassificationF1(LabelMetric):
 class MatthewsCorrelation(LabelMetric):
     """Matthews correlation of labels and answers.
 
-    Of two labels, one is compared with everything else: the first option of the task; where it
-    names none, CoLA's ``acceptable``, or the first label in alphabetical order. Of more labels,
-    each is a class, and so is an answer that is not a label.
+    With two labels, the positive one is the task's first option, else CoLA's ``acceptable``, else
+    the first label in alphabetical order. With more labels, each is a class, and so is any answer
+    that is not a label.
 
     References:
         Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,
@@ -133,14 +133,14 @@ class MatthewsCorrelation(LabelMetric):
         self.options = options
 
     def score(self, rows: Sequence[tuple[str, str]]) -> float:
-        """Return the correlation; 0 where label or answer is constant, as scikit-learn does."""
+        """Return the correlation; 0 if labels or answers are constant, as in scikit-learn."""
         names = dict.fromkeys([*self.options, *sorted(label for label, _ in rows)])
         if len(names) < 3:
             one = next(iter(names))
             if not self.options and "acceptable" in names:
                 one = "acceptable"
             rows = [(str(label == one), str(answer == one)) for label, answer in rows]
-        # Whole numbers of any size: their products are exact.
+        # Integers of any size, whose products are exact.
         n, hits = len(rows), sum(label == answer for label, answer in rows)
         labels, answers = (Counter(row[side] for row in rows) for side in (0, 1))
         spread = math.prod(n * n - sum(c * c for c in side.values()) for side in (labels, answers))
@@ -157,7 +157,7 @@ class PearsonCorrelation(LabelMetric):
         constant = any((column == column[:1]).all() for column in columns)
         if constant or not np.isfinite(columns).all():
             return math.nan
-        # Numbers near the largest double overflow on the way: then the result is NaN.
+        # Very large numbers overflow, and the result is NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             labels, predictions = (_unit_vector(column) for column in columns)
             return float(np.clip(labels @ predictions, -1.0, 1.0))
@@ -172,7 +172,7 @@ METRICS: dict[str, Callable[[], Metric]] = {
     "Matthew-Correlation": MatthewsCorrelation,
     "Pearson-Correlation": PearsonCorrelation,
 }
-# As published, an answer of articles or punctuation alone equals every other one, or none.
+# In CrossFit's scoring, answers of only articles or punctuation equal every other one, or none.
 OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
     "EM": lambda: MeanComparison(partial(exact_match, normalise=normalise_some)),
     "QA-F1": lambda: MeanComparison(partial(word_f1, normalise=normalise_some)),
@@ -181,10 +181,10 @@ OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
 
 
 def build_metric(name: str) -> Metric:
-    """Return a metric by its name: one of `METRICS`, or a custom class; a `TaskMetric` holds more.
+    """Return a metric by name: one of `METRICS`, or a custom class; a `TaskMetric` has options.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If the name is unknown.
     """
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError)
@@ -219,16 +219,16 @@ def score_answers(
 
 
 def computed(metric: Metric) -> float:
-    """Return what a metric says of all rows.
+    """Return a metric's score of all rows.
 
     Raises:
-        PluginError: If a custom metric raises, or its score is out of range.
+        PluginError: If a custom metric raises an error, or its score is out of range.
     """
     with plugins.plugin_call(metric):
         score = float(metric.compute())
     if not (math.isnan(score) or -1 <= score <= 1):
         raise plugins.PluginError(
-            f"the metric {type(metric).__name__} scored {score}; scores lie between -1 and 1, and "
-            "are shown in %: divide in compute()"
+            f"the metric {type(metric).__name__} returned {score}; scores must be between -1 and "
+            "1, because they are shown in %: divide in compute()"
         )
     return score

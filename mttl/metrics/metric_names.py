@@ -1,4 +1,4 @@
-"""The names of metrics; reading them needs no torch."""
+"""Names of metrics, available without importing PyTorch."""
 
 from collections.abc import Sequence
 from typing import Literal, Self, get_args
@@ -19,10 +19,10 @@ METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 
 
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
-    """Check that a metric is one of CrossFit's, or can be a custom class.
+    """Check that a metric is one of CrossFit's, or the name of a custom class.
 
     Raises:
-        Exception: Of the given kind, if it is neither.
+        Exception: Error of the given class, if it is neither.
     """
     if name not in METRIC_NAMES and not METRICS.is_plugin(name):
         raise error(
@@ -32,17 +32,17 @@ def check_metric(name: str, error: type[Exception], what: str = "metric") -> Non
 
 
 class TaskMetric(str):
-    """The name of a task's metric, with what else its scores depend on.
+    """Name of a task's metric, with further settings of its scores.
 
-    A ``published`` one scores as CrossFit does; others count answers that normalisation would
-    empty. The task's ``options`` begin with the positive label.
+    A ``published`` metric scores as CrossFit does; others do not empty answers by normalisation.
+    The first of the task's ``options`` is the positive label.
     """
 
     published: bool
     options: Sequence[str]
 
     def __new__(cls, name: str, *, published: bool = True, options: Sequence[str] = ()) -> Self:
-        """Return a name that carries the rest."""
+        """Return a name with the additional attributes."""
         metric = super().__new__(cls, name)
         metric.published, metric.options = published, () if published else tuple(options)
         return metric

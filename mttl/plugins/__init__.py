@@ -1,1 +1,1 @@
-"""Custom classes: found by the name in a setting, imported only if trusted."""
+"""Plug-ins: custom classes named in settings, imported only if trusted."""

@@ -1,12 +1,12 @@
-"""Plug-ins: custom classes, found by the name in a setting, and imported only if trusted.
+"""Find plug-in classes by name, and import trusted ones.
 
-A name is ``package.module:Class``, ``./file.py:Class``, or that of an entry point of an installed
-package (groups ``mttl.routers``, ``mttl.skills`` and so on, see `FAMILIES`).
+A name is ``package.module:Class``, ``./file.py:Class``, or an entry point of an installed package
+(groups ``mttl.routers``, ``mttl.skills`` etc., see `FAMILIES`).
 
-Importing a module runs its code. A module is imported if the configuration of the user names it, if
-an installed package offers it as an entry point, or if it is trusted by name (``--trust``, or the
-environment variable ``MTTL_TRUST``). A class that only a file of a run names must be in a module
-that is already imported.
+Importing a module runs its code. It is imported if the user's configuration names it, if an
+installed package provides it as an entry point, or if it is trusted (``--trust``, or the
+environment variable ``MTTL_TRUST``). A class named only in a run's file must be in an already
+imported module.
 """
 
 import importlib
@@ -26,30 +26,30 @@ from typing import Any
 
 from mttl.io.errors import ConfigError, MttlError, nearest
 
-# Trusted modules, packages and files, joined by commas.
+# Trusted modules, packages and files, separated by commas.
 TRUST = "MTTL_TRUST"
 
 
 class PluginError(ConfigError):
-    """A custom class that is missing, of the wrong kind, or not trusted."""
+    """A plug-in class that is missing, unsuitable or not trusted."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of plug-in."""
+    """A family of plug-ins."""
 
-    name: str  # of the group of entry points, after ``mttl.``
-    title: str  # of one member, for messages
-    base: str  # class, as ``module:Class``
-    given: tuple[str, ...] = ()  # arguments that the program supplies; all others are settings
+    name: str  # name of the entry point group after ``mttl.``
+    title: str  # title of a member, for messages
+    base: str  # base class, as ``module:Class``
+    given: tuple[str, ...] = ()  # arguments supplied by the program; others are settings
 
     def entries(self) -> dict[str, str]:
-        """Return the entry points of installed packages: short names and ``module:Class``."""
+        """Return the entry points of installed packages by short name, as ``module:Class``."""
         found = importlib.metadata.entry_points(group=f"mttl.{self.name}")
         return {entry.name: entry.value for entry in found}
 
     def is_plugin(self, name: object) -> bool:
-        """Return whether a name is that of a custom class."""
+        """Return whether a name denotes a plug-in class."""
         return isinstance(name, str) and (":" in name or name in self.entries())
 
 
@@ -72,28 +72,28 @@ FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS)
 
 
 def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]:
-    """Return a class by the name that a setting gives; see above.
+    """Return a class by its name in a setting.
 
-    It is ``trusted`` if the user named it, and not a file of a run.
+    It is ``trusted`` if the user named it, in contrast to a run's file.
 
     Raises:
-        PluginError: If it is missing, cannot be imported, is not trusted, or is of another family.
+        PluginError: If it is missing, cannot be imported, is not trusted, or is unsuitable.
     """
     entries = family.entries()
     place = name if ":" in name else entries.get(name, "")
     module_name, _, attribute = place.rpartition(":")
     if not module_name or not attribute:
         raise PluginError(
-            f"'{name}' must name {family.title} as module:Class, or be an entry point of the group "
+            f"'{name}' must be {family.title} as module:Class, or an entry point of the group "
             f"mttl.{family.name}.{nearest(name, entries)}"
         )
     module = _loaded(module_name)
     if module is None:
         if not (trusted or place in entries.values() or _is_trusted(module_name)):
             raise PluginError(
-                f"'{name}' is code, and code that a file names is not run by itself. If you trust "
-                f"it, name it in the configuration that you give (-c), or add --trust {module_name}"
-                f" ({TRUST}={module_name} in the environment; in Python, import it first)"
+                f"'{name}' is code named by a file, which is not run automatically. If you trust "
+                f"it, name it in your configuration (-c), or add --trust {module_name} (in the "
+                f"environment {TRUST}={module_name}; in Python, import it first)"
             )
         module = _import(module_name)
     found: Any = module
@@ -106,11 +106,11 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
 
 
 def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """Build an object of a class from settings, and from what it declares of ``given`` arguments.
+    """Build an object of a class from settings, and the ``given`` arguments that it declares.
 
     Raises:
-        ValueError: If the class refuses a value.
-        PluginError: If a custom class raises another error.
+        ValueError: If the class rejects a value.
+        PluginError: If a plug-in class raises another error.
     """
     declared = {item.name for _, item in arguments(cls)}
     with plugin_call(cls, ValueError):
@@ -120,7 +120,7 @@ def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) 
 def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
     """Yield the arguments of a constructor, each with the class that declares it.
 
-    Where it passes ``**settings`` on, those of its base that are keyword-only follow.
+    If it accepts ``**settings``, the keyword-only ones of its base follow.
     """
     owner = next(kind for kind in cls.__mro__ if "__init__" in vars(kind))
     listed = list(inspect.signature(owner.__init__).parameters.values())[1:]
@@ -133,16 +133,16 @@ def arguments(cls: type[Any]) -> Iterator[tuple[type[Any], inspect.Parameter]]:
 
 
 def trust(names: str) -> None:
-    """Trust modules, packages or files, joined by commas, in this process and its children."""
+    """Trust modules, packages or files, separated by commas, in this process and its children."""
     before = os.environ.get(TRUST)
     os.environ[TRUST] = f"{before},{names}" if before else names
 
 
 @contextmanager
 def plugin_call(own: object, *but: type[Exception]) -> Iterator[None]:
-    """Turn errors of a custom object or class into a `PluginError` with their file and line.
+    """Convert errors of a plug-in object or class into a `PluginError` with file and line.
 
-    Those of the kinds ``but`` pass, as those of built-in ones do.
+    Errors of the classes ``but`` are not converted.
     """
     owner = own if isinstance(own, type) else type(own)
     try:
@@ -151,14 +151,14 @@ def plugin_call(own: object, *but: type[Exception]) -> Iterator[None]:
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # An error of communication between processes is not one of the class.
+        # Communication errors between processes are not errors of the class.
         if owner.__module__.startswith("mttl.") or "torch/distributed" in last.filename:
             raise
         raise PluginError(f"{owner.__name__} failed: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error with its file and line in custom code."""
+    """Return an error with its file and line in plug-in code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
     last = (own or frames)[-1]
@@ -166,7 +166,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def raised_in_plugin(error: BaseException) -> str | None:
-    """Return which custom class raised an error, and the error; None if none did."""
+    """Return the plug-in class that raised an error, and the error; None for others."""
     places = (family.base.partition(":") for family in FAMILIES)
     loaded = (getattr(sys.modules.get(module), name, None) for module, _, name in places)
     bases = tuple(base for base in loaded if base is not None)
@@ -195,7 +195,7 @@ def _is_trusted(module_name: str) -> bool:
 
 
 def _file(name: str) -> Path:
-    """Return a file as named, or a trusted one whose path ends in the name."""
+    """Return the path of a file, or of a trusted one whose path ends in the name."""
     path = Path(name)
     if not path.is_file():
         for trusted in map(Path, _trusted_names()):
@@ -218,8 +218,8 @@ def _import(name: str) -> ModuleType:
     is_file = name.endswith(".py")
     if is_file and not path.is_file():
         raise PluginError(
-            f"'{name}' does not exist in '{here}'. Start the command in its folder, name its "
-            f"new place in the configuration, or add --trust FOLDER/{Path(name)}"
+            f"'{name}' does not exist in '{here}'. Run the command in its folder, correct its path "
+            f"in the configuration, or add --trust FOLDER/{Path(name)}"
         )
     try:
         return _run_file(path) if is_file else importlib.import_module(name)
@@ -228,8 +228,8 @@ def _import(name: str) -> ModuleType:
         parents = [name.rsplit(".", n)[0] for n in range(name.count(".") + 1)]
         if isinstance(error, ModuleNotFoundError) and error.name in parents:
             raise PluginError(
-                f"there is no module '{name}' in '{here}' or on the path of Python. Start the "
-                "command in its folder, set PYTHONPATH=FOLDER, or name its file, as "
+                f"there is no module '{name}' in '{here}' or on Python's path. Run the command in "
+                "its folder, set PYTHONPATH=FOLDER, or name its file, such as "
                 "./my_router.py:MyRouter"
             ) from error
         raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
@@ -247,8 +247,8 @@ def _check(family: Family, name: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, base)):
         what = "a class" if isinstance(found, type) else type(found).__name__
         raise PluginError(
-            f"'{name}' is {what}, and no {base.__name__}: {family.title} is a subclass of "
+            f"'{name}' is {what}; {family.title} must be a subclass of "
             f"{family.base.replace(':', '.')}"
         )
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
-        raise PluginError(f"'{name}' must define {', '.join(lacking)}, as every {base.__name__}")
+        raise PluginError(f"'{name}' must define {', '.join(lacking)}, like every {base.__name__}")

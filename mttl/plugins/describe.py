@@ -1,7 +1,7 @@
-"""Descriptions of parts, read from their classes; those of built-in ones are in a generated file.
+"""Describe parts by their classes; descriptions of built-in ones are in a generated file.
 
-``python -m mttl.plugins.describe`` writes ``signatures.json``, so that a configuration is validated
-without importing PyTorch. `mttl.plugins.parts` says how a part describes itself.
+``python -m mttl.plugins.describe`` writes ``signatures.json``, with which configurations are
+validated without importing PyTorch. `mttl.plugins.parts` explains how to write a part.
 """
 
 import dataclasses
@@ -26,15 +26,14 @@ NOTES = ("lacks", "asks", "refuses", "section_defaults")
 
 
 def describe(cls: type[Any], given: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a configuration needs of a class.
+    """Return the description of a class for configurations.
 
-    These are its ``name``, a ``sentence``, its ``settings`` by name, each with ``type``,
-    ``sentence`` and, if it may be left out, ``default``; and its `NOTES`. Arguments that are
-    ``given`` by the program are left out.
+    It has a ``name``, a ``sentence``, ``settings`` by name with ``type``, ``sentence`` and
+    optionally ``default``, and the `NOTES`. Arguments ``given`` by the program are omitted.
 
     Raises:
-        TypeError: If a type of an argument cannot be found.
-        NameError: Likewise.
+        TypeError: If the type of an argument cannot be resolved.
+        NameError: If a name in a type is unknown.
     """
     left_out = {*given, *(name for kind in cls.__mro__ for name in vars(kind).get("internal", ()))}
     settings: dict[str, dict[str, Any]] = {}
@@ -54,7 +53,7 @@ def describe(cls: type[Any], given: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def notes_of(cls: type[Any], name: str) -> dict[str, Any]:
-    """Return the entries of a table, such as ``lacks``, of a class and its bases."""
+    """Return the entries of a table such as ``lacks``, of a class and its bases."""
     return {k: v for kind in reversed(cls.__mro__) for k, v in vars(kind).get(name, {}).items()}
 
 
@@ -73,7 +72,7 @@ def _setting(owner: type[Any], item: inspect.Parameter) -> dict[str, Any]:
 
 @cache
 def sentences(owner: type[Any]) -> dict[str, str]:
-    """Return what the section ``Args`` of a class says of each argument."""
+    """Return the descriptions in the section ``Args`` of a class's docstring."""
     _, _, after = inspect.cleandoc(owner.__doc__ or "").partition("\nArgs:\n")
     block = re.split(r"\n(?=\S)", after)[0]
     items = re.findall(r"^    (\**\w+): (.*?)(?=^    \**\w+: |\Z)", block, re.DOTALL | re.MULTILINE)
@@ -87,7 +86,7 @@ def described(family: str) -> Mapping[str, dict[str, Any]]:
 
 
 def to_data(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description as JSON, with data in place of types."""
+    """Return a description as JSON data, with encoded types."""
     settings = {
         name: {key: (_encode if key == "type" else _plain)(value) for key, value in one.items()}
         for name, one in description["settings"].items()
@@ -129,11 +128,11 @@ def _encode(annotation: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         place = f"{annotation.__module__}:{annotation.__qualname__}"
         return {"section": place, **to_data(describe(annotation))}
-    raise TypeError(f"{annotation} can be no type of a setting")
+    raise TypeError(f"{annotation} is not supported as the type of a setting")
 
 
 def collect() -> str:
-    """Return the text of the file: the descriptions of all built-in parts."""
+    """Return the text of the signature file: descriptions of all built-in parts."""
     given = {family.name: family.given for family in FAMILIES}
     given["experts"] = given["skills"]
     data = {
@@ -147,7 +146,7 @@ def collect() -> str:
 
 
 def _text(value: Any, *, depth: int) -> str:
-    """Return JSON with a line for each setting."""
+    """Return JSON with one line per setting."""
     if not depth or not isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
     inner = ",\n".join(

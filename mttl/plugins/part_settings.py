@@ -1,4 +1,4 @@
-"""Types of settings: what a constructor's argument may be, beside its type."""
+"""Types of settings: annotations with bounds for constructor arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 Names = Annotated[list[str], MinLen(1)]
-# What every generator of random numbers takes.
+# Range of every random generator's seed.
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 
 Kind = TypeVar("Kind")
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, init=False)
 class OneOf:
-    """Annotation of a text that is one of several words."""
+    """Annotation of a text with a fixed set of values."""
 
     words: tuple[str, ...]
 
@@ -32,16 +32,16 @@ class OneOf:
 
 @dataclass(frozen=True)
 class ReadFrom:
-    """Annotation of an argument that the program makes from what a configuration holds."""
+    """Annotation of an argument that the program creates from a setting."""
 
     held: Any  # type of the setting
-    default: Any = ...  # its value where none is given; by default there must be one
+    default: Any = ...  # default of the setting; by default it is required
 
 
 def refusing(cls: type[Kind]) -> type[Kind]:
-    """Let a constructor refuse settings, by keyword, outside the bounds of their annotations.
+    """Make a constructor reject keyword settings outside the bounds of their annotations.
 
-    A configuration refuses them too, all at once; this is for whoever calls the class.
+    Configurations are validated separately; this is for direct calls of the class.
     """
     init: Callable[..., None] = cls.__init__
 
@@ -57,7 +57,7 @@ def refusing(cls: type[Kind]) -> type[Kind]:
 
 
 class Bounded:
-    """Base of parts whose constructors are `refusing`."""
+    """Base class of parts whose constructors are `refusing`."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
@@ -66,7 +66,7 @@ class Bounded:
 
 
 def _broken(value: Any, annotation: Any) -> str | None:
-    """Return what a value must be and is not."""
+    """Return the requirement that a value violates, or None."""
     union = get_origin(annotation) in (Union, UnionType)
     for one in get_args(annotation) if union else (annotation,):
         for mark in getattr(one, "__metadata__", ()):

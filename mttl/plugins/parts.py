@@ -1,27 +1,27 @@
-"""The registry of built-in parts: names and classes as literals, of which nothing is imported.
+"""Registry of built-in parts: names and classes as text, without imports.
 
 A new part is a file with its class, and a line here; then run ``python -m mttl.plugins.describe``.
-A custom class takes part without a line: a configuration names it as ``module:Class``.
+A plug-in class needs no line; a configuration names it as ``module:Class``.
 
-**A part describes itself.** Its constructor is its section of the configuration. Rules:
+**A part describes itself.** Its constructor defines its section of the configuration. Rules:
 
-1. Arguments that the program supplies come first and are named in its `Family`; others that no
-   configuration sets, such as the rank of a library's members, are named in ``internal``.
+1. Arguments supplied by the program come first and are named in its `Family`; others that
+configurations do not set, such as the rank of a library's members, are named in ``internal``.
 2. All other arguments are settings: keyword-only, with a type, bounds
-   (`mttl.plugins.part_settings`) and a default. ``**settings`` stands for those of the base
-   class. A dataclass is a section within.
-3. The first line of the docstring describes the part, and ``Args`` each setting that is not one of
-   a base class.
-4. ``lacks`` names features that the part does not have, each with a reason, or with a condition on
-   its settings and a reason; ``asks`` those that it asks of others; ``refuses`` conditions on its
-   settings that bounds cannot state, each with a sentence in which ``{name}`` is a value. Entries
-   of base classes hold as well. See `mttl.config.capabilities`.
+(`mttl.plugins.part_settings`) and a default. ``**settings`` stands for those of the base class. A
+dataclass is a nested section.
+3. The first line of the docstring describes the part, and ``Args`` each setting that the base class
+does not describe.
+4. ``lacks`` has unsupported features, each with a reason, or with a condition on the settings and a
+reason; ``asks`` features required of other parts; ``refuses`` conditions that bounds cannot
+express, each with a message in which ``{name}`` is a value. Entries of base classes are inherited.
+See `mttl.config.capabilities`.
 5. Two uses of a class with different settings are two classes: `SwitchRouter` is a `TopKRouter`.
-6. What only training needs, such as ``final_temperature``, is a setting like all others, which the
-   object keeps. What is read from a file is an argument of another type, marked by `ReadFrom`.
-7. ``section_defaults`` has defaults that a configuration has instead of the constructor's, and
-   those of settings that all parts of the family share, such as ``targets`` of skills.
-8. A router with a setting ``n_private`` has so many skills for each task, besides ``n_skills``.
+6. Settings that only training needs, such as ``final_temperature``, are stored in the object.
+Arguments read from a file have another type and are marked by `ReadFrom`.
+7. ``section_defaults`` has defaults for configurations that differ from the constructor's, and
+those of settings common to the family, such as ``targets`` of skills.
+8. A router with a setting ``n_private`` has this number of additional skills per task.
 """
 
 PARTS: dict[str, dict[str, str]] = {

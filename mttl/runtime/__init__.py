@@ -1,1 +1,1 @@
-"""Console, signals, processes, GPUs, progress bars."""
+"""Runtime support: console, signals, processes, GPUs, progress bars."""

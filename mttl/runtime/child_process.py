@@ -9,27 +9,27 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-# Environment variable with the process that started the other processes of a training.
+# Environment variable with the id of the process that started a training's other processes.
 LAUNCHER = "MTTL_LAUNCHER"
 # Variables of other launchers, which end their processes themselves.
 _OTHER_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID")
-_LOOK = 1.0  # seconds between two looks
+_LOOK = 1.0  # seconds between checks
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 
 
 def with_parent() -> Callable[[], None] | None:
-    """Return the ``preexec_fn`` of `subprocess.Popen` that ends a child with its parent.
+    """Return a ``preexec_fn`` for `subprocess.Popen` that ends a child with its parent.
 
-    Linux then kills the child when the thread that started it ends; None on other systems.
+    On Linux the child is killed when the thread that started it ends; None on other systems.
     """
     if not sys.platform.startswith("linux"):
         return None
-    # Looked up before the fork: the child of a process with threads should do little.
+    # Resolved before the fork, because the child of a threaded process should do little.
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it has died in between
+        if os.getppid() != parent:  # it died in the meantime
             os._exit(1)
 
     return ask
@@ -42,9 +42,9 @@ def note_launcher() -> None:
 
 
 def follow_launcher(end: Callable[[str], object]) -> None:
-    """Call ``end`` with the reason when the process that started this one is gone.
+    """Call ``end`` with a reason when the process that started this one has ended.
 
-    A thread checks once a second until `forget_launcher`: Lightning starts processes without
+    A thread checks every second until `forget_launcher`: Lightning starts processes without
     `with_parent`, and collectives wait half an hour for a lost process.
     """
     launcher = os.environ.get(LAUNCHER)
@@ -64,13 +64,13 @@ def follow_launcher(end: Callable[[str], object]) -> None:
 
 
 def forget_launcher() -> None:
-    """Stop `follow_launcher`: from here on, this process needs no other."""
+    """Stop `follow_launcher`, because this process no longer needs others."""
     if os.environ.get(LAUNCHER) != str(os.getpid()):
         os.environ.pop(LAUNCHER, None)
 
 
 def end_process(reason: str) -> NoReturn:
-    """End this process with status 1 from any thread, with the reason in the message."""
-    message = f"error: {reason}. This process ends too. Continue the run with --resume\n"
+    """End this process with status 1 from any thread, and print the reason."""
+    message = f"error: {reason}. This process exits as well. Continue the run with --resume\n"
     os.write(2, message.encode())
     os._exit(1)

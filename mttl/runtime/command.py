@@ -1,7 +1,7 @@
-"""Exit statuses of commands, messages without tracebacks, and quiet libraries.
+"""Exit statuses of commands, error messages without tracebacks, and quiet libraries.
 
-Commands import PyTorch only after they have read their command line, so that mistakes are reported
-at once.
+Commands import PyTorch only after parsing the command line, so that mistakes are reported
+immediately.
 """
 
 import errno
@@ -31,54 +31,54 @@ from mttl.runtime.stop_signals import handling
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
-# Answers of a disk that are not a fault of the program, and advice.
-_IN_THE_WAY = ". A file stands where a folder is needed: name another folder, or move the file away"
+# Disk errors that are not internal errors, with advice.
+_IN_THE_WAY = ". A file exists where a folder is needed; choose another folder, or move the file"
 UNWRITABLE = {
     **dict.fromkeys(DISK_REFUSES, ""),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
 }
 
-# Libraries of which only warnings and errors are shown.
+# Libraries whose warnings and errors only are shown.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
 NO_TRITON = "Detected no triton"  # torchao, by the root logger
 # Messages of communication libraries about a lost process.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
 
-# Warnings of libraries that no user can act on, with the reason.
+# Warnings of libraries that users cannot act on, with the reason.
 HARMLESS = (
     # Rows are tokenised beforehand, so loaders need no workers.
     ".*does not have many workers.*",
     # A resumed run writes into its own folder.
     ".*Checkpoint directory .* exists and is not empty.*",
-    # Batch size for logged means is given where it matters.
+    # Batch size for logged means is given where needed.
     ".*Trying to infer the `batch_size`.*",
     # One epoch may be shorter than the logging interval in short runs.
     ".*The number of training batches .* is smaller than the logging interval.*",
     # No backbone changes the output of its blocks in place.
     ".*FSDP2-wrapped module .* returned a view tensor.*",
-    # Raised by Lightning's own use of a PyTorch interface.
+    # Caused by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
     # data.validation is none.
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
-    ".*Total length of `list` across ranks is zero.*",  # the same
+    ".*Total length of `list` across ranks is zero.*",  # likewise
 )
 
 
 def run_command(main: Callable[[], int]) -> int:
-    """Run a command; turn errors into a message and an exit status.
+    """Run a command; convert errors into a message and an exit status.
 
     Returns:
-        0 on success, 2 on a mistake of the user, 130 after Ctrl-C, 1 otherwise. The message about
-        a fault of the program names a file with the traceback.
+        0 on success, 2 for a user error, 130 after Ctrl-C, 1 otherwise. For an internal error the
+        message names a file with the traceback.
     """
-    # Idle threads of OpenMP spin by default, and take processors from one another.
+    # Idle threads of OpenMP spin by default, and compete for processors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     follow_launcher(end_process)
     console = make_console(stderr=True)
     _quiet(console)
     try:
-        # By default SIGTERM ends a process on the spot, and its workers would live on.
+        # By default SIGTERM ends a process immediately, and its workers would continue.
         with handling(_leave, [signal.SIGTERM]):
             return main()
     except StopRequested as stop:
@@ -94,22 +94,22 @@ def run_command(main: Callable[[], int]) -> int:
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """Return the exit status of an error and its message; the traceback of a fault is in a file."""
+    """Return the exit status and message of an error; tracebacks are written to a file."""
     if isinstance(error, MttlError):
         return USER_MISTAKE, str(error)
     if isinstance(error, OSError):
         named = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
-        # Where a file was being written, something may have made the folder again since.
+        # The folder of a temporary file may have been recreated since.
         if named and (error.filename.endswith(PART) or not Path(error.filename).parent.is_dir()):
-            return USER_MISTAKE, f"the folder of '{error.filename}' is gone"
+            return USER_MISTAKE, f"the folder of '{error.filename}' was removed"
         if error.errno in UNWRITABLE:
             where = f" '{error.filename}'" if error.filename else ""
             advice = UNWRITABLE[error.errno]
             return USER_MISTAKE, f"cannot write{where}: {error.strerror}{advice}"
     elif any(word in str(error) for word in _LOST_PROCESS):
         return FAULT, (
-            "another process of this command ended; its message is above, or in the log of its "
-            "machine. Continue with --resume once the cause is fixed"
+            "another process of this command ended; see its message above, or in the log of its "
+            "machine. Fix the cause, then continue with --resume"
         )
     lines = "".join(traceback.format_exception(error))
     try:
@@ -123,26 +123,26 @@ def _explain(error: Exception) -> tuple[int, str]:
     if (own := raised_in_plugin(error)) is not None:
         return USER_MISTAKE, f"{own}; {kept}"
     return FAULT, (
-        f"{type(error).__name__}: {reason(error)}. This is a fault of the program, or a damaged "
-        f"file that it does not recognise; {kept}"
+        f"{type(error).__name__}: {reason(error)}. This is an internal error, or a damaged file "
+        f"that was not recognised; {kept}"
     )
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return the console of a command; lines in a file may be longer than those of a terminal."""
+    """Return the console of a command, with a fixed width for files."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else FILE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=stderr)
 
 
 def say(text: str, *, stderr: bool = False) -> None:
-    """Print a text as it is."""
+    """Print a text without markup."""
     make_console(stderr=stderr).print(text, markup=False)
 
 
 @contextmanager
 def only_warnings(name: str) -> Iterator[None]:
-    """Set a logger and those below it to WARNING; context manager or decorator."""
+    """Set a logger to WARNING; context manager or decorator."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -158,7 +158,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _quiet(console: Console) -> None:
     handler = RichHandler(console=console, show_time=False, show_path=False, show_level=False)
-    # Libraries that are imported later set their own levels and handlers.
+    # Libraries imported later set their own levels and handlers.
     handler.addFilter(_is_wanted)
     for library in CHATTY:
         logging.getLogger(library).handlers.clear()
@@ -170,8 +170,8 @@ def _quiet(console: Console) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Return whether to print a message."""
-    if "Child process with PID" in record.getMessage():  # Lightning kills this process next
+    """Return whether to print a log record."""
+    if "Child process with PID" in record.getMessage():  # Lightning then kills this process
         return True
     if NO_TRITON in record.getMessage():
         return False
@@ -182,5 +182,5 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 
 def exit_with(main: Callable[[], int]) -> None:
-    """Run a command and leave the process with its status."""
+    """Run a command and exit with its status."""
     sys.exit(run_command(main))

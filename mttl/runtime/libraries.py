@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 from mttl.io.errors import MttlError
 
-# transformers imports libraries of quantisation where it finds them, and these warn of kernels that
-# a machine has no use for. What fails raises an error as well.
+# transformers imports installed quantisation libraries, which log warnings about unneeded kernels.
+# Real failures also raise errors.
 HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
 HARMLESS_LOGGERS += ("torch.utils._pytree",)
 
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Within the block, libraries of quantisation report only errors."""
+    """Context manager in which quantisation libraries log only errors."""
     loggers = [logging.getLogger(name) for name in HARMLESS_LOGGERS]
     new = [logger for logger in loggers if is_error not in logger.filters]
     for logger in new:
@@ -33,11 +33,11 @@ def is_error(record: logging.LogRecord) -> bool:
 
 
 def missing_libraries(*names: str) -> list[str]:
-    """Return those of some libraries that are not installed."""
+    """Return the libraries that are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def check_libraries(*names: str) -> None:
-    """Refuse to go on without optional libraries; the message says how to install them."""
+    """Raise an `MttlError` with instructions if optional libraries are missing."""
     if missing := " ".join(missing_libraries(*names)):
-        raise MttlError(f"{missing} must be installed: pip install {missing}")
+        raise MttlError(f"missing libraries; install them with: pip install {missing}")

@@ -1,4 +1,4 @@
-"""Rank and GPU of a process, and values gathered from all processes of a run."""
+"""Rank and GPU of a process, and values gathered from all processes."""
 
 import os
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 def gathered(value: Value) -> list[Value]:
-    """Return the values of all processes in the order of their ranks; all must call it together."""
+    """Return the values of all processes in order of rank; all processes must call it."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -21,14 +21,14 @@ def gathered(value: Value) -> list[Value]:
 
 
 def rank() -> int:
-    """Return the number of this process, from 0."""
+    """Return the rank of this process, from 0."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def device_of(number: int = 1) -> "torch.device":
-    """Return the GPU of one of several parts of a job, from 1; the CPU where there is no GPU."""
+    """Return the GPU for shard ``number`` of a job, from 1; the CPU if there is no GPU."""
     import torch
 
     count = _gpu_count()
@@ -36,14 +36,14 @@ def device_of(number: int = 1) -> "torch.device":
 
 
 def gpu_environment(number: int) -> dict[str, str]:
-    """Return the environment variable that restricts a process to one GPU; empty without a GPU.
+    """Return environment variables that restrict a process to one GPU; empty without a GPU.
 
-    Processes have numbers from 1; those beyond the number of GPUs share them.
+    Processes are numbered from 1; further processes share GPUs.
     """
     count = _gpu_count()
     if not count:
         return {}
-    # The variable of this process may list some of the GPUs, by number or by name.
+    # The current value may list some of the GPUs, by number or name.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}
 

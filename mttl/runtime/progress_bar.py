@@ -1,4 +1,4 @@
-"""A progress bar with counts; in a log file, lines with the time left."""
+"""Progress bar with counts; in a log file, lines with the remaining time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-# Seconds between two lines in a log file; and between two losses on a terminal, because reading a
-# loss waits for the accelerator.
+# Seconds between lines in a log file; and between losses on a terminal, because reading a loss
+# waits for the accelerator.
 SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_LOSSES = 0.2
 
 
 def counting_bar(console: Console, *more: ProgressColumn, live: bool = True) -> Progress:
-    """Return a bar with a description, the count, the remaining time and ``more`` columns.
+    """Return a progress bar with description, count, remaining time and ``more`` columns.
 
-    It is removed at its end, and hidden if the console is a file, or unless it is ``live``: the
-    work may have a bar of its own.
+    It is removed at its end, and hidden if the console is a file, or with ``live=False`` for work
+    that has its own bar.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -39,7 +39,7 @@ def counting_bar(console: Console, *more: ProgressColumn, live: bool = True) -> 
 
 
 class Count:
-    """The count of a work; in a log file it prints a line with the time left now and then."""
+    """Progress of a job; in a log file it prints lines with the remaining time."""
 
     def __init__(self, console: Console, bar: Progress, name: str, total: int, done: int) -> None:
         self.done, self.total, self.name = done, total, name
@@ -48,11 +48,11 @@ class Count:
         self._started = self._last_news = time.monotonic()
 
     def advance(self, n: int = 1) -> None:
-        """Count what was done since."""
+        """Add ``n`` to the count."""
         self.set(self.done + n)
 
     def set(self, done: int, more: Callable[[], str] = str) -> None:
-        """Give the count, and what is shown next to it; reading that may wait for a device."""
+        """Set the count, and text next to it; ``more`` may wait for a device."""
         self.done = done
         self._bar.update(self._task, completed=done)
         now, terminal = time.monotonic(), self._console.is_terminal
@@ -66,12 +66,12 @@ class Count:
             self._console.print(line, highlight=False)
 
     def remove(self) -> None:
-        """Show it no more."""
+        """Remove the bar."""
         self._bar.remove_task(self._task)
 
     @property
     def left(self) -> str:
-        """The end of a line that says how long the rest takes; empty at the start and the end."""
+        """End of a line with the remaining time; empty at the start and the end."""
         remaining, done = self.total - self.done, self.done - self._begun_at
         seconds = time.monotonic() - self._started
         return f", about {remaining * seconds / done:.0f} s left" if remaining and done else ""
@@ -81,6 +81,6 @@ class Count:
 def counting(
     console: Console, name: str, total: int, done: int = 0, *, live: bool = True
 ) -> Iterator[Count]:
-    """Show a `Count` inside a ``with`` block; without ``live``, its lines alone."""
+    """Context manager that shows a `Count`; without ``live``, only its lines."""
     with counting_bar(console, live=live) as bar:
         yield Count(console, bar, name, total, done)

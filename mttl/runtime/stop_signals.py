@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests to stop, which loops honour between two steps."""
+"""Ctrl-C and SIGTERM as stop requests, handled by loops between steps."""
 
 import logging
 import signal
@@ -15,9 +15,9 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Handle signals inside a ``with`` block; the earlier handlers return afterwards.
+    """Context manager that handles signals, and restores earlier handlers.
 
-    Only the main thread can handle signals: in other threads nothing happens.
+    In threads other than the main thread it has no effect.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -30,11 +30,11 @@ def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS)
 
 
 class StopRequest:
-    """A handler that notes the first signal, with a notice, and hands over a second one."""
+    """A handler that records the first signal with a notice, and forwards a second one."""
 
     def __init__(self, notice: str, at_once: Handler) -> None:
         self.notice, self.at_once = notice, at_once
-        self.received: signal.Signals | None = None  # the first one
+        self.received: signal.Signals | None = None  # first signal
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""

@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 class TextTable(Table):
-    """A table whose words are escaped and whose floats have a fixed number of digits."""
+    """A table with escaped text and a fixed number of digits."""
 
     def __init__(self, title: str | None = None, *, digits: int = 3) -> None:
         super().__init__(title=title and escape(title), title_justify="left")
@@ -17,19 +17,19 @@ class TextTable(Table):
         self.digits = digits
 
     def words(self, *heads: str) -> Self:
-        """Add columns of text, which break long words."""
+        """Add text columns, which break long words."""
         for head in heads:
             self.add_column(escape(head), overflow="fold")
         return self
 
     def numbers(self, *heads: str) -> Self:
-        """Add columns of numbers."""
+        """Add number columns."""
         for head in heads:
             self.add_column(escape(head), justify="right", no_wrap=True)
         return self
 
     def add(self, *cells: object, then: Iterable[object] = ()) -> None:
-        """Add a row of the cells, and then more."""
+        """Add a row of ``cells`` followed by ``then``."""
         self.add_row(*map(self._cell, (*cells, *then)))
 
     def _cell(self, value: object) -> str:

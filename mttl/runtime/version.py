@@ -1,3 +1,3 @@
-"""The version of the package, apart from the package: the commands tell it without any import."""
+"""Version of the package, available without importing it."""
 
 VERSION = "0.1.0"

@@ -1,1 +1,1 @@
-"""SERVING: tasks of a trained run behind OpenAI's protocols; their requests share batches."""
+"""Serving: tasks of a run over OpenAI's API, with batching of requests."""

@@ -1,4 +1,4 @@
-"""Answers of one model to a batch of questions of any of its tasks."""
+"""Answer a batch of requests for tasks of one model."""
 
 import math
 import random
@@ -19,9 +19,9 @@ from mttl.serving.stream_decoder import StreamDecoder, TokenScore
 
 
 def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> None:
-    """Answer a batch; every answer is sent when it has ended, also before the others have.
+    """Answer a batch; each answer is sent as soon as it is complete.
 
-    All answers have the same number of beams, and with several beams the same length.
+    All requests have the same number of beams, and with several beams the same length.
     """
     if wanted[0].alone is not None:
         wanted[0].alone()
@@ -30,7 +30,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     prompts = [row.prompt for row in wanted]
     decoder_only = predictor.decoder_only
     inputs = padded_inputs(prompts, pad_id_of(predictor.tokenizer), left=decoder_only)
-    # An encoder-decoder's output begins with one start token; others repeat the prompt.
+    # The output of an encoder–decoder begins with one start token; others repeat the prompt.
     start = inputs["input_ids"].shape[1] if decoder_only else 1
     settings: dict[str, Any] = {name: x.to(predictor.device) for name, x in inputs.items()}
     settings |= {**predictor.search, "max_new_tokens": max(row.most_tokens for row in wanted)}
@@ -53,7 +53,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     choice = TokenChoice(wanted, predictor.device, forced)
 
     def have_ended(ids: Tensor, scores: Any, **more: Any) -> Tensor:
-        """Hand every new token to its answer, and return which rows stop, shape (R,)."""
+        """Pass new tokens to their answers, and return the mask of finished rows, shape (R,)."""
         for place, (answer, token) in enumerate(zip(answers, ids[:, -1].tolist(), strict=True)):
             answer.ended = answer.ended or answer.wanted.dropped
             if not answer.ended:
@@ -63,32 +63,32 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     settings |= {
         "num_beams": 1,
         "do_sample": False,
-        "forced_eos_token_id": None,  # `generate` would force it at the end of the longest row
+        "forced_eos_token_id": None,  # `generate` would force it only at the end of the longest row
         "logits_processor": [choice],
         "stopping_criteria": [have_ended],
     }
-    settings.pop("length_penalty", None)  # of beams
+    settings.pop("length_penalty", None)  # only for beams
     backbone: Any = predictor.model.backbone
     with ExitStack() as hooks:
-        if own_settings(backbone.generation_config).keys() - settings.keys():  # they change logits
+        if own_settings(backbone.generation_config).keys() - settings.keys():
             hooks.callback(backbone.register_forward_hook(choice.read).remove)
         predictor.generate(task_ids, **settings)
 
 
 def tokens_at_end(predictor: Predictor, name: str) -> Set[int]:
-    """Return the tokens of a setting of generation: where it stops, or what it forces there."""
+    """Return the end tokens of a generation setting."""
     own = predictor.model.backbone.generation_config
     ends: Any = predictor.search.get(name, getattr(own, name))
     return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
 
 
 class TokenChoice(LogitsProcessor):
-    """Replaces the logits of rows that draw by the token that they drew, and scores tokens.
+    """Samples tokens by replacing logits, and computes token log-probabilities.
 
-    Rows that draw have temperature, share and generator of their own. So rows of all settings share
-    a batch, and a seed leads to the same answer whatever else is in it, to the rounding of logits.
-    If ``forced`` holds tokens, one of them is the last token of a row of full length. ``scores``
-    are those of the tokens chosen last, by row, if they are requested.
+    Each sampled row has its own temperature, top_p and random generator, so that requests with
+    different settings share a batch, and a seed gives the same answer in every batch (up to
+    rounding). ``forced`` are the possible last tokens of a row of full length. ``scores`` are the
+    scores of the last tokens by row, if requested.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class TokenChoice(LogitsProcessor):
         self._own: Tensor | None = None
 
     def read(self, model: Any, given: Any, output: Any) -> None:
-        """Take the model's own logits, which processors change before they come: a forward hook."""
+        """Store the model's original logits, before processors change them; a forward hook."""
         self._own = output.logits[:, -1]
 
     def __call__(  # type: ignore[override]
         self, input_ids: Int[Tensor, "R L"], scores: Float[Tensor, "R V"]
     ) -> Float[Tensor, "R V"]:
-        """Return logits whose largest one is the choice of each row."""
+        """Return logits whose maximum is the chosen token of each row."""
         own = scores if self._own is None else self._own
         self._n_chosen += 1
         lasts = [place for place, most in enumerate(self._most_tokens) if most == self._n_chosen]
@@ -162,13 +162,13 @@ def draw(
     top_ps: Float[Tensor, "D"],
     uniform: Float[Tensor, "D"],
 ) -> Int[Tensor, "D"]:
-    """Draw a token for each row: invert its distribution function at a uniform number in [0, 1).
+    """Sample a token per row by inverting its distribution function at a uniform number.
 
-    Logits are divided by temperatures above 0; only the likeliest tokens up to the share ``top_ps``
-    are drawn.
+    Logits are divided by positive temperatures; only the most probable tokens with a total
+    probability of ``top_ps`` are sampled.
     """
     logits = logits.double()
-    # The largest logit becomes 0 before the division, so that no temperature overflows.
+    # The maximum is subtracted before the division to avoid overflow.
     shares = ((logits - logits.amax(1, keepdim=True)) / temperatures[:, None]).softmax(1)
     rows = (top_ps < 1).nonzero().squeeze(1)
     if len(rows):
@@ -179,5 +179,5 @@ def draw(
     cumulative = shares.cumsum(1)
     total = cumulative[:, -1:]
     found = torch.searchsorted(cumulative, uniform[:, None] * total, right=True).squeeze(1)
-    last = (cumulative < total).sum(1)  # where rounding leads beyond the last that has a share
+    last = (cumulative < total).sum(1)  # avoids tokens of probability 0 after rounding
     return torch.minimum(found, last)

@@ -1,4 +1,4 @@
-"""The web application: routes, limits, and error replies."""
+"""Web application: routes, limits and error responses."""
 
 import asyncio
 import hmac
@@ -22,24 +22,24 @@ from mttl.serving.protocol import ApiError, ChatRequest, CompletionRequest, Repl
 from mttl.serving.request_queue import RequestQueue, ServerMetrics
 from mttl.serving.served_task import ServedTask, chat_question
 
-CLIENT_GONE = 499  # what proxies call it
+CLIENT_GONE = 499  # status code of proxies
 TRUNCATED = "X-Truncated-Tokens"
 ROUTES = "/v1/completions, /v1/chat/completions, /v1/models, /metrics, /health"
-Pieces = asyncio.Queue[tuple[int, Piece] | None]  # None where the client is gone
+Pieces = asyncio.Queue[tuple[int, Piece] | None]  # None if the client has disconnected
 
 
 class Measured:
-    """Middleware that counts requests for answers, each when it has ended, by task and status.
+    """Middleware that counts completed requests by task and status.
 
-    The state of a request holds when it ``began``; and maybe its ``model``, the ``status`` of a
-    stream, which its headers cannot know, and the ``events`` of a stream, which are closed.
+    A request's state has its start ``began``, and optionally its ``model``, the ``status`` of a
+    stream (unknown at its headers), and the ``events`` of a stream, which are closed here.
     """
 
     def __init__(self, application: ASGIApp, metrics: ServerMetrics) -> None:
         self.application, self.metrics = application, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Process a request, and count it."""
         if scope.get("method") != "POST":
             await self.application(scope, receive, send)
             return
@@ -64,9 +64,9 @@ class Measured:
 
 
 class Service:
-    """Answers requests of the two protocols; without a key that they have to name, all of them.
+    """Handles requests; a ``key``, if given, is required in every request.
 
-    A request has at most ``most_bytes`` in its body, and may take ``seconds``.
+    A request body has at most ``most_bytes``, and a request may take ``seconds``.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Service:
         key: str | None = None,
     ) -> None:
         self.tasks, self.queue, self.most_bytes, self.seconds = tasks, queue, most_bytes, seconds
-        self._key = None if key is None else key.strip()  # files of keys end with a line break
+        self._key = None if key is None else key.strip()  # key files end with a line break
         self._since = int(time.time())
 
     async def models(self) -> Response:
@@ -91,12 +91,12 @@ class Service:
         return JSONResponse(self._model(self.task(name).name))
 
     async def health(self) -> Response:
-        """Report whether requests are accepted; no key is needed."""
+        """Report whether requests are accepted; needs no key."""
         status = "ok" if self.queue.is_open else "closing"
         return JSONResponse({"status": status}, 200 if self.queue.is_open else 503)
 
     async def metrics(self) -> Response:
-        """Return the counters as Prometheus reads them."""
+        """Return the metrics in Prometheus format."""
         text = self.queue.metrics.text(len(self.queue))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
@@ -104,11 +104,11 @@ class Service:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
     def task(self, name: str) -> ServedTask:
-        """Return a task by its name."""
+        """Return the task with a name; raises an `ApiError` if it is unknown."""
         if name not in self.tasks:
             raise ApiError(
                 404,
-                f"there is no model '{name}'.{nearest(name, self.tasks)} Here a model is a task: "
+                f"there is no model '{name}'.{nearest(name, self.tasks)} Models are tasks: "
                 f"{', '.join(self.tasks)}",
                 param="model",
                 code="model_not_found",
@@ -116,7 +116,7 @@ class Service:
         return self.tasks[name]
 
     async def check_key(self, request: Request) -> None:
-        """Refuse a request without the key."""
+        """Raise an `ApiError` if the key is missing or wrong."""
         if self._key is None:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -124,15 +124,14 @@ class Service:
         if not (kind.lower() == "bearer" and right):
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send 'Authorization: Bearer KEY' with the "
-                "server's",
+                "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
             )
 
     async def answer(
         self, kind: type[CompletionRequest] | type[ChatRequest], request: Request
     ) -> Response:
-        """Answer questions that are texts, or one that is a chat."""
+        """Answer text prompts, or one chat."""
         asked = parse_request(kind, await self.body(request))
         task = self.task(asked.model)
         request.state.model = task.name
@@ -157,7 +156,7 @@ class Service:
         if asked.stream:
             usage = asked.stream_options is not None and asked.stream_options.include_usage
             events = _events(request, arriving, reply, len(wanted), usage)
-            request.state.events, request.state.status = events, CLIENT_GONE  # until its end
+            request.state.events, request.state.status = events, CLIENT_GONE  # until the end
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         answers = [Piece()] * len(wanted)
         async for place, piece in arriving:
@@ -167,7 +166,7 @@ class Service:
     async def arriving(
         self, request: Request, pieces: Pieces, wanted: Sequence[GenerationRequest]
     ) -> AsyncIterator[tuple[int, Piece]]:
-        """Return the pieces of answers until all have ended; drop them where nobody waits."""
+        """Yield the pieces of answers until all are complete; drop them if the client leaves."""
 
         async def watch() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -184,8 +183,8 @@ class Service:
                 except TimeoutError as error:
                     raise ApiError(
                         504,
-                        f"the answer took more than {self.seconds:g} seconds; ask for fewer "
-                        "tokens, or try again when the server has less to do",
+                        f"the answer took more than {self.seconds:g} seconds; request fewer "
+                        "tokens, or try again when the server is less busy",
                         code="timeout",
                     ) from error
                 if arrived is None:
@@ -202,11 +201,11 @@ class Service:
                 row.dropped = True
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """Return the parameters of a request."""
+        """Return the JSON parameters of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(
-                415, f"the content type is '{kind}'; it must be application/json: set the header"
+                415, f"the content type is '{kind}'; it must be application/json; set the header"
             )
         body = bytearray()
         try:
@@ -216,8 +215,8 @@ class Service:
                     if len(body) > self.most_bytes:
                         raise ApiError(
                             413,
-                            f"the request has more than {self.most_bytes:,} bytes, the most that "
-                            "are allowed; send less at a time",
+                            f"the request has more than {self.most_bytes:,} bytes, the maximum; "
+                            "send less at a time",
                         )
         except TimeoutError as error:
             raise ApiError(408, "the request did not arrive in time; send it again") from error
@@ -234,7 +233,7 @@ async def _events(
     n_answers: int,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Return a stream of server-sent events."""
+    """Yield the server-sent events of a stream."""
     n_tokens = 0
     try:
         for index in range(n_answers if reply.chat else 0):
@@ -246,7 +245,7 @@ async def _events(
             yield _event(reply.counts(n_tokens))
         yield "data: [DONE]\n\n"
         request.state.status = 200
-    except ApiError as api_error:  # too late for the headers
+    except ApiError as api_error:  # the headers are already sent
         request.state.status = api_error.status
         yield _event(api_error.body)
     except ClientDisconnect:
@@ -256,11 +255,11 @@ async def _events(
 
 
 def arrivals() -> tuple[Pieces, Callable[[int, Piece], None]]:
-    """Return where pieces of answers arrive, and what sends them there from any thread."""
+    """Return a queue for pieces of answers, and a thread-safe function that adds to it."""
     loop, pieces = asyncio.get_running_loop(), Pieces()
 
     def send(place: int, piece: Piece) -> None:
-        with suppress(RuntimeError):  # the server has ended, and its loop is closed
+        with suppress(RuntimeError):  # the server has stopped, and its loop is closed
             loop.call_soon_threadsafe(pieces.put_nowait, (place, piece))
 
     return pieces, send
@@ -269,7 +268,7 @@ def arrivals() -> tuple[Pieces, Callable[[int, Piece], None]]:
 def make_application(
     service: Service, add_routes: Callable[[Service, FastAPI], object] = lambda *given: None
 ) -> FastAPI:
-    """Return the application that answers requests."""
+    """Return the web application."""
     application = FastAPI(title="mttl", openapi_url=None)
     application.add_middleware(Measured, metrics=service.queue.metrics)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
@@ -288,7 +287,7 @@ def make_application(
         if isinstance(error, ClientDisconnect):
             return Response(status_code=CLIENT_GONE)
         if isinstance(error, HTTPException):
-            message = f"{request.method} {request.url.path}: {error.detail}; there are {ROUTES}"
+            message = f"{request.method} {request.url.path}: {error.detail}; routes: {ROUTES}"
             error, headers = ApiError(error.status_code, message), error.headers
         elif not isinstance(error, ApiError):
             error = ApiError(500, "internal error; see the log of the server")

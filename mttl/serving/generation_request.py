@@ -1,4 +1,4 @@
-"""One answer that a request wants, and the pieces in which it is sent."""
+"""One requested answer, and the pieces in which it is sent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,42 +6,42 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token of an answer, with the likeliest tokens of its place."""
+    """A token of an answer, with the most probable alternatives."""
 
-    text: str  # all texts together are the answer
-    offset: int  # where in the answer it begins
-    logprob: float  # by the model, whatever the temperature
+    text: str  # the joined texts are the answer
+    offset: int  # start position in the answer
+    logprob: float  # of the model, without temperature
     alternatives: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of an answer: its text, and its tokens where they are scored."""
+    """A new part of an answer: its text, and its scored tokens if requested."""
 
     text: str = ""
     tokens: tuple[ScoredToken, ...] = ()
-    finish: str | None = None  # of the last piece: "stop", or "length" where the answer was cut
+    finish: str | None = None  # in the last piece: "stop", or "length" if the answer was truncated
     n_tokens: int = 0  # of the whole answer, in the last piece
-    failed: bool = False  # nothing more comes: the model failed
+    failed: bool = False  # the model failed, and no more pieces follow
 
 
 @dataclass(eq=False, kw_only=True)
 class GenerationRequest:
-    """One answer that a request wants: a row of some batch."""
+    """One requested answer: a row of a batch."""
 
-    task_id: int  # in its model
-    prompt: Sequence[int]  # ids of the question, as the model reads it
-    most_tokens: int  # of the answer, the end included
-    n_beams: int = 1  # with several, the answer is sent as a whole
-    n_positions: int | None = None  # of prompt and answer together; None sets no limit
-    temperature: float = 0.0  # 0 takes the likeliest token
-    top_p: float = 1.0  # probability of the likeliest tokens, from which is drawn
+    task_id: int  # id in its model
+    prompt: Sequence[int]  # ids of the formatted prompt
+    most_tokens: int  # maximum length of the answer, end token included
+    n_beams: int = 1  # with several, the answer is sent as one piece
+    n_positions: int | None = None  # maximum of prompt and answer together; None: unlimited
+    temperature: float = 0.0  # 0 takes the most probable token
+    top_p: float = 1.0  # total probability of the sampled tokens
     seed: str | None = None  # None for a random one
-    stop: tuple[str, ...] = ()  # texts before which the answer ends
-    n_logprobs: int | None = None  # alternatives to name with each token; None scores no token
+    stop: tuple[str, ...] = ()  # texts that end the answer
+    n_logprobs: int | None = None  # alternatives per token; None: tokens are not scored
     stream: bool = False
-    # Gets the pieces; called by the thread that runs the model.
+    # Receives the pieces in the model's thread.
     send: Callable[[Piece], object] = field(repr=False)
-    # Computes the answer in another way, in a separate batch; `send` reports its end.
+    # Computes the answer differently, in a separate batch; `send` reports its end.
     alone: Callable[[], object] | None = field(default=None, repr=False)
-    dropped: bool = False  # the client is gone
+    dropped: bool = False  # the client has disconnected

@@ -1,7 +1,7 @@
-"""The page of a run with the run behind it: answers of a task, or of mixtures of its skills.
+"""Page of a run with live answers of tasks, or of mixtures of skills.
 
-A mixture is one routing row for every group of layers. Skills are numbered as the page numbers
-them: matched across the groups of layers.
+A mixture has routing weights for every group of layers. Skills are numbered as on the page: matched
+across the groups.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from mttl.serving.served_task import ServedTask
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
-# The page holds all that it shows, and asks nobody but this server.
+# The page is self-contained and connects only to this server.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
@@ -41,43 +41,45 @@ HEADERS = {
 
 
 class LiveRequest(Part):
-    """A question of the page, in the prompt form of a task, and by default with its weights."""
+    """A query of the page, in the prompt form of a task, by default with its weights."""
 
     task: Text
     text: str
-    tasks: dict[Text, Annotated[float, Field(ge=0)]] | None = None  # shares of a mixture
-    skills: list[float] | None = None  # a weight for each
-    start: Text | None = None  # whose weights `skills` changes; by default all are replaced
+    tasks: dict[Text, Annotated[float, Field(ge=0)]] | None = None  # fractions of a mixture
+    skills: list[float] | None = None  # a weight per skill
+    start: Text | None = None  # task whose weights `skills` modifies; by default all are replaced
 
 
 class LiveModel:
-    """Answers the page; ``pairs`` are the skills of every group of layers in the page's order."""
+    """Answers queries of the page; ``pairs`` are each group's skills in the page's order."""
 
     def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
         self.tasks = tasks
         self._pairs = torch.as_tensor(pairs)
-        self._models: dict[int, SkilledModel] = {}  # with given rows, by their predictor
-        self._rows = {  # of every model that has some, (G, T, H, K)
+        self._models: dict[
+            int, SkilledModel
+        ] = {}  # models with given routing weights, by predictor
+        self._rows = {  # routing weights by predictor, (G, T, H, K)
             id(task.predictor): task.predictor.model.router.matrix().detach()
             for task in tasks.values()
             if not self._unmixed(task.predictor)
         }
 
     def _unmixed(self, predictor: Predictor) -> str:
-        """Tell why rows of a model cannot be mixed; nothing if they can."""
+        """Return the reason why routing weights cannot be mixed; empty if they can."""
         model, router = predictor.model, predictor.model.router
         if not router.n_groups:
-            return "The run routes tokens only: its tasks have no rows that could be mixed."
+            return "The run routes only tokens, so tasks have no routing weights to mix."
         if "prompts" in router.seen:
-            return "The router reads every prompt: tasks have no rows that could be mixed."
+            return "The router reads every prompt, so tasks have no routing weights to mix."
         if any(isinstance(x.inventory, AttendedInventory) for x in model.skilled_layers().values()):
-            return "Every token attends to the skills: tasks have no rows that could be mixed."
+            return "Tokens attend to the skills, so tasks have no routing weights to mix."
         if (router.n_groups * router.n_heads, router.n_skills) != tuple(self._pairs.shape):
-            return "The router has other groups of layers, or other skills, than the page shows."
+            return "The router's groups or skills differ from those on the page."
         return ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what the page has to know."""
+        """Return the data about tasks for the page."""
         return {"tasks": [*map(self._facts, self.tasks.values())]}
 
     def _facts(self, task: ServedTask) -> dict[str, Any]:
@@ -94,16 +96,16 @@ class LiveModel:
         }
 
     def row(self, request: LiveRequest) -> Float[Tensor, "G H K"] | None:
-        """Return the mixture that a request wants, None for the task's own row."""
+        """Return the requested mixture, or None for the task's own routing weights."""
         task = self.tasks[request.task]
         if request.tasks is None and request.skills is None:
             return None
         if reason := self._unmixed(task.predictor):
-            raise ApiError(400, f"{reason} Let the task's own skills answer")
+            raise ApiError(400, f"{reason} Use the task's own weights")
         if request.tasks is not None:
             total = sum(request.tasks.values())
             if not total:
-                raise ApiError(400, "all shares of tasks are 0; one of them must be above it")
+                raise ApiError(400, "all fractions of tasks are 0; set at least one above 0")
             rows = [share / total * self._row(task, x) for x, share in request.tasks.items()]
             return torch.stack(rows).sum(0)
         weights = request.skills or []
@@ -111,7 +113,8 @@ class LiveModel:
         if len(weights) != n_skills:
             raise ApiError(
                 400,
-                f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
+                f"there are {len(weights)} weights, but {n_skills} skills; send one weight per "
+                "skill",
             )
         own = self._rows[id(task.predictor)]
         start = self._row(task, request.start) if request.start else torch.zeros_like(own[:, 0])
@@ -124,19 +127,19 @@ class LiveModel:
         if other not in predictor.tasks:
             raise ApiError(
                 400,
-                f"'{other}' cannot be mixed into '{task.name}': rows of one model can be, and this "
-                f"one has {', '.join(predictor.tasks)}",
+                f"'{other}' cannot be mixed into '{task.name}', because it belongs to another "
+                f"model; possible tasks: {', '.join(predictor.tasks)}",
             )
         return self._rows[id(predictor)][:, predictor.tasks.index(other)]
 
     def _shown(self, row: Float[Tensor, "G H K"]) -> Float[Tensor, "K"]:
-        """Return the mean over groups of layers, whose skills are matched."""
+        """Return the mean over groups of layers with matched skills."""
         return row.flatten(0, 1).gather(1, self._pairs.to(row.device)).mean(0)
 
     def answer(
         self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
     ) -> dict[str, Any]:
-        """Answer a question with a mixture or the task's routing weights, in the model's thread."""
+        """Return the answer with a mixture or the task's weights; runs in the model's thread."""
         predictor = task.predictor if row is None else self._mixed(task, row)
         answer = predictor.predict(task.name, [text])[0]
         found: dict[str, Any] = {"answer": answer, "read": predictor.form.text(task.name, text)}
@@ -145,7 +148,7 @@ class LiveModel:
         return found
 
     def _mixed(self, task: ServedTask, row: Float[Tensor, "G H K"]) -> Predictor:
-        """Return the model with a row in its router's place."""
+        """Return the model with given routing weights."""
         predictor = task.predictor
         if id(predictor) not in self._models:
             model = predictor.model
@@ -158,14 +161,14 @@ class LiveModel:
 
 @torch.no_grad()
 def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> dict[str, Any]:
-    """Return the tokens of a question and of its answer, and the experts that took each.
+    """Return the tokens of an input and its answer, and the experts of each token.
 
-    The model reads the answer once more, as it reads right answers in training, without its end.
+    The answer is run through the model again by teacher forcing, without its end.
 
     Returns:
-        ``prompt`` and ``answer``, texts of tokens; and ``layers``, each with its ``name``, its
-        number of ``experts``, and what tokens ``chose``: a list of experts, the preferred one first
-        where the router has one, for every token of the prompt and then of the answer.
+        ``prompt`` and ``answer``: texts of tokens; ``layers``, each with its ``name``, number of
+        ``experts``, and ``chose``: a list of experts for each token of prompt and answer, in order
+        of preference if the router has one.
     """
     form, model, encoder = predictor.form, predictor.model, predictor.encoder
     (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
@@ -186,7 +189,7 @@ def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> di
         model.backbone(**inputs, use_cache=False)
     layers = []
     for record in routing.records:
-        # A decoder of its own reads a start token, and then the answer.
+        # A separate decoder reads a start token before the answer.
         apart = record.stack == "decoder" and "decoder_input_ids" in inputs
         first = len(prompt) - 1 if apart else 0
         chose: list[list[int]] = [[] for _ in (*prompt, *read)]
@@ -201,9 +204,9 @@ def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> di
 
 
 def add_page(page: str, model: LiveModel | None, service: Service, application: FastAPI) -> None:
-    """Let an application answer ``/`` with a page, and the requests of the page at ``/live``.
+    """Add the page at ``/`` and its queries at ``/live`` to an application.
 
-    Without a model there are no tasks, and the page reports the problem.
+    Without a model there are no tasks, and the page shows the problem.
     """
 
     @application.get("/")
@@ -215,8 +218,8 @@ def add_page(page: str, model: LiveModel | None, service: Service, application: 
         asked = parse_part(LiveRequest, await service.body(request))
         task = service.task(asked.task)
         request.state.model = task.name
-        assert model is not None  # else there is no task
-        await asyncio.to_thread(task.encode, [asked.text])  # refuses what is empty or too long
+        assert model is not None  # otherwise there is no task
+        await asyncio.to_thread(task.encode, [asked.text])  # rejects empty and long inputs
         answer = partial(model.answer, task, asked.text, model.row(asked))
         found: dict[str, Any] = {}
         pieces, send = arrivals()
@@ -243,13 +246,13 @@ def serve_page(
     pairs: Any,
     make_page: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Serve the page of a run until Ctrl-C or SIGTERM; its tasks are served as by `serve`, too.
+    """Serve the page of a run until Ctrl-C or SIGTERM, together with the routes of `serve`.
 
-    Port 0 takes a free one. ``pairs`` are the skills of every group of layers in the page's order;
-    ``make_page`` returns the page, given the facts of the model.
+    Port 0 chooses a free one. ``pairs`` are each group's skills in the page's order; ``make_page``
+    returns the page from the model's data.
 
     Raises:
-        ConfigError: If the address is not this machine's, or taken.
+        ConfigError: If the address is not local or in use.
     """
     with listen(host, port) as listener:
         tasks: dict[str, ServedTask] = {}
@@ -263,7 +266,7 @@ def serve_page(
             facts = {"problem": f"The run cannot answer: {error}"}
         warnings = [facts["problem"]] if "problem" in facts else []
         if host not in LOCAL:
-            warnings.append("warning: anybody who reaches this address may ask")
+            warnings.append("warning: everyone who can reach this address can send requests")
         queue = RequestQueue(batch_size=8, wait=0, most=64)
         answer_requests(
             listener,

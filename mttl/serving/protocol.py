@@ -1,7 +1,7 @@
-"""Requests and replies of OpenAI's protocols, completions and chat, and why one is not answered.
+"""Requests, responses and errors of OpenAI's completions and chat API.
 
-What is not supported is refused, unless its value asks for nothing: many clients send the defaults
-of all parameters.
+Unsupported parameters are rejected, unless their value has no effect, because many clients send
+default values of all parameters.
 """
 
 import time
@@ -26,7 +26,7 @@ from mttl.serving.generation_request import Piece, ScoredToken
 
 
 class ApiError(MttlError):
-    """A refused request, with an HTTP status, the wrong parameter and an error code."""
+    """A rejected request, with an HTTP status, the wrong parameter and an error code."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -36,25 +36,25 @@ class ApiError(MttlError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """Error object of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = "rate_limit_error" if self.status == 429 else kind
-        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        found = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": found}
 
     @property
     def headers(self) -> dict[str, str]:
-        """When to try again, where that helps: a batch takes about a second."""
+        """Retry-After header for busy servers; a batch takes about a second."""
         return {"Retry-After": "1"} if self.status in (429, 503) else {}
 
 
-MOST_ANSWERS = 128  # of one request
+MOST_ANSWERS = 128  # maximum answers per request
 
 
-# Parameters that are not supported, with the values that change nothing: all of them for None.
+# Unsupported parameters, with the values that have no effect; None for all values.
 NEUTRAL: dict[str, Container[Any] | None] = {
     **dict.fromkeys(("metadata", "safety_identifier", "user")),
-    # Like caches, they save time alone.
+    # These affect only speed.
     **dict.fromkeys(("prediction", "prompt_cache_key", "prompt_cache_options")),
     "prompt_cache_retention": None,
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
@@ -78,7 +78,7 @@ Texts = Annotated[list[Text], BeforeValidator(lambda x: [x] if isinstance(x, str
 
 
 class Part(BaseModel):
-    """A part of a request; values that ask for nothing are left out."""
+    """A part of a request; values without effect are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     neutral: ClassVar[Mapping[str, Container[Any] | None]] = {}
@@ -97,7 +97,7 @@ class Part(BaseModel):
 
 
 class StreamOptions(Part):
-    """What a stream holds besides answers."""
+    """Options of a stream."""
 
     neutral = {"include_obfuscation": (False,)}
     include_usage: bool = False
@@ -117,14 +117,14 @@ class _Request(Part):
 
 
 class CompletionRequest(_Request):
-    """A request of ``/v1/completions``: questions as texts."""
+    """A request of ``/v1/completions``, with text prompts."""
 
     prompt: Annotated[Texts, Field(min_length=1, max_length=MOST_ANSWERS)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property
     def n_logprobs(self) -> int | None:
-        """Number of alternatives to name with each token; None if tokens are not scored."""
+        """Number of alternatives per token; None if tokens are not scored."""
         return self.logprobs
 
 
@@ -145,13 +145,13 @@ class Message(Part):
 
     @property
     def text(self) -> str:
-        """All parts together."""
+        """Joined text of all parts."""
         parts = self.content
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 class ChatRequest(_Request):
-    """A request of ``/v1/chat/completions``: a question as messages."""
+    """A request of ``/v1/chat/completions``, with messages."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: PositiveInt | None = None
@@ -160,7 +160,7 @@ class ChatRequest(_Request):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Number of alternatives to name with each token; None if tokens are not scored."""
+        """Number of alternatives per token; None if tokens are not scored."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -169,7 +169,7 @@ Kind = TypeVar("Kind", bound=_Request)
 
 
 def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
-    """Return what JSON says, as a model."""
+    """Return JSON values as a model; raises an `ApiError` if they are invalid."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -179,16 +179,16 @@ def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
 
 
 def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
-    """Return a request of a protocol, as `parse_part` does."""
+    """Return a request, validated as in `parse_part`."""
     request = parse_part(kind, values)
     chat = request if isinstance(request, ChatRequest) else None
     most = chat and chat.max_completion_tokens
     problems = {
-        "stream_options is for streams: set stream, or leave it out": not request.stream
+        "stream_options needs stream; set stream or remove it": not request.stream
         and request.stream_options is not None,
-        "max_completion_tokens is another name of max_tokens: give one of them": most
+        "max_completion_tokens is another name of max_tokens; use only one": most
         and request.max_tokens not in (None, most),
-        "top_logprobs needs logprobs: set it, or leave both out": chat
+        "top_logprobs needs logprobs; set it or remove both": chat
         and chat.top_logprobs
         and not chat.logprobs,
     }
@@ -201,11 +201,11 @@ def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
 def _problem(kind: type[BaseModel], problem: Any) -> str:
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        text = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
+        text = f"'{place}' ({shown(problem['input'])}) is not supported; remove it"
         known = sorted(kind.model_fields)
         if len(problem["loc"]) > 1 or place in NEUTRAL:
             return text
-        return f"{text}.{nearest(place, known)} Supported are {', '.join(known)}"
+        return f"{text}.{nearest(place, known)} Supported: {', '.join(known)}"
     if problem["type"] == "missing":
         return f"'{place}' is missing"
     return f"'{place}' ({shown(problem['input'])}): {problem['msg']}"
@@ -213,7 +213,7 @@ def _problem(kind: type[BaseModel], problem: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """The common parts of one request's reply, in the protocol of chats or of completions."""
+    """The common fields of a request's responses, for chats or completions."""
 
     model: str
     chat: bool
@@ -223,7 +223,7 @@ class Reply:
     unique: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def whole(self, answers: Sequence[Piece]) -> dict[str, Any]:
-        """Return the reply that holds all answers, each in one piece."""
+        """Return the response with all complete answers."""
         choices = []
         for index, answer in enumerate(answers):
             message = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -233,21 +233,21 @@ class Reply:
         return self._object(choices, stream=False) | {"usage": usage}
 
     def first_event(self, index: int) -> dict[str, Any]:
-        """Return the first part of an answer in a stream of a chat."""
+        """Return the first event of a chat answer in a stream."""
         delta = {"delta": {"role": "assistant", "content": ""}}
         return self._object([self._choice(index, delta, Piece())], stream=True)
 
     def part(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return a part of a stream."""
+        """Return an event with a part of an answer."""
         content = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
         return self._object([self._choice(index, content, piece)], stream=True)
 
     def counts(self, n_tokens: int) -> dict[str, Any]:
-        """Return the part of a stream that counts its tokens."""
+        """Return the event with token counts."""
         return self._object([], stream=True) | {"usage": self.usage(n_tokens)}
 
     def usage(self, n_tokens: int) -> dict[str, int]:
-        """Return the counts of tokens; those of answers are without the end."""
+        """Return token counts; end tokens of answers are not counted."""
         return {
             "prompt_tokens": self.n_prompt_tokens,
             "completion_tokens": n_tokens,
@@ -277,7 +277,7 @@ def _scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        # Several tokens may have one text; the likeliest comes first, and stays.
+        # Several tokens may have the same text; the most probable one is kept.
         "top_logprobs": [dict(reversed(token.alternatives)) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }

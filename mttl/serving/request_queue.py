@@ -1,7 +1,7 @@
-"""Answers that wait for the model, and the one thread that runs it.
+"""Queue of requested answers, and the thread that runs the model.
 
-What waits is collected while the model runs. When it is free, the longest waiting answer decides
-which model is next and how it searches; all others that fit join it, up to the size of a batch.
+Requests are collected while the model runs. The oldest one then determines the model and its
+search, and compatible ones join it up to the batch size.
 """
 
 import logging
@@ -29,23 +29,23 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ServerMetrics:
-    """Counters of a server; any thread may add to them."""
+    """Thread-safe metrics of a server."""
 
     def __init__(self) -> None:
         disable_created_metrics()
         own: dict[str, Any] = {"registry": CollectorRegistry()}
         self._registry, labels = own["registry"], ("model", "status")
         self._requests = Counter("mttl_requests", "Requests by task and status.", labels, **own)
-        meaning = "Seconds that requests took."
+        meaning = "Duration of requests in seconds."
         self._seconds = Histogram("mttl_request_seconds", meaning, **own, buckets=SECONDS)
-        self.batches = Histogram("mttl_batch_answers", "Answers of a batch.", **own, buckets=ROWS)
-        meaning = "Tokens of prompts and of answers."
+        self.batches = Histogram("mttl_batch_answers", "Answers per batch.", **own, buckets=ROWS)
+        meaning = "Number of tokens of prompts and answers."
         self._tokens = Counter("mttl_tokens", meaning, ("kind",), **own)
-        meaning = "Answers that wait for the model."
+        meaning = "Number of queued answers."
         self._waiting = Gauge("mttl_waiting_answers", meaning, **own)
 
     def add_request(self, model: str, status: int, seconds: float) -> None:
-        """Count a request that has ended; the model is empty if the request named no task."""
+        """Count a completed request; the model is empty if the request had no valid one."""
         self._requests.labels(model, status).inc()
         self._seconds.observe(seconds)
 
@@ -55,7 +55,7 @@ class ServerMetrics:
             self._tokens.labels(kind).inc(count)
 
     def text(self, waiting: int) -> str:
-        """Return all counters; ``waiting`` is the number of answers in the queue."""
+        """Return all metrics as text; ``waiting`` is the number of queued answers."""
         self._waiting.set(waiting)
         return generate_latest(self._registry).decode()
 
@@ -70,7 +70,7 @@ class _Waiting(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, int, int]:
-        """Answers of one kind can share a batch; beams end together, so lengths must be one."""
+        """Key of answers that can share a batch; with beams, lengths must be equal."""
         row = self.wanted
         if row.alone is not None:
             return id(row), 1, 0
@@ -78,16 +78,16 @@ class _Waiting(NamedTuple):
 
 
 def _fit(batch: Sequence[_Waiting]) -> bool:
-    """Return whether a model has positions for a batch: its longest prompt and longest answer."""
+    """Return whether a batch fits into the model's maximum number of positions."""
     rows = [waiting.wanted for waiting in batch]
     longest = max(len(row.prompt) for row in rows) + max(row.most_tokens for row in rows)
     return rows[0].n_positions is None or longest <= rows[0].n_positions
 
 
 class RequestQueue:
-    """Collects answers into batches and hands these to the model, in a thread of its own.
+    """Collects answers into batches, which a separate thread passes to the model.
 
-    At ``most`` so many answers wait; an idle model waits so many seconds to form a batch.
+    At most ``most`` answers are queued; an idle model waits ``wait`` seconds to form a batch.
     """
 
     def __init__(
@@ -109,31 +109,31 @@ class RequestQueue:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Return how many answers wait that somebody waits for."""
+        """Return the number of queued answers that have not been dropped."""
         return sum(not waiting.wanted.dropped for waiting in self._waiting)
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken."""
+        """True if requests are accepted."""
         return not self._closed and self._thread.is_alive()
 
     def put(self, predictor: Predictor, wanted: Sequence[GenerationRequest]) -> None:
-        """Let the answers of a request wait for the model: all of them, or none."""
+        """Queue all answers of a request, or raise an `ApiError` and queue none."""
         with self._changed:
             if not self.is_open:
-                raise ApiError(503, "the server is shutting down; try again, or elsewhere")
+                raise ApiError(503, "the server is shutting down; try again later")
             if len(wanted) > self.most:
                 raise ApiError(
                     400,
-                    f"the request wants {len(wanted)} answers, at most {self.most} can wait; ask "
-                    "for fewer at a time",
+                    f"the request needs {len(wanted)} answers, but at most {self.most} can be "
+                    "queued; request fewer at a time",
                 )
             self._waiting = [w for w in self._waiting if not w.wanted.dropped]
             if len(self._waiting) + len(wanted) > self.most:
                 raise ApiError(
                     429,
-                    f"{len(self._waiting)} answers are waiting, at most {self.most} can; try again "
-                    "in a moment",
+                    f"{len(self._waiting)} answers are queued, and at most {self.most} can be; try "
+                    "again in a moment",
                     code="queue_full",
                 )
             now = time.monotonic()
@@ -141,7 +141,7 @@ class RequestQueue:
             self._changed.notify()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Accept no more answers; ``at_once`` drops those that wait or run."""
+        """Accept no more answers; ``at_once`` drops queued and running ones."""
         with self._changed:
             self._closed = True
             if at_once:
@@ -150,7 +150,7 @@ class RequestQueue:
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait until everything is answered; call `close` before."""
+        """Wait until all answers are complete; call `close` before."""
         self._thread.join()
 
     def _work(self) -> None:
@@ -165,7 +165,7 @@ class RequestQueue:
             self._running = ()
 
     def _take(self) -> Predictor | None:
-        """Let the next batch be what runs; return its model, None if closed and empty."""
+        """Select the next batch; return its model, or None if the queue is closed and empty."""
         with self._changed:
             while True:
                 self._waiting = [w for w in self._waiting if not w.wanted.dropped]

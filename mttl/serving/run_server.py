@@ -1,4 +1,4 @@
-"""The server: it loads the tasks, listens, and ends when it is asked to."""
+"""HTTP server: loads tasks, listens, and shuts down on a signal."""
 
 import os
 import socket
@@ -33,19 +33,19 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 def serve(options: Namespace) -> None:
     """Serve until Ctrl-C or SIGTERM; accepted requests are answered first.
 
-    The options are those of `mttl serve`.
+    ``options`` are those of `mttl serve`.
 
     Raises:
-        ConfigError: If nothing can be served, or not there.
-        KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
+        ConfigError: If the tasks cannot be loaded, or the address is unavailable.
+        KeyboardInterrupt: If a second signal stopped it before all requests were answered.
     """
     key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
-        raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty: leave them out")
+        raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty; set or remove them")
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
-        warning = "warning: anybody who reaches this address may ask; see --api-key"
+        warning = "warning: everyone who can reach this address can send requests; see --api-key"
         warnings = [warning] * (options.host not in LOCAL and key is None)
         queue = RequestQueue(
             batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
@@ -60,7 +60,7 @@ def serve(options: Namespace) -> None:
 
 
 def allow_origins(origins: Sequence[str], service: Service, application: FastAPI) -> None:
-    """Let pages of other origins ask; browsers then get an answer to their preflight requests."""
+    """Allow browser requests from other origins (CORS)."""
     if origins:
         allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
         application.add_middleware(CORSMiddleware, **allowed, expose_headers=[TRUNCATED])
@@ -72,11 +72,11 @@ def answer_requests(
     notices: Callable[[str], Sequence[str]],
     add_routes: Callable[[Service, FastAPI], object],
 ) -> None:
-    """Answer as `serve` does; ``notices`` returns the lines to print first, given the address."""
+    """Run the server; ``notices`` returns the lines to print first, given the address."""
     server = Server(uvicorn_settings(service, add_routes), service.queue)
     host, port = listener.getsockname()[:2]
     first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
-    lines = [f"{first} (Ctrl-C or SIGTERM ends)", *others]
+    lines = [f"{first} (stop with Ctrl-C or SIGTERM)", *others]
     make_console(stderr=True).print("\n".join(lines), markup=False)
     server.run(sockets=[listener])
     listener.close()
@@ -89,60 +89,60 @@ def answer_requests(
 def served_tasks(
     models: Mapping[str, Predictor], *, most_tokens: int, truncate: bool
 ) -> dict[str, ServedTask]:
-    """Return the tasks of models; models that differ only in routing weights become one."""
+    """Return the tasks of models; models that differ only in routing weights are merged."""
     models = share_backbone(models)
     for name, predictor in models.items():
-        predictor.form.prompt_prefix(name)  # raises where a description is missing
+        predictor.form.prompt_prefix(name)  # raises if a description is missing
     return {name: ServedTask(name, own, most_tokens, truncate) for name, own in models.items()}
 
 
 def uvicorn_settings(
     service: Service, add_routes: Callable[[Service, FastAPI], object]
 ) -> uvicorn.Config:
-    """Return uvicorn's settings; when it ends, clients that do not read are not waited for."""
+    """Return uvicorn's settings; on shutdown, clients that do not read are not waited for."""
     return uvicorn.Config(
         make_application(service, add_routes),
         log_config=None,
         log_level="warning",
         access_log=False,
-        lifespan="off",  # it would show a traceback where the server ends at once
+        lifespan="off",  # avoids a traceback on immediate shutdown
         timeout_graceful_shutdown=int(service.seconds) + 1,
     )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen at --host {host} --port {port}: {error}. Choose another port, or end "
-            "what uses it"
+            f"cannot listen at --host {host} --port {port}: {error}. Choose another port, or stop "
+            "the program that uses it"
         ) from error
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server, which ends as the other commands do and closes the queue."""
+    """Uvicorn server that closes the queue and handles signals like other commands."""
 
     def __init__(self, config: uvicorn.Config, queue: RequestQueue) -> None:
         super().__init__(config)
         self._queue = queue
         self._asked = StopRequest(
-            "finishing what was accepted; the same again ends at once", self._at_once
+            "finishing accepted requests; press again to stop immediately", self._at_once
         )
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Note signals; uvicorn would raise them again when it has ended."""
+        """Handle signals without uvicorn's raising them again afterwards."""
         return handling(self._asked)  # type: ignore[return-value]
 
     async def on_tick(self, counter: int) -> bool:
-        """Tell whether to end."""
+        """Return whether to shut down."""
         self.should_exit = self.should_exit or self._asked.received is not None
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse what is new, and finish what was accepted."""
+        """Reject new requests, and finish accepted ones."""
         self._queue.close()
         await super().shutdown(sockets)
 
@@ -153,7 +153,7 @@ class Server(uvicorn.Server):
 def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
     """Return the model of every task, with as few different models as possible.
 
-    Equal tensors of the models share memory already (`mttl.assembly.load_tasks`).
+    Equal tensors of the models already share memory (`mttl.assembly.load_tasks`).
     """
     groups: dict[Any, dict[str, Predictor]] = {}
     for name, predictor in predictors.items():
@@ -166,9 +166,9 @@ def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
 
 
 def _all_but_rows(predictor: Predictor) -> Any:
-    """Return what models have in common that can be joined."""
+    """Return a key that is equal for models that can be merged."""
     model, router = predictor.model, predictor.model.router
-    # Layers that route tokens, and routers that see prompts, read more of a router than its rows.
+    # Token routers and routers that read prompts use more than routing weights.
     if model.routes_tokens or "prompts" in router.seen:
         return id(predictor)
     form = predictor.form.model_copy(update={"task_descriptions": {}})

@@ -1,4 +1,4 @@
-"""One task behind the protocols: from a request's questions to the answers that it wants."""
+"""A served task: conversion of requests to generation requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, Completio
 
 @dataclass(frozen=True)
 class ServedTask:
-    """A task and the model that answers it, which may answer other tasks, too."""
+    """A task and its model, which may have other tasks too."""
 
     name: str
     predictor: Predictor
-    most_tokens: int  # largest ``max_tokens``; answers may always be as long as in training
-    truncate: bool  # cut long questions as in training; else they are refused
+    most_tokens: int  # largest ``max_tokens``; the training length is always allowed
+    truncate: bool  # truncate long inputs as in training; otherwise they are rejected
 
     def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the ids of questions, and how many were cut off."""
+        """Return the ids of inputs, and the number of truncated tokens."""
         empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
         if empty:
             places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
-            raise ApiError(400, f"a question is empty ({places}); every one must hold text")
+            raise ApiError(400, f"an input is empty ({places}); every input must contain text")
         form, lost = self.predictor.form, []
         texts = [form.text(self.name, question) for question in questions]
         prompt_prefixes = [form.prompt_prefix(self.name)] * len(texts)
@@ -33,9 +33,8 @@ class ServedTask:
             most = form.max_input_length
             raise ApiError(
                 400,
-                f"a question has {most + max(lost)} tokens with what the model reads around it; at "
-                f"most {most} are allowed, as in training. Shorten it (mttl serve --truncate "
-                "cuts it)",
+                f"an input has {most + max(lost)} tokens with its prefix and template; the maximum "
+                f"is {most}, as in training. Shorten it, or start mttl serve with --truncate",
                 code="context_length_exceeded",
             )
         return prompts, sum(lost)
@@ -46,15 +45,15 @@ class ServedTask:
         prompts: Sequence[Sequence[int]],
         send: Callable[[int, Piece], object],
     ) -> list[GenerationRequest]:
-        """Return the answers that a request wants, ``n`` for each question.
+        """Return the requested answers, ``n`` for each input.
 
-        ``send`` gets the pieces of each answer, with its place.
+        ``send`` receives the pieces of each answer, with its index.
         """
         if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
             raise ApiError(
                 400,
-                f"{len(prompts)} questions with n={request.n} want {n_wanted} answers; a request "
-                f"may want at most {MOST_ANSWERS}",
+                f"{len(prompts)} inputs with n={request.n} need {n_wanted} answers; the maximum is "
+                f"{MOST_ANSWERS} per request",
                 param="n",
             )
         asked = request.max_tokens
@@ -70,19 +69,19 @@ class ServedTask:
         if most_tokens > allowed:
             raise ApiError(
                 400,
-                f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
+                f"max_tokens ({most_tokens}) must be at most {allowed} for this input",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
         temperature = request.temperature
-        if temperature is None:  # OpenAI's default where the other is given; else the run's search
+        if temperature is None:  # OpenAI's default if top_p is given; otherwise the run's search
             temperature = 0.0 if request.top_p is None else 1.0
         n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
         if n_beams > 1 and request.n_logprobs is not None:
             raise ApiError(
                 400,
-                f"the run searches with {n_beams} beams, where tokens have no log-probabilities of "
-                "their own; leave logprobs out, or draw with a temperature above 0",
+                f"the run uses {n_beams} beams, for which tokens have no log-probabilities; remove "
+                "logprobs, or set a temperature above 0",
                 param="logprobs",
             )
         settings = {
@@ -108,17 +107,17 @@ class ServedTask:
 
 
 def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:
-    """Return the input of a task that the messages of a chat hold."""
+    """Return the task's input from the messages of a chat."""
     system = form.prompt_prefix(task).system
     if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
-        messages = messages[1:]  # empty, or stands there anyway
+        messages = messages[1:]  # empty, or already in the prompt
     roles = [message.role for message in messages]
     if roles != ["user"]:
-        found = f"the messages are of {', '.join(roles)}" if roles else "no message is of the user"
+        found = f"the roles are {', '.join(roles)}" if roles else "there is no user message"
         raise ApiError(
             400,
-            f"{found}; the task was trained on single questions, so "
-            "there must be one message, of the user. Put what it needs to know into that one",
+            f"{found}; the task was trained on single inputs, so there must be exactly one message "
+            "with the role user. Put all information into it",
             param="messages",
         )
     return messages[0].text

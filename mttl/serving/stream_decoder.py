@@ -1,9 +1,8 @@
-"""The text of an answer while its tokens arrive: what of it is settled, and where it ends.
+"""Decode the text of an answer while its tokens arrive.
 
-Answers are sent without blanks around them, as everywhere; so blanks are held back until something
-follows. Held back, too, are the beginning of a text before which the answer would end, the first
-bytes of a character, and bytes of a tokenizer that reads a run of them as a whole, until another
-token ends the run. What was sent never has to be taken back.
+Answers are stripped, so blanks are held back until text follows. Also held back are a possible
+beginning of a stop text, incomplete characters, and, for tokenizers with byte fallback, a run of
+bytes until another token follows. Text that was sent never changes.
 """
 
 import re
@@ -13,14 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.serving.generation_request import GenerationRequest, Piece, ScoredToken
 
-# A token's log-probability, and ids with theirs that might have stood in its place.
+# A token's log-probability, and alternative ids with theirs.
 TokenScore = tuple[float, Sequence[tuple[int, float]]]
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of some bytes of a character
-BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # what byte fallback splits characters into
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a token of byte fallback
 
 
 class StreamDecoder:
-    """Collects the tokens of an answer, of which ``ends`` end it, and sends its settled text."""
+    """Collects the tokens of an answer up to one of ``ends``, and sends its settled text."""
 
     def __init__(
         self, wanted: GenerationRequest, tokenizer: PreTrainedTokenizerBase, ends: Set[int]
@@ -28,16 +27,16 @@ class StreamDecoder:
         self.wanted, self.ended = wanted, False
         self._tokenizer, self._ends = tokenizer, ends
         self._ids: list[int] = []
-        self._n_whole = 0  # tokens whose text no further byte changes
+        self._n_whole = 0  # tokens whose text is final
         self._scores: list[TokenScore] = []
-        self._offsets = [0]  # where the text of each token begins, and the next one's
+        self._offsets = [0]  # start of each token's text, and of the next one's
         self._sent = 0
         self._n_sent_tokens = 0
         self._streams = wanted.stream
         self._reads = wanted.stream or bool(wanted.stop) or wanted.n_logprobs is not None
 
     def add(self, token: int, score: TokenScore | None = None) -> None:
-        """Take the next token; send what is settled, or the rest if it is the last."""
+        """Add the next token; send the settled text, or all text after the last token."""
         if token in self._ends:
             self._end("stop", self._text())
             return
@@ -46,7 +45,7 @@ class StreamDecoder:
             self._scores.append(score)
         text = self._text() if self._reads else ""
         stops = [place for stop in self.wanted.stop if (place := text.find(stop)) >= 0]
-        # A later byte may make fewer characters of those before it.
+        # A later byte may reduce the number of earlier characters.
         self._offsets = [*(min(offset, len(text)) for offset in self._offsets), len(text)]
         if stops:
             cut = text[: min(stops)]
@@ -64,7 +63,7 @@ class StreamDecoder:
             self._send(text, settled(text, self.wanted.stop, eager=eager))
 
     def finish(self, ids: Sequence[int]) -> None:
-        """Take all tokens at once, and send the answer."""
+        """Add all tokens of a complete answer, and send it."""
         self._streams = False
         for token in ids:
             if not self.ended:
@@ -75,7 +74,7 @@ class StreamDecoder:
         self._send(text, text.strip(), reason)
 
     def _send(self, text: str, answer: str, finish: str | None = None) -> None:
-        """Send the new part of an answer; ``text`` is the answer with surrounding blanks."""
+        """Send the new part of an answer; ``text`` is the unstripped answer."""
         blanks = len(text) - len(text.lstrip())
         tokens = []
         for place in range(self._n_sent_tokens, len(self._scores)):
@@ -84,7 +83,7 @@ class StreamDecoder:
                 for offset in self._offsets[place : place + 2]
             )
             if finish is None and self._offsets[place + 1] - blanks > len(answer):
-                break  # the rest of its text comes later
+                break  # its text is not complete yet
             self._n_sent_tokens += 1
             logprob, others = self._scores[place]
             named = tuple((str(self._tokenizer.decode([other])), value) for other, value in others)
@@ -95,7 +94,7 @@ class StreamDecoder:
             self.wanted.send(Piece(new, tuple(tokens), finish, n_tokens))
 
     def _in_bytes(self) -> bool:
-        """Return whether the last token belongs to a run of bytes that is still open."""
+        """Return whether the last token belongs to an open run of bytes."""
         token = self._ids[-1]
         if BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
             return True
@@ -107,10 +106,10 @@ class StreamDecoder:
 
 
 def settled(text: str, stops: Sequence[str], *, eager: bool = True) -> str:
-    """Return the beginning of a text that cannot change any more, without blanks around it.
+    """Return the stripped beginning of a text that cannot change any more.
 
-    The text contains no stop text. Unless ``eager``, it ends with a whole word, since blanks within
-    words may depend on what follows.
+    The text contains no stop text. Unless ``eager``, it ends with a whole word, because blanks
+    within words may depend on the following text.
     """
     text = text.rstrip(UNFINISHED)
     held = max(

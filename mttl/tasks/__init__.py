@@ -1,1 +1,1 @@
-"""Tasks: templates, few-shot samples, and a gym on disk."""
+"""Tasks: definitions, templates, few-shot samples, and folders of task files (gyms)."""

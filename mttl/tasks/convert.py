@@ -1,6 +1,6 @@
-"""Records to lines: which are kept, how they are written, and what is wrong with one.
+"""Convert records to lines: filtering, formatting and error messages.
 
-A line is a tuple of cells: the input, then every right answer.
+A line is a tuple of the input and all reference answers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,18 +24,18 @@ from mttl.tasks.template import (
 
 Chunk = tuple[Sequence[int], list[Record]]
 
-_CHUNK = 250  # records that are worked on together: enough to be fast, few enough for the cache
+_CHUNK = 250  # records per chunk: fast, and small enough for the cache
 
 
 def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
-    """Write the records of a split as lines of input and right answers, in their order.
+    """Yield the records of a split as lines of input and reference answers, in order.
 
-    Memory does not grow with the number of records, but for the few tasks that gather several
-    records in one line. All records of the split must be given: some tasks draw from a random
-    generator that is seeded at its start.
+    Memory use does not depend on the number of records, except for the few tasks that merge several
+    records into a line. All records of the split must be given, because some tasks use a random
+    generator that is seeded at the start.
 
     Raises:
-        TaskError: If a record cannot be written (task, split, row from 1, field, value, rule).
+        TaskError: If a record cannot be converted; with task, split, row from 1, field and value.
     """
     write = _writer(task)
     for numbers, chunk in _rows(task, split, records):
@@ -43,7 +43,7 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
 
 
 def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
-    """Give the rows that are kept and prepared, some at a time, with their numbers."""
+    """Yield chunks of filtered and prepared records, with their row numbers."""
     kept = _kept(task, split, records)
     if task.prepare is None:
         yield from kept
@@ -90,7 +90,7 @@ def _kept(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
 def _each(
     function: Read, numbers: Sequence[int], records: list[Record], task: Task, split: str
 ) -> Column:
-    """Apply a function to many records; after a failure find the one to blame."""
+    """Apply a function to many records; after an error, find the responsible record."""
     try:
         return function(records)
     except RecordError:
@@ -117,12 +117,12 @@ def _writer(task: Task) -> Read:
             inputs = list(map(clean, inputs))
         answers = [(text,) if one else _answers(text) for text in fill_output(records)]
         lines = [(text, *own) for text, own in zip(inputs, answers, strict=True)]
-        if task.ending != TSV:  # CrossFit's files hold empty texts, and stay as they are
+        if task.ending != TSV:  # CrossFit's files have empty texts
             for line in lines:
                 if not all(map(str.strip, line)):
                     what = "input" if not line[0].strip() else "output"
                     raise RecordError(
-                        f"the {what} is empty; leave such records out with the key 'rows'"
+                        f"the {what} is empty; exclude such records with the key 'rows'"
                     )
         return lines
 
@@ -130,7 +130,7 @@ def _writer(task: Task) -> Read:
 
 
 def _answers(items: object) -> Line:
-    """Return right answers; none at all is written as an empty one, as CrossFit does."""
+    """Return reference answers; an empty list becomes one empty answer, as in CrossFit."""
     if not isinstance(items, list):
         raise RecordError(f"the output is {shown(items)}; with 'references: all' it must be a list")
     try:

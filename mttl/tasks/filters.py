@@ -1,7 +1,7 @@
-"""The filters of the template language, which change a field before it is written.
+"""Filters of the template language, which change a field's value.
 
-A text filter turns a text into a text, and each item of a list likewise; a list filter takes a
-whole list. `docs/reference/task_files.md` lists them all for people who write tasks.
+Text filters transform a text, or each item of a list; list filters transform a whole list.
+`docs/reference/task_files.md` describes them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,20 +12,20 @@ _BREAKS = str.maketrans("\n\t\r", "   ")
 
 
 class RecordError(Exception):
-    """A value that cannot be written: the message has the value and what is allowed."""
+    """A value that cannot be converted; the message has the value and what is allowed."""
 
 
 class FieldError(RecordError):
-    """The same, where the message names the field too."""
+    """A `RecordError` whose message includes the field."""
 
 
 def squeeze(text: str) -> str:
-    """Make each run of white space one blank, and leave none at the ends."""
+    """Replace each run of white space by one blank, and strip the ends."""
     return " ".join(text.split())
 
 
 def clean(text: str) -> str:
-    r"""Squeeze, after the two characters ``\n`` have become a blank too."""
+    r"""Squeeze, after replacing the two characters ``\n`` by a blank."""
     return squeeze(text.replace("\\n", " "))
 
 
@@ -49,14 +49,14 @@ def keyed(choices: Any) -> str:
 
 
 def first(items: Sequence[Any]) -> Any:
-    """Return the first item."""
+    """Return the first item of a list."""
     if not items:
         raise RecordError("is an empty list; it must have an item")
     return items[0]
 
 
 def only(items: Sequence[Any]) -> Any:
-    """Return the item of a list that must have no other."""
+    """Return the item of a list with exactly one item."""
     if len(items) != 1:
         raise RecordError(f"has {len(items)} items; it must have exactly one")
     return items[0]
@@ -74,7 +74,7 @@ CHOICE_FILTERS: dict[str, Callable[[Any], Any]] = {"keyed": keyed, "keys": list}
 
 
 def pick(choices: Any, label: Any) -> Any:
-    """Return the text of the choice with a label."""
+    """Return the text of the choice with the given label."""
     labels, texts = _labelled(choices)
     if label not in labels:
         raise RecordError(f"is {shown(label)}; it must be one of {', '.join(map(shown, labels))}")
@@ -82,7 +82,7 @@ def pick(choices: Any, label: Any) -> Any:
 
 
 def item_at(items: Sequence[Any], index: Any, start: int = 0) -> Any:
-    """Return the item at an index: a number, a number as text (from ``start`` on), or a letter."""
+    """Return the item at an index: a number, text with a number (from ``start``), or a letter."""
     if isinstance(index, str):
         name = index.strip()
         letter = ascii_uppercase.find(name.upper()) if len(name) == 1 else -1
@@ -91,26 +91,26 @@ def item_at(items: Sequence[Any], index: Any, start: int = 0) -> Any:
         place = index - start if isinstance(index, int) else -1
     if not 0 <= place < len(items):
         raise RecordError(
-            f"is {shown(index)}; it must name one of {len(items)} items, counted from {start} "
-            "(a number, or a letter)"
+            f"is {shown(index)}; it must be the index of one of {len(items)} items, counted from "
+            f"{start} (a number, or a letter)"
         )
     return items[place]
 
 
 def shown(value: Any) -> str:
-    """Return a value as it may stand in a message."""
+    """Return a value for a message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _letters(items: Sequence[Any]) -> list[tuple[str, Any]]:
     if len(items) > len(ascii_uppercase):
-        raise RecordError(f"has {len(items)} items; there are letters for {len(ascii_uppercase)}")
+        raise RecordError(f"has {len(items)} items; letters exist for {len(ascii_uppercase)}")
     return list(zip(ascii_uppercase, items, strict=False))
 
 
 def _labelled(choices: Any) -> tuple[list[Any], list[Any]]:
-    """Return the labels and the texts, from a list of choices or from a list for each."""
+    """Return labels and texts, from a list of choices or from two lists."""
     if isinstance(choices, Mapping):
         return choices["label"], choices["text"]
     return [choice["label"] for choice in choices], [choice["text"] for choice in choices]

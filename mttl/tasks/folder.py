@@ -25,13 +25,13 @@ from mttl.tasks.task_file import crossfit
 
 SPLITS = ("train", "dev", "test")
 
-# Parsed from the end: a task's own name may hold underscores and digits.
+# Parsed from the end, because task names may contain underscores and digits.
 _FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
 
 _HOW_TO_BUILD = (
-    "A gym of CrossFit's tasks is built by `mttl build`, the "
-    "lexical gym by `python scripts/gyms/build_lexical.py`, the grid by "
-    "`python scripts/gyms/build_grid.py`; data.dir names the folder."
+    "Build CrossFit's tasks with `mttl build`, the lexical gym with `python "
+    "scripts/gyms/build_lexical.py`, the grid with `python scripts/gyms/build_grid.py`; data.dir "
+    "is the folder."
 )
 
 
@@ -41,13 +41,13 @@ class _File(NamedTuple):
 
 
 class Gym:
-    """The tasks of one folder, which is listed once; rows are read when asked.
+    """The tasks of one folder, which is listed once; rows are read on demand.
 
-    ``metrics`` go before those of TASKS.csv.
+    ``metrics`` take precedence over those of TASKS.csv.
 
     Raises:
-        TaskError: If the folder is missing or holds no task, or a metric is of no task of it; and
-            by all methods that are asked for a task that it lacks.
+        TaskError: If the folder is missing or has no task, or ``metrics`` has an unknown task; also
+            by methods that are called with an unknown task.
     """
 
     def __init__(self, directory: str | Path, metrics: Mapping[str, str] | None = None):
@@ -58,9 +58,7 @@ class Gym:
         if not self.directory.is_dir():
             problem = "is not a folder" if self.directory.exists() else "does not exist"
         elif not self._files:
-            problem = (
-                "holds no task: no file is named <task>/<task>_<k>_<sample>_train.tsv, nor .jsonl"
-            )
+            problem = "has no task; files must be <task>/<task>_<k>_<sample>_train.tsv or .jsonl"
         if problem:
             raise TaskError(f"the gym '{self.directory}' {problem}. {_HOW_TO_BUILD}")
         for task in self.metrics:
@@ -71,21 +69,21 @@ class Gym:
         return list(self._files)
 
     def samples(self, task: str) -> list[int]:
-        """Return the samples that ``task`` has a file of, in ascending order."""
+        """Return the samples of a task, in ascending order."""
         return sorted({sample for sample, _ in self._files_of(task)})
 
     def shots(self, task: str) -> int | None:
-        """Return `k`, which the names of files carry; None where they hold all rows."""
+        """Return `k` from the names of the files; None if they have all rows."""
         ks = sorted({file.k for file in self._files_of(task).values()})
         if len(ks) > 1:
             raise TaskError(
                 f"task '{task}' has files of several k ({', '.join(ks)}) in "
-                f"'{self.directory / task}'; keep one."
+                f"'{self.directory / task}'; keep the files of one k."
             )
         return None if ks[0] == "all" else int(ks[0])
 
     def file(self, task: str, split: str, sample: int) -> Path:
-        """Return the path of one file; a `TaskError` names the samples, or splits, there are."""
+        """Return the path of one file, or raise a `TaskError` that lists the existing ones."""
         files = self._files_of(task)
         if (sample, split) in files:
             return files[sample, split].path
@@ -99,28 +97,28 @@ class Gym:
         )
 
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
-        """Read the rows of one file, in its order; see `read_rows`."""
+        """Return the rows of one file, in order; see `read_rows`."""
         return read_rows(self.file(task, split, sample), max_rows)
 
     def digest(self, task: str, sample: int) -> str:
-        """Return a hash of rows and metric of a sample: equal ones have comparable scores."""
+        """Return a hash of a sample's rows and metric; equal hashes mean comparable scores."""
         files = [file.path for (of, _), file in self._files_of(task).items() if of == sample]
         parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
     def metric(self, task: str) -> TaskMetric:
-        """Return the name of the task's metric: as given, from TASKS.csv, or of CrossFit's table.
+        """Return the task's metric: as given, from TASKS.csv, or from CrossFit's table.
 
         Raises:
-            TaskError: If none knows the task, or there is no metric of that name.
+            TaskError: If there is no metric for the task, or its name is unknown.
         """
         given = self.metrics.get(task)
         name = given or self._said(task, "metric")
         if not name:
             if task not in crossfit():
                 raise TaskError(
-                    f"the metric of the task '{task}' is unknown: it is none of CrossFit's."
-                    f"{nearest(task, crossfit())} Name its metric in TASKS.csv of the gym (columns "
+                    f"the metric of the task '{task}' is unknown, and it is not a task of CrossFit."
+                    f"{nearest(task, crossfit())} Add its metric to TASKS.csv of the gym (columns "
                     "task,metric)"
                 )
             name = crossfit()[task].metric
@@ -130,50 +128,50 @@ class Gym:
         return TaskMetric(name, published=published, options=self.options(task))
 
     def description(self, task: str) -> str | None:
-        """Return what TASKS.csv says the task is, or None."""
+        """Return the description of a task in TASKS.csv, or None."""
         return self._said(task, "description") or None
 
     def descriptions(self, tasks: Iterable[str], use: str) -> dict[str, str]:
-        """Return what TASKS.csv says that tasks are; ``use`` is for the message of an error."""
+        """Return the descriptions of tasks; ``use`` is part of the error message."""
         found = {task: self._said(task, "description") for task in tasks}
         for task, text in found.items():
             if not text:
                 raise TaskError(
-                    f"{use}, and '{self.table}' has none of '{task}'; add one in the column "
-                    "'description'"
+                    f"{use}, but '{self.table}' has no description of '{task}'; add it in the "
+                    "column 'description'"
                 )
         return found
 
     def options(self, task: str) -> list[str]:
-        """Return the answers that TASKS.csv lets a task choose from; none where it names none."""
+        """Return the options of a task in TASKS.csv; empty if there are none."""
         named = self._said(task, "options")
         return [option.strip() for option in named.split("|")] if named else []
 
     def factors(self, task: str) -> list[str]:
-        """Return what TASKS.csv says a task is made of, as ``name=value``; else a `TaskError`."""
+        """Return the factors of a task as ``name=value``; raises a `TaskError` without any."""
         words = self._said(task, "factors").split()
         if not words or not all(re.fullmatch("[^=]+=.+", word) for word in words):
             raise TaskError(
-                f"'{self.table}' has the factors '{' '.join(words)}' of '{task}'; "
+                f"'{self.table}' has the factors '{' '.join(words)}' for '{task}'; "
                 "write name=value name=value in the column 'factors'"
             )
         return words
 
     def category(self, task: str) -> str:
-        """Return the category that TASKS.csv gives a task; without one a `TaskError`."""
+        """Return the category of a task in TASKS.csv; raises a `TaskError` without one."""
         if category := self._said(task, "category"):
             return category
         raise TaskError(
-            f"'{self.table}' has no category of '{task}'; add one in the column 'category'"
+            f"'{self.table}' has no category for '{task}'; add it in the column 'category'"
         )
 
     def _said(self, task: str, column: str) -> str:
-        """Return what TASKS.csv says of a task, or nothing."""
+        """Return a cell of TASKS.csv; empty if it is missing."""
         return self._table.get(task, {}).get(column, "")
 
     @cached_property
     def _files(self) -> dict[str, dict[tuple[int, str], _File]]:
-        """Task -> (sample, split) -> file."""
+        """Files by task, then by (sample, split)."""
         tasks = {}
         for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
             files: dict[tuple[int, str], _File] = {}
@@ -202,7 +200,7 @@ class Gym:
 
     @cached_property
     def _table(self) -> dict[str, dict[str, str]]:
-        """Task -> column -> value."""
+        """Rows of TASKS.csv by task."""
         table: dict[str, dict[str, str]] = {}
         if self.table.exists():
             text, columns = read_text(self.table, TaskError), ("task", "metric")
@@ -210,7 +208,8 @@ class Gym:
                 cells = {key: value.strip() for key, value in row.items()}
                 if cells["task"] in table:
                     raise TaskError(
-                        f"{self.table}, line {line}: '{cells['task']}' is there twice: keep one."
+                        f"{self.table}, line {line}: the task '{cells['task']}' occurs twice; "
+                        "remove one line."
                     )
                 table[cells["task"]] = cells
         return table

@@ -1,11 +1,10 @@
-"""Records that need more than a template: what stands under `prepare` in the table of tasks.
+"""Functions for records that templates cannot convert: the key `prepare` of tasks.
 
-A function takes the numbered records of a split, in order, and gives numbered records from which
-the templates can be filled: with fields added, rows dropped, or several gathered in one. It is
-called once per split, so what it draws from a generator is drawn in the order of the rows.
+A function takes and yields the numbered records of a split in order; it may add fields, drop
+records or merge several. It is called once per split, so random numbers follow the row order.
 
-The words and cuts are those of CrossFit (Ye, Lin and Ren, EMNLP 2021, arXiv:2104.08835), oddities
-included: its published files are rebuilt with them.
+The formats are those of CrossFit (Ye, Lin and Ren, EMNLP 2021, arXiv:2104.08835), including its
+peculiarities, so that its published files are reproduced.
 """
 
 from collections import Counter
@@ -29,7 +28,7 @@ _SUMMARY_NOTICE = (
 
 
 def each(function: Callable[[Any], Record | None]) -> Prepare:
-    """Make a function of one record one of all of them; fields it gives are added, None drops."""
+    """Turn a function of one record into one of all; fields are added, None drops the record."""
 
     def prepare(rows: Rows) -> Rows:
         for number, record in rows:
@@ -41,7 +40,7 @@ def each(function: Callable[[Any], Record | None]) -> Prepare:
 
 
 def acronym(record: Record) -> Record | None:
-    """Find the one acronym and its long form; tags: 0 B-long, 1 B-short, 2 I-long, 3 I-short."""
+    """Return the one acronym and its long form; tags: 0 B-long, 1 B-short, 2 I-long, 3 I-short."""
     tags = record["labels"]
     if tags.count(0) != 1 or tags.count(1) != 1:
         return None
@@ -56,7 +55,7 @@ def acronym(record: Record) -> Record | None:
 
 
 def aqua_options(record: Record) -> Record:
-    """Write options such as ``A)21`` as `` (A) 21``, and find the right one."""
+    """Format options such as ``A)21`` as `` (A) 21``, and return the right one."""
     options = record["options"]
     right = [option[2:] for option in options if option[:1] == record["correct"]]
     written = "".join(f" ({option[:2]} {option[2:]}" for option in options)
@@ -64,7 +63,7 @@ def aqua_options(record: Record) -> Record:
 
 
 def freebase_answers(record: Record) -> Record | None:
-    """Gather the names of all answers of all parses, sorted."""
+    """Return the sorted names of all answers of all parses."""
     if record.get("RawQuestion") is None or record.get("Parses") is None:
         return None
     names = {
@@ -77,7 +76,7 @@ def freebase_answers(record: Record) -> Record | None:
 
 
 def hotpot_paragraphs(record: Record) -> Record:
-    """Keep the paragraphs that the supporting facts come from."""
+    """Return the paragraphs of the supporting facts."""
     titles = set(_column(record["supporting_facts"], "title"))
     paragraphs = zip(
         _column(record["context"], "title"), _column(record["context"], "sentences"), strict=True
@@ -87,7 +86,7 @@ def hotpot_paragraphs(record: Record) -> Record:
 
 
 def majority_label(record: Record) -> Record | None:
-    """Keep posts whose annotators have one most frequent label."""
+    """Return the most frequent label; posts with a tie are dropped."""
     counts = Counter(_column(record["annotators"], "label")).most_common(2)
     if len(counts) == 2 and counts[0][1] == counts[1][1]:
         return None
@@ -95,7 +94,7 @@ def majority_label(record: Record) -> Record | None:
 
 
 def math_options(record: Record) -> Record | None:
-    """Cut ``a ) 38 , b ) 27 , ...`` at commas; an option with one shifts those after it."""
+    """Split ``a ) 38 , b ) 27 , ...`` at commas; a comma in an option shifts the following ones."""
     pieces = record["options"].split(",")
     choices = [pieces[0][4:-1], *(piece[5:-1] for piece in pieces[1:4]), pieces[4][5:]]
     answer = choices["abcde".index(record["correct"])]
@@ -103,7 +102,7 @@ def math_options(record: Record) -> Record | None:
 
 
 def quarel_answer(record: Record) -> Record:
-    """Cut the right answer out of a question that holds both, after ``(A)`` and ``(B)``."""
+    """Return the right answer from a question with both, after ``(A)`` and ``(B)``."""
     question, index = record["question"], record["answer_index"]
     if index not in (0, 1):
         raise FieldError(f"the field 'answer_index' is {shown(index)}; it must be 0 or 1")
@@ -113,7 +112,7 @@ def quarel_answer(record: Record) -> Record:
 
 
 def stars(record: Record) -> Record:
-    """Turn a label, counted from 0, into a number of stars."""
+    """Return the number of stars of a label counted from 0."""
     label = record["label"]
     if label not in range(5):
         raise FieldError(f"the field 'label' is {shown(label)}; it must be a number from 0 to 4")
@@ -121,7 +120,7 @@ def stars(record: Record) -> Record:
 
 
 def wiki_table(record: Record) -> Record | None:
-    """Write a table as ``header: content [n] `` for each of its rows."""
+    """Format a table as ``header: content [n] `` per row."""
     table = record["input_text"]["table"]
     headers, contents = _column(table, "column_header"), _column(table, "content")
     if len(headers) != len(contents):
@@ -132,12 +131,12 @@ def wiki_table(record: Record) -> Record | None:
 
 
 def _column(value: Any, name: str) -> list[Any]:
-    """Return one field of all items: the hub gives a list of items, or a list for each field."""
+    """Return one field of all items, from a list of items or a mapping of lists."""
     return list(value[name]) if isinstance(value, Mapping) else [item[name] for item in value]
 
 
 def ordered_pair(better: str, worse: str) -> Prepare:
-    """Put two sentences in an order drawn by seed; `good` is the place of the better one."""
+    """Put two sentences in a random order; `good` is the position of the better one."""
 
     def prepare(rows: Rows) -> Rows:
         random = _draws()
@@ -150,7 +149,7 @@ def ordered_pair(better: str, worse: str) -> Prepare:
 
 
 def shuffled_answers(rows: Rows) -> Rows:
-    """Put the four answers of SciQ in an order drawn by seed."""
+    """Put the four answers of SciQ in a random order."""
     random = _draws()
     names = ("distractor1", "distractor2", "distractor3", "correct_answer")
     for number, record in rows:
@@ -160,7 +159,7 @@ def shuffled_answers(rows: Rows) -> Rows:
 
 
 def concept_sets(rows: Rows) -> Rows:
-    """Gather the sentences written about one set of concepts."""
+    """Merge the sentences written about one set of concepts."""
     sets: dict[Any, tuple[int, dict[str, Any]]] = {}
     for number, record in rows:
         new = (number, {"concepts": record["concepts"], "targets": []})
@@ -169,7 +168,7 @@ def concept_sets(rows: Rows) -> Rows:
 
 
 def conversations(rows: Rows) -> Rows:
-    """Gather the utterances about one prompt; ``_comma_`` is a comma, ``hit:`` marks a slip."""
+    """Merge the utterances about one prompt; ``_comma_`` is a comma, ``hit:`` marks an error."""
     talks: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
     for number, record in rows:
         if "hit:" in record["utterance"]:
@@ -182,7 +181,7 @@ def conversations(rows: Rows) -> Rows:
 
 
 def questions_with_answers(rows: Rows) -> Rows:
-    """Gather the candidate answers of one question of MultiRC, and the right ones of them."""
+    """Merge the candidate answers of one question of MultiRC, with the right ones."""
     questions: dict[Any, tuple[int, dict[str, Any]]] = {}
     for number, record in rows:
         new = (number, {**record, "answers": [], "right": []})
@@ -197,7 +196,7 @@ def questions_with_answers(rows: Rows) -> Rows:
 
 
 def _draws() -> "RandomState":
-    from numpy.random import RandomState  # names and texts of tasks are read without it
+    from numpy.random import RandomState  # slow to import
 
     return RandomState(_SEED)
 
@@ -212,21 +211,21 @@ _OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
     "duorc_plot": lambda row: None if row["plot"].startswith(_SUMMARY_NOTICE) else {},
     "freebase_answers": freebase_answers,
     "hotpot_paragraphs": hotpot_paragraphs,
-    # The object is masked, the subject filled in first.
+    # The object is masked, the subject is inserted.
     "lama_sentence": lambda row: {
         "sentence": row["template"].replace("[X]", row["sub_label"]).replace("[Y]", "[MASK]")
     },
     "majority_label": majority_label,
     "math_options": math_options,
     "named_mask": lambda row: {"sentence": row["sentence"].replace("<mask>", "[MASK]")},
-    # The task name that stands in front goes; a line break after it counts as a blank.
+    # The leading task name is removed; a line break after it counts as a blank.
     "onestop_text": lambda row: {
         "text": row["text"].replace("\n", " ").removeprefix("Intermediate  ")
     },
     "quarel_answer": quarel_answer,
     "scicite_citation": lambda row: {"citation": row["string"][row["citeStart"] : row["citeEnd"]]},
     "stars": stars,
-    # Queries that most raters agree on.
+    # Queries with a clear majority of raters.
     "well_formed": lambda row: (
         None if 0.4 <= row["rating"] <= 0.6 else {"label": int(row["rating"] > 0.6)}
     ),

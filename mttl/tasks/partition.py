@@ -1,7 +1,7 @@
-"""A partition: which tasks are trained together, and which are kept for development and test.
+"""Partitions: tasks for training, development and test.
 
-A JSON file ``{"train": [...], "dev": [...], "test": [...]}``; `dev` and `test` may be left out. A
-task stands in one list only: a test task that was trained on would make the scores meaningless.
+A JSON file ``{"train": [...], "dev": [...], "test": [...]}``; `dev` and `test` are optional. A task
+may be in one list only, since scores on training tasks are not scores on new tasks.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from mttl.io.record import Printable, Record
 from mttl.tasks.folder import Gym
 
 SIDES = ("train", "dev", "test")
-MEAN = "mean"  # what tables call the mean over tasks
+MEAN = "mean"  # name of the mean over tasks in tables
 
 
 class Partition(Record):
-    """The names of the tasks on each side, in the order of the file."""
+    """Names of the tasks on each side, in the order of the file."""
 
     error = TaskError
     advice = ""
@@ -38,10 +38,10 @@ class Partition(Record):
 
 
 def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -> list[str]:
-    """Return the tasks of a partition that the gym holds, in the partition's order.
+    """Return the tasks of a partition that the gym has, in the partition's order.
 
     Raises:
-        TaskError: If tasks are absent and must not be skipped, if none is left, or by
+        TaskError: If tasks are missing and must not be skipped, if none remains, or by
             `refuse_reserved`.
     """
     refuse_reserved(partition_tasks, gym)
@@ -50,9 +50,9 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
     if absent and (not skip_missing or len(absent) == len(partition_tasks)):
         shown = some([f"'{task}'" for task in absent], 10)
         remedy = (
-            "none would be left: is data.dir or data.partition another gym's?"
+            "no task remains; check data.dir and data.partition"
             if len(absent) == len(partition_tasks)
-            else "build them, or set data.skip_missing=true to go on without them."
+            else "build them, or set data.skip_missing=true to skip them."
         )
         hint = nearest(absent[0], held) if len(absent) == 1 else ""
         raise TaskError(
@@ -63,9 +63,9 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
 
 
 def refuse_reserved(tasks: Sequence[str], gym: Gym) -> None:
-    """Refuse a task whose scores would be taken for the mean over all, by a `TaskError`."""
+    """Raise a `TaskError` for a task named like the mean over tasks."""
     if MEAN in tasks:
         raise TaskError(
-            f"a task of '{gym.directory}' is called '{MEAN}', as tables call the mean over tasks: "
-            "give its folder and files another name"
+            f"a task in '{gym.directory}' has the reserved name '{MEAN}'; rename its folder and "
+            "files"
         )

@@ -1,15 +1,15 @@
-r"""Files of rows, as those of a gym are, and files of records; in UTF-8.
+r"""Files of rows and files of records, in UTF-8.
 
-In a file of a gym a row is a line.
+In a file of a gym, each line is a row.
 
-| ending | a line is |
+| ending | line |
 |---|---|
-| ``.tsv`` | ``input<TAB>output[<TAB>another accepted output ...]``, as CrossFit's files are |
+| ``.tsv`` | ``input<TAB>output[<TAB>another accepted output ...]``, as in CrossFit's files |
 | ``.jsonl`` | ``{"input": "...", "outputs": ["...", "another accepted output"]}`` |
 
-A TSV file has no quoting and no header, so its texts hold no tab and no line break; those of JSON
-Lines may hold both. A reader of damaged data should never train on it by accident, so every
-malformed line is an error that names the file, the line and the reason.
+TSV files have no quoting and no header, so their texts contain no tabs or line breaks; those of
+JSON Lines may. Malformed lines raise errors with file, line and reason, so that damaged data are
+never used for training.
 """
 
 import gzip
@@ -26,7 +26,7 @@ from mttl.io.reading import parse_json, reason, require_file, shown, table_rows
 
 TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
-# Of files of records: a table, or a line of JSON for each record; also packed.
+# Endings of record files: a table, or JSON Lines; optionally compressed.
 RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _FORM = {
@@ -37,7 +37,7 @@ _FORM = {
 
 @dataclass(frozen=True)
 class Row:
-    """One example: what goes in, and every output that counts as right (the first is trained)."""
+    """One example: the input, and all accepted outputs (the first is trained)."""
 
     input: str
     outputs: tuple[str, ...]
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file whose rows are read one by one, so that its size does not matter."""
+    """A file whose rows are read one by one, without loading it as a whole."""
 
     path: Path
     n_lines: int
@@ -53,7 +53,7 @@ class RowFile:
 
     @classmethod
     def scan(cls, path: Path) -> Self:
-        """Count the lines of a file and sum it up; a missing or empty one is a `TaskError`."""
+        """Count the lines and hash a file; raises a `TaskError` if it is missing or empty."""
         require_file(path, TaskError)
         digest, n_lines = hashlib.sha256(), 0
         with path.open("rb") as file:
@@ -62,27 +62,26 @@ class RowFile:
                 n_lines += bool(line.strip(_BLANK))
         problem = ""
         if not n_lines:
-            problem = f"is empty; it must hold at least one line '{_FORM[path.suffix]}'"
+            problem = f"is empty; it must have at least one line '{_FORM[path.suffix]}'"
         elif n_lines == 1 and b"\r" in line and not line.endswith(b"\n"):
-            problem = "ends its lines with carriage returns alone; save it with line feeds"
+            problem = "has carriage returns as line ends; save it with line feeds"
         if problem:
             raise TaskError(f"'{path}' {problem}.")
         return cls(path, n_lines, digest.hexdigest())
 
     def rows(self, max_rows: int | None = None) -> Iterator[Row]:
-        r"""Read the rows one after another, or only so many, spread evenly.
+        r"""Yield the rows, or ``max_rows`` of them, evenly spaced.
 
-        Lines end with ``\n``; ``\r\n`` and a byte order mark are accepted, and a lone ``\r`` inside
-        a line of TSV becomes a blank. Blank lines are skipped. White space around a text is
-        dropped, in both formats: predictions are stripped before they are scored, so a reference
-        that kept its own could never be met.
+        Lines end with ``\n``; ``\r\n`` and a byte order mark are accepted, and a single ``\r``
+        inside a TSV line becomes a blank. Blank lines are skipped. Texts are stripped, because
+        predictions are stripped before scoring.
 
         Raises:
             TaskError: If a line that is read is malformed.
         """
         parse = _parse_json_line if self.path.suffix == JSON_LINES else _parse_tsv_line
         n_rows = min(max_rows or self.n_lines, self.n_lines)
-        # CrossFit's files are sorted by label: the first rows would be of one label.
+        # CrossFit's files are sorted by label, so the first rows would have one label.
         wanted = (place * self.n_lines // n_rows for place in range(n_rows))
         number, n = next(wanted), 0
         with self.path.open("rb") as file:
@@ -98,7 +97,7 @@ class RowFile:
 
 
 def read_rows(path: Path, max_rows: int | None = None) -> list[Row]:
-    """Read one file; a `TaskError` names file, line and reason."""
+    """Return the rows of one file; raises a `TaskError` with file, line and reason."""
     return list(RowFile.scan(path).rows(max_rows))
 
 
@@ -114,7 +113,7 @@ def _decoded(line: bytes, place: str, *, first: bool) -> str:
 
 
 def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:
-    """Return a row as a line of a file, with its end; texts of TSV have neither tab nor break."""
+    """Return a row as a line of a file; TSV texts must not have tabs or line breaks."""
     if ending == TSV:
         return "\t".join((source, *outputs)) + "\n"
     return json.dumps({"input": source, "outputs": list(outputs)}, ensure_ascii=False) + "\n"
@@ -122,7 +121,7 @@ def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:
 
 def _parse_tsv_line(text: str, place: str) -> Row:
     if "\t" not in text:
-        raise TaskError(f"{place}: no tab between input and output, got '{text.strip()[:40]}'.")
+        raise TaskError(f"{place}: no tab between input and output in '{text.strip()[:40]}'.")
     source, *outputs = text.replace("\r", " ").split("\t")
     return _row(source, outputs, place)
 
@@ -132,7 +131,7 @@ def _parse_json_line(text: str, place: str) -> Row:
         case {"input": str(source), "outputs": [_, *_] as outputs, **more} if not more:
             if all(isinstance(output, str) for output in outputs):
                 return _row(source, outputs, place)
-    raise TaskError(f"{place}: {shown(text)} is not a row; it must read {_FORM[JSON_LINES]}.")
+    raise TaskError(f"{place}: {shown(text)} is not a row; it must look like {_FORM[JSON_LINES]}.")
 
 
 def _row(source: str, outputs: Sequence[str], place: str) -> Row:
@@ -147,24 +146,24 @@ def _row(source: str, outputs: Sequence[str], place: str) -> Row:
 
 
 def read_records(path: str | Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Read a file record by record; memory does not grow with its length.
+    """Yield the records of a file, without loading it as a whole.
 
     Args:
-        path: A file with one of `RECORD_ENDINGS`, in UTF-8. TSV is read without quoting, CSV with.
-        columns: Those of a TSV or CSV file without a header.
+        path: UTF-8 file with one of `RECORD_ENDINGS`; TSV is read without quoting, CSV with.
+        columns: Columns of a TSV or CSV file without a header.
 
     Yields:
-        Records: texts by column, or what a line of JSON holds.
+        Records: texts by column, or the content of a line of JSON.
 
     Raises:
-        TaskError: If the file is missing or cut short, or a line malformed (file, line, reason).
+        TaskError: If the file is missing or truncated, or a line is malformed.
     """
     path = Path(path)
     problem = ""
     if not path.name.endswith(RECORD_ENDINGS):
-        problem = f" must be a file of one of the kinds {', '.join(RECORD_ENDINGS)}"
+        problem = f" must end in one of {', '.join(RECORD_ENDINGS)}"
     elif columns and ".jsonl" in path.suffixes[-2:]:
-        problem = ": JSON Lines name their fields; leave 'columns' out"
+        problem = ": JSON Lines have named fields; remove 'columns'"
     if problem:
         raise TaskError(f"'{path}'{problem}.")
     if ".jsonl" not in path.suffixes[-2:]:
@@ -178,7 +177,7 @@ def read_records(path: str | Path, columns: Sequence[str] = ()) -> Iterator[dict
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Give the lines with their ends; only a line feed ends one."""
+    """Yield the lines with their ends; only a line feed ends a line."""
     require_file(path, TaskError)
     number = 0
     try:
@@ -189,6 +188,6 @@ def _lines(path: Path) -> Iterator[str]:
         problem = f"cannot read '{path}': {reason(error)}"
         if not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile):
             problem = (
-                f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again"
+                f"'{path}' is truncated or damaged after line {number} ({error}); download it again"
             )
         raise TaskError(f"{problem}.") from error

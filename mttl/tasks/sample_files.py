@@ -1,6 +1,6 @@
-"""The few-shot files of a task, written from its records with bounded memory.
+"""Write the few-shot files of a task from its records, with bounded memory.
 
-The lines of a split are kept in a file without a name; memory holds 16 bytes a line.
+The lines of a split are stored in a temporary file; memory has 16 bytes per line.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ def file_names(task: Task, samples: Iterable[int]) -> list[str]:
 
 
 def fingerprint(task: Task, files: Iterable[Path]) -> str:
-    """Return a short text that changes with the task's definition and the files it is read from."""
+    """Return a hash of a task's definition and of its source files' sizes and times."""
     stats = [(str(path), path.stat()) for path in files]
     states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    task = replace(task, category="", description="", side="train")  # they are in no file
+    task = replace(task, category="", description="", side="train")  # not in the files
     return hashlib.sha256(repr((task, states)).encode()).hexdigest()[:16]
 
 
@@ -46,15 +46,15 @@ def write_samples(
     samples: Sequence[int],
     open_records: Callable[[Source, str], Iterable[Record]] | None = None,
 ) -> dict[str, str]:
-    """Write the files of a task into its folder, which exists.
+    """Write the files of a task into its existing folder.
 
-    Without ``open_records``, which returns the records of a split, splits are files.
+    ``open_records`` returns the records of a split; by default splits are files.
 
     Returns:
-        The MD5 sums by name of file.
+        MD5 sums by file name.
 
     Raises:
-        TaskError: If a record cannot be read or written, or a file would be empty.
+        TaskError: If a record cannot be read or converted, or a file would be empty.
     """
 
     def lines_of(split: str) -> Lines:
@@ -66,7 +66,7 @@ def write_samples(
     test = train if task.source.test is None else lines_of(task.source.test)
     dev = None if task.source.dev is None else lines_of(task.source.dev)
     if dev is not None and not len(dev):
-        raise TaskError(f"task '{task.name}': the lines of dev ('{task.source.dev}') are none.")
+        raise TaskError(f"task '{task.name}': dev ('{task.source.dev}') has no lines.")
     pool, held_out = cut(task, len(train), None if test is train else len(test))
     sums: dict[str, str] = {}
     first_test: Path | None = None
@@ -88,23 +88,23 @@ def write_samples(
 
 
 class Lines:
-    """The lines of a split, as they stand in a file.
+    """The lines of a split, stored in a temporary file.
 
     Attributes:
-        labels: For each line of a classification task a number, equal where the outputs are equal.
+        labels: One number per line of a classification task, equal for equal outputs.
     """
 
     def __init__(
         self, task: Task, split: str, records: Iterable[Record], scratch: Path | None = None
     ):
-        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 -- lives as long as this
+        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 -- closed with this object
         lengths, labels = array("q"), array("q")
         numbers: dict[Line, int] = {}
         for line in convert(task, split, records):
             lengths.append(self._file.write(line_of(task.ending, line[0], line[1:]).encode()))
             if task.kind == "classification":
                 outputs = line[1:]
-                if task.ending != TSV:  # reading drops blanks around a text
+                if task.ending != TSV:  # texts are stripped when read
                     outputs = tuple(map(str.strip, outputs))
                 labels.append(numbers.setdefault(outputs, len(numbers)))
         self._ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
@@ -114,7 +114,7 @@ class Lines:
         return len(self._ends) - 1
 
     def write(self, path: Path, indices: Indices) -> str:
-        """Write lines in the order of their indices; return the MD5 sum of the file."""
+        """Write the lines with the given indices, in order; return the MD5 sum of the file."""
         digest = hashlib.md5(usedforsecurity=False)
         starts, ends = self._ends[indices].tolist(), self._ends[indices + 1].tolist()
         with atomic_path(path) as temporary, temporary.open("wb") as file:
@@ -127,7 +127,7 @@ class Lines:
 
 
 def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
-    """Write tasks into TASKS.csv of a gym; rows of other tasks, and further columns, stay."""
+    """Add tasks to TASKS.csv of a gym, keeping other rows and columns."""
     path = gym / "TASKS.csv"
     found = read_table(path, TaskError, ["task"]) if path.exists() else []
     rows = {row["task"]: row for row in found}

@@ -1,13 +1,12 @@
-"""Which lines of a task its few-shot samples hold, exactly as published.
+"""Select the lines of few-shot samples, exactly as in CrossFit.
 
-Two shuffles decide, both of numpy's `RandomState`, whose order depends on the seed and the number
-of lines alone. So only indices are shuffled, and whoever has them converts what they name:
+Two shuffles by numpy's `RandomState` depend only on the seed and the number of lines, so only
+indices are shuffled:
 
-1. Where a task has no test split of its own, its lines are shuffled with seed 42 and cut: a pool,
-   and the test file.
+1. If a task has no test split, its lines are shuffled with seed 42 and split into a pool and the
+test file.
 2. The pool is shuffled with the sample's seed. Text-to-text: the first `k` lines are train, the
-   next `k` dev. Classification: for each label, in the order in which the labels first appear, its
-   first `k` lines are train and its next `k` dev.
+next `k` dev. Classification: the same for each label, in order of first appearance.
 
 References:
     Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in NLP,
@@ -28,19 +27,19 @@ Line = tuple[str, ...]
 
 
 def shuffled(n: int, seed: int) -> Indices:
-    """Return the indices of `n` lines in the order of a seed."""
+    """Return the indices of `n` lines, shuffled with a seed."""
     return np.random.RandomState(seed).permutation(n).astype(np.int64)
 
 
 def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, Indices]:
-    """Separate the lines that samples are drawn from, and those of the test file.
+    """Split lines into the pool for samples and the test file.
 
     Returns:
-        The pool, as indices of the train split, and the test lines, as indices of the test split,
-        or of the train split where there is no other.
+        Indices of the pool in the train split, and of the test lines in the test split, or in the
+        train split if there is no test split.
 
     Raises:
-        TaskError: If a split is empty, or a side of the cut would be.
+        TaskError: If a split is empty, or a part would be.
     """
     source = task.source
     if n_test is None:
@@ -53,24 +52,24 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, I
         if source.test_share is not None:
             test = shuffled(n_test, HOLDOUT_SEED)[: int(source.test_share * n_test)]
         found = np.arange(n_train, dtype=np.int64), test
-    for side, indices in zip(("to draw from", "of the test file"), found, strict=True):
+    for side, indices in zip(("for samples", "for the test file"), found, strict=True):
         if not len(indices):
             lines = f"{n_train} lines of train"
             lines += "" if n_test is None else f" and {n_test} of test"
-            raise TaskError(f"task '{task.name}': no line {side} is left of {lines}.")
+            raise TaskError(f"task '{task.name}': no line {side} remains of {lines}.")
     return found
 
 
 def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
-    """Draw one sample from a pool; a task without a `k` takes all of it, in its order.
+    """Draw one sample from a pool; a task without `k` takes the whole pool in order.
 
-    Labels are numbers of all lines of a classification task, equal where the outputs are equal.
+    ``labels`` are numbers of all lines of a classification task, equal for equal outputs.
 
     Returns:
-        The indices of the lines of train and of dev, in the order of the files.
+        Indices of the train and dev lines, in the order of the files.
 
     Raises:
-        TaskError: If no line is left for dev, and dev has no lines of its own.
+        TaskError: If no line remains for dev, and the source has no dev split.
     """
     k = task.k
     if k is None:
@@ -83,16 +82,15 @@ def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[I
         groups = [np.flatnonzero(found == label) for label in present[np.argsort(first)]]
     most = max(map(len, groups))
     if task.source.dev is None and k >= most:
-        what = "all" if most == len(pool) else "all of the commonest output"
+        what = "all" if most == len(pool) else "all with the most frequent output"
         raise TaskError(
-            f"task '{task.name}': k is {k}, and train would take {what} of the lines to draw from "
-            f"({most}), so that none is left for dev; k must be below {most}, or 'dev' in source "
-            "name lines of its own"
+            f"task '{task.name}': k is {k}, so train would take {what} of the lines ({most}) and "
+            f"leave none for dev; set k below {most}, or name separate lines with 'dev' in source"
         )
     train, dev = (np.concatenate([group[a:b] for group in groups]) for a, b in ((0, k), (k, 2 * k)))
     return order[train], order[dev]
 
 
 def _place(bound: Bound, n: int) -> int:
-    """Return where a bound lies among `n` lines: a number of them, or a share."""
+    """Return the number of lines of a bound: a count, or a fraction of `n`."""
     return bound if isinstance(bound, int) else int(bound * n)

@@ -1,4 +1,4 @@
-"""What a task is: where its records are, how one becomes a line, and how an answer is scored."""
+"""Definition of a task: source of its records, conversion to lines, and metric."""
 
 import csv
 from collections.abc import Callable, Collection, Mapping
@@ -18,14 +18,14 @@ from mttl.tasks.rows import JSON_LINES, TSV
 
 Kind = Literal["classification", "text-to-text"]
 References = Literal["one", "all", "distinct"]
-ALL = "all"  # in place of a number of lines
+ALL = "all"  # instead of a number of lines
 Text = Annotated[str, Field(min_length=1)]
 Side = Literal["train", "dev", "test"]
 
 
 def _bound(value: Any) -> int | float:
     if type(value) not in (int, float) or value < 0 or (type(value) is float and value > 1):
-        raise ValueError("must be a number of lines, or a share from 0.0 to 1.0")
+        raise ValueError("must be a number of lines, or a fraction from 0.0 to 1.0")
     return value
 
 
@@ -34,7 +34,7 @@ Bound = Annotated[int | float, PlainValidator(_bound)]
 
 def _count(value: Any) -> int | None:
     if value not in (ALL, None) and (type(value) is not int or value < 1):
-        raise ValueError(f"must be a whole number from 1 on, or '{ALL}'")
+        raise ValueError(f"must be a whole number of at least 1, or '{ALL}'")
     return None if value == ALL else value
 
 
@@ -49,11 +49,11 @@ def _one_of(choices: Collection[str]) -> Callable[[str], str]:
 
 @dataclass(frozen=True, config=STRICT)
 class Holdout:
-    """How one split is cut where a task has no test split of its own.
+    """Split of the train lines for a task without a test split.
 
-    Its lines are shuffled with seed 42; the first of them, up to ``pool``, are those that samples
-    are drawn from, others the test file: by default all. A bound that is a whole number counts
-    lines; a fraction is a share, ``int(share * n)`` of ``n`` lines.
+    The lines are shuffled with seed 42; the first ones, up to ``pool``, are for samples, and those
+    from ``test_start`` (by default ``pool``) to ``test_end`` are the test file. Integer bounds are
+    counts; a fraction means ``int(fraction * n)`` of ``n`` lines.
     """
 
     pool: Bound = 0.8
@@ -63,18 +63,18 @@ class Holdout:
 
 @dataclass(frozen=True, config=STRICT)
 class Source:
-    """Where the records of a task are: a data set of the hub, or files.
+    """Source of a task's records: a data set on the hub, or files.
 
     Attributes:
-        path: Name of the data set; None where `train`, `dev` and `test` are files, not splits.
-        train: What samples are drawn from.
-        test: What the test file comes from; None: it is held out from `train`, by `holdout`.
-        test_share: Only this share of the test lines counts: shuffled with seed 42, the first
-            ``int(share * n)``. None: all of them, in their order.
-        columns: Names of the columns of a TSV or CSV file that has no header.
-        dev: What development rows come from; None: `train`.
-        mirrors: Other names of the same data set, to try in turn.
-        unavailable: Why the hub cannot give it, and where to get it by hand.
+        path: Name of the data set; None if `train`, `dev` and `test` are files.
+        train: Split or file for samples.
+        test: Split or file for the test file; None: part of `train`, by `holdout`.
+        test_share: Fraction of the test lines to use: the first ``int(share * n)`` after shuffling
+            with seed 42. None: all, in order.
+        columns: Column names of a TSV or CSV file without a header.
+        dev: Split or file for development rows; None: `train`.
+        mirrors: Other names of the data set, to try in turn.
+        unavailable: Reason why the hub cannot provide it, and where to download it.
     """
 
     path: Text | None
@@ -91,27 +91,26 @@ class Source:
 
     @property
     def splits(self) -> list[str]:
-        """The splits, or files, that are read."""
+        """Splits or files that are read."""
         return [split for split in (self.train, self.dev, self.test) if split is not None]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Task:
-    """A task; see `docs/reference/task_files.md` for the language of the templates.
+    """A task; `docs/reference/task_files.md` describes the template language.
 
     Attributes:
-        k: Lines per label (classification) or lines in all (text-to-text) of train, and of dev;
-            None: all there are.
-        output: Template of the output; a list where `references` is not ``"one"``.
+        k: Lines of train and of dev, per label (classification) or in total (text-to-text); None:
+            all.
+        output: Template of the output; a list if `references` is not ``"one"``.
         labels: Names of the labels, in the order of their numbers.
-        references: ``"one"`` right answer; ``"all"``: each item of a list; ``"distinct"``: of a
-            list whose repeated items the template drops.
-        rows: Which records are used, as a condition such as ``{label} is not -1``; None: all.
-        cleaning: Name of a text filter for the whole input, after its template is filled.
-        prepare: Name of a function in `mttl.tasks.functions` that the records pass through before
-            the templates are filled.
-        category: Two levels, such as ``classification/nli``.
-        side: Of the partition that a run makes of its tasks.
+        references: ``"one"`` reference answer; ``"all"`` items of a list; ``"distinct"`` items of a
+            list, with the filter `set`.
+        rows: Condition on records, such as ``{label} is not -1``; None: all.
+        cleaning: Text filter for the whole input after its template.
+        prepare: Function in `mttl.tasks.functions` that processes the records before the templates.
+        category: Category with two levels, such as ``classification/nli``.
+        side: Side of the default partition.
     """
 
     name: str
@@ -132,15 +131,15 @@ class Task:
 
     @property
     def reproducible(self) -> bool:
-        """Whether the published files can be rebuilt byte for byte for sure.
+        """True if the published files can be rebuilt exactly.
 
-        Distinct answers were published in the order of a Python set, which no one can know.
+        Distinct answers were published in the unknown order of a Python set.
         """
         return self.references != "distinct"
 
     @property
     def ending(self) -> str:
-        """Of its files: those of CrossFit are TSV, as published; all others are JSON Lines."""
+        """File ending: TSV for CrossFit's tasks, as published, otherwise JSON Lines."""
         return TSV if self.name in published_sums() else JSON_LINES
 
 
@@ -148,8 +147,8 @@ class Task:
 def published_sums() -> Mapping[str, Mapping[str, str]]:
     """Return the MD5 sums of CrossFit's files by task and name, such as ``glue-rte_16_13_dev.tsv``.
 
-    They come with its code, https://github.com/INK-USC/CrossFit. The table has a row per task: `k`,
-    the sum of the test file, which all samples share, and those of train and dev of every sample.
+    Source: https://github.com/INK-USC/CrossFit. The table has a row per task: `k`, the sum of the
+    test file shared by all samples, and those of train and dev of every sample.
     """
     table = files("mttl.tasks").joinpath("md5.csv").read_text("ascii").splitlines()
     return {row["task"]: _by_file(row) for row in csv.DictReader(table)}

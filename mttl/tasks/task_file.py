@@ -1,4 +1,4 @@
-"""Read tasks from a YAML file: first the keys that they share, then one mapping per task.
+"""Read tasks from a YAML file with common keys and one mapping per task.
 
     category: classification/topic
     kind: classification
@@ -10,8 +10,8 @@
         labels: [World, Sports, Business, Sci/Tech]
         metric: Classification-F1
 
-A key above `tasks` holds for all of them; a task's own goes before it.
-`docs/reference/task_files.md` explains the keys.
+A key above `tasks` holds for all of them; a task's own key takes precedence.
+`docs/reference/task_files.md` describes the keys.
 """
 
 import re
@@ -35,11 +35,11 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def load_tasks(path: str | Path) -> Mapping[str, Task]:
-    """Return the tasks of a YAML file by name; paths of data files are relative to its folder.
+    """Return the tasks of a YAML file by name; data files are relative to its folder.
 
     Raises:
-        TaskError: If the file cannot be read, a task in it is malformed (file, task, key, value
-            and what is allowed), or has the name of one of CrossFit's.
+        TaskError: If the file cannot be read, or a task is malformed or has the name of a task of
+            CrossFit.
     """
     path = Path(path)
     text = read_text(path, TaskError)
@@ -47,7 +47,7 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
     for name in tasks:
         if name in published_sums():
             raise TaskError(
-                f"'{path}' defines '{name}', which is a task of CrossFit's: give it another name."
+                f"'{path}' defines '{name}', which is the name of a task of CrossFit; rename it."
             )
     return tasks
 
@@ -69,22 +69,22 @@ def crossfit() -> Mapping[str, Task]:
 
 
 def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, Task]:
-    """Read the tasks of a document."""
+    """Return the tasks of a YAML text."""
     tree = yaml12.parse_at(place, text, TaskError)
     if not isinstance(tree, dict) or not isinstance(tree.get("tasks"), dict) or not tree["tasks"]:
-        raise TaskError(f"{place}: there must be a key 'tasks' with the tasks by name")
+        raise TaskError(f"{place}: the key 'tasks' with the tasks by name is missing")
     shared = {key: value for key, value in tree.items() if key != "tasks"}
     tasks = {}
     for name, own in tree["tasks"].items():
-        if type(name) is int and re.search(rf"(?m)\b{name}\s*:", text):  # as it is written
+        if type(name) is int and re.search(rf"(?m)\b{name}\s*:", text):  # as written
             name = str(name)
         where = f"{place}, task '{name}'"
         keys = {**shared, **own} if isinstance(own, dict) else {}
         problem = ""
         if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
             problem = (
-                "a name must be letters, digits, '_', '-' and '.', as it names files; quote it if "
-                "it looks like a number or a boolean"
+                "a name must consist of letters, digits, '_', '-' and '.', because it is part of "
+                "file names; quote it if it looks like a number or a boolean"
             )
         elif not isinstance(own, dict) or "name" in keys:
             problem = f"{shown(own)} must be a mapping of settings without a 'name'"
@@ -100,25 +100,24 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     keys = {"category": "other/other", "description": "", **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:
-        raise TaskError(f"{where}: k: null must be a whole number from 1 on, or '{ALL}'")
+        raise TaskError(f"{where}: k: null must be a whole number of at least 1, or '{ALL}'")
     if isinstance(labels := keys.get("labels"), list):
         keys["labels"] = [one.strip() if isinstance(one, str) else one for one in labels]
     if isinstance(source := keys.get("source"), dict):
         keys["source"] = _with_defaults(source, f"{where}: source", folder)
     task = check(Task, keys, where, TaskError)
     rules = {
-        f"k: '{ALL}' leaves no line of train for dev: name a file or a split of its own in source, "
-        "with 'dev', or make k a number": task.k is None and task.source.dev is None,
-        f"labels: names a label twice: {', '.join(task.labels)}": len(set(task.labels))
+        f"k: '{ALL}' leaves no line of train for dev; name another file or split with 'dev' in "
+        "source, or set k to a number": task.k is None and task.source.dev is None,
+        f"labels: must not contain a label twice: {', '.join(task.labels)}": len(set(task.labels))
         != len(task.labels),
-        f"category: '{task.category}' must read 'one/two'": task.category.count("/") != 1,
-        "'references: distinct' goes with the filter 'set' in the output, and only with it; they "
+        f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,
+        "'references: distinct' and the filter 'set' in the output require each other; they "
         f"are '{task.references}' and '{task.output}'": (task.references == "distinct")
         is not bool(re.search(r"\|set\b", task.output)),
-        "source.test_share: is a share of 'test', which is missing": task.source.test is None
+        "source.test_share: needs 'test', which is missing": task.source.test is None
         and task.source.test_share is not None,
-        "source: 'holdout' cuts train where there is no 'test'; leave one out": task.source.test
-        is not None
+        "source: 'holdout' and 'test' cannot be combined; remove one": task.source.test is not None
         and task.source.holdout is not None,
     }
     with raised_as(TaskError, where, TaskError):
@@ -135,7 +134,7 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
 def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
     if "path" not in keys:
         if "train" not in keys:
-            raise TaskError(f"{where}: name a data set of the hub (path), or a file (train)")
+            raise TaskError(f"{where}: needs a data set on the hub (path) or a file (train)")
         keys = keys | {
             side: _file(keys[side], f"{where}.{side}", folder)
             for side in ("train", "dev", "test")
@@ -148,5 +147,5 @@ def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, 
 def _file(name: str, where: str, folder: Path) -> str:
     if not name.endswith(RECORD_ENDINGS):
         allowed = ", ".join(RECORD_ENDINGS)
-        raise TaskError(f"{where}: '{name}' must be a file ({allowed}) where there is no 'path'")
+        raise TaskError(f"{where}: '{name}' must be a file ({allowed}), because there is no 'path'")
     return str(folder / name)

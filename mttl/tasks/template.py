@@ -1,9 +1,8 @@
-"""Templates over a record: ``question: {question|lf} context: {context}``.
+"""Templates over records: ``question: {question|lf} context: {context}``.
 
-``{field|filter|...}`` is the field after its filters, left to right; ``{a.b}`` is field b of
-a, for each item where a is a list; ``{[a,b]}`` is the list of those fields; all else stands as it
-is. A template is parsed once, into functions that fill it for many records at a time: a column of
-a thousand fields is read, checked and joined faster than a thousand records one by one.
+``{field|filter|...}`` is the field after its filters, left to right; ``{a.b}`` is field b of a, or
+of each item of a list a; ``{[a,b]}`` is the list of these fields; other text is copied. A template
+is compiled once into functions that process many records at a time, column by column.
 """
 
 import math
@@ -43,7 +42,7 @@ def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
     pieces = _PARTS.split(template)
     literals = pieces[0::2]
     if any("{" in literal or "}" in literal for literal in literals):
-        raise TaskError(f"the template '{template}' has a brace without its partner")
+        raise TaskError(f"the template '{template}' has an unmatched brace")
     fields = [
         _named(field.partition("|")[0], _written(compile_field(field, labels, template)))
         for field in pieces[1::2]
@@ -67,19 +66,19 @@ def _written(read: Read) -> Read:
 
 
 def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to what the one field of a template holds, lists too.
+    """Return a function from records to the values of a template with a single field.
 
-    Of another template the texts, as `compile_template`.
+    For other templates it returns texts, as `compile_template`.
     """
     lone = _PARTS.fullmatch(template)
     return compile_field(lone[1], labels, template) if lone else compile_template(template, labels)
 
 
 def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to truth values, of ``{field} is [not] value or value``.
+    """Return a function from records to the truth of ``{field} is [not] value or value``.
 
-    Values are compared as text; ``empty`` is the text of no character, and a truth value reads
-    ``true`` or ``false``.
+    Values are compared as text; ``empty`` is the empty text, and booleans are ``true`` or
+    ``false``.
 
     Raises:
         TaskError: If the condition is malformed.
@@ -87,8 +86,8 @@ def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     match = re.fullmatch(r"(\{[^{}]*\}) is (not )?(.+)", condition)
     if match is None:
         raise TaskError(
-            f"the condition '{condition}' must read '{{field}} is value', with 'not' before the "
-            "value and 'or value' after it as needed"
+            f"the condition '{condition}' must have the form '{{field}} is value', optionally "
+            "with 'not' before the value and 'or value' after it"
         )
     read = compile_values(match[1], labels)
     values = {"" if value == "empty" else value for value in match[3].split(" or ")}
@@ -121,7 +120,7 @@ def texts(column: Column) -> list[str]:
     """Return a column of texts and numbers as texts.
 
     Raises:
-        RecordError: If a value is neither.
+        RecordError: If a value is neither text nor number.
     """
     kinds = set(map(type, column))
     if kinds <= {str}:
@@ -139,7 +138,7 @@ def as_text(value: Any) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    remedy = "; a list asks for 'references: all' in the output, or for a filter such as 'join'"
+    remedy = "; for lists use 'references: all' in the output, or a filter such as 'join'"
     if not isinstance(value, list):
         remedy = ""
     raise RecordError(f"is {shown(value)}; it must be a text or a number{remedy}")
@@ -174,7 +173,7 @@ def _follow(value: Any, key: str) -> Any:
 
 
 def _named(field: str, read: Read) -> Read:
-    """Let errors name the field."""
+    """Add the field's name to errors."""
 
     def named(records: Sequence[Record]) -> Column:
         try:
@@ -188,19 +187,19 @@ def _named(field: str, read: Read) -> Read:
 
 
 def _filter(filter_: str, read: Read, labels: Sequence[str], template: str) -> Read:
-    """Return a column after one more filter."""
+    """Return a column function with one more filter."""
     name, colon, argument = filter_.partition(":")
     problem = ""
     if name not in FILTERS:
         problem = (
-            f" names the filter '{name}', which does not exist.{nearest(name, FILTERS)} There are "
+            f" has an unknown filter '{name}'.{nearest(name, FILTERS)} Filters: "
             f"{', '.join(sorted(FILTERS))}"
         )
     elif (name in ("at", "at1", "pick")) is not bool(argument) and name != "join":
         form = f"{name}:FIELD" if name in ARGUMENT_FILTERS else name
         problem = f": write the filter '{filter_}' as '{form}'"
     elif name in LABEL_FILTERS and not labels:
-        problem = " needs the task to have labels"
+        problem = f" uses the filter '{name}', but the task has no labels"
     if problem:
         raise TaskError(f"the template '{template}'{problem}")
     if name in LABEL_FILTERS:

@@ -1,1 +1,1 @@
-"""TRAINING: the Lightning modules, their callbacks, and the files of a run."""
+"""Training: Lightning modules, callbacks, and the files of a run."""

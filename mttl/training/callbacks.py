@@ -1,4 +1,4 @@
-"""Callbacks that stop a training on a signal, and lower a router's temperature."""
+"""Callbacks that stop training on a signal, and anneal a router's temperature."""
 
 import signal
 from contextlib import ExitStack
@@ -14,17 +14,17 @@ from mttl.runtime.stop_signals import StopRequest, handling
 
 
 class GracefulStop(Checkpoint):
-    """On Ctrl-C or SIGTERM, finishes the step and its validation, saves, and leaves.
+    """On Ctrl-C or SIGTERM, finishes the step and its validation, saves, and exits.
 
-    The first signal asks; a second one ends the training at once, which loses what came after the
-    last checkpoint. After training, while answers are generated, the first one does. The state is
-    saved by ``last``, a callback of the same trainer.
+    A second signal stops immediately and loses the work since the last checkpoint. After training,
+    while answers are generated, the first signal stops immediately. ``last`` saves the state.
     """
 
     def __init__(self, last: SaveLast) -> None:
         self.last = last
         self.request = StopRequest(
-            "stopping after this step, with a checkpoint; once more to stop at once without one",
+            "stopping after this step with a checkpoint; press again to stop immediately without "
+            "one",
             at_once=self._leave,
         )
         self._listening = ExitStack()
@@ -32,10 +32,10 @@ class GracefulStop(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._first_step = trainer.global_step
-        # Later than `setup`: Lightning's own handlers for training, which would end a validation
-        # with exit status 0, are in place by now and come back afterwards.
+        # Later than `setup`: by now Lightning's own handlers, which would end a validation with
+        # exit status 0, are in place; they are restored afterwards.
         self._listening.enter_context(handling(self.request))
-        # Not at the end of a step: its validation and its metrics would be lost.
+        # Not at the end of a step, where its validation and metrics would be lost.
         self.last.leave_if_asked = self._leave_if_asked
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -54,7 +54,7 @@ class GracefulStop(Checkpoint):
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         asked = self.request.received is not None and not self.last.accumulating
         if trainer.world_size > 1:
-            # All processes together, whichever was asked.
+            # All processes stop together, whichever received the signal.
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
             if trainer.global_step != self._first_step:
@@ -62,14 +62,14 @@ class GracefulStop(Checkpoint):
             raise StopRequested(self.request.received or signal.SIGINT, self.last.checkpoint)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
-        # Not a KeyboardInterrupt, which Lightning turns into an exit status of its own.
+        # Not a KeyboardInterrupt, for which Lightning has its own exit status.
         raise StopRequested(signal.Signals(number), self.last.checkpoint)
 
 
 class TemperatureAnnealing(Callback):
-    """Lowers the temperature of a router's draws along a geometric path over training.
+    """Lowers the temperature of a router geometrically over training.
 
-    At fraction p of the way from the first step to the last it is ``start^(1 - p) · end^p``.
+    At fraction p of the training it is ``start^(1 - p) · end^p``.
     """
 
     def __init__(self, start: float, end: float) -> None:

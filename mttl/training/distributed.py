@@ -1,7 +1,7 @@
-"""Several processes of one training: a model that is sharded, and experts that are shared out.
+"""Training in several processes: sharded models and distributed experts.
 
-Every process holds a part of each tensor of a sharded model. A block is put together just before it
-computes and taken apart afterwards, and gradients and the optimizer's state exist in parts only.
+Each process has a shard of every tensor of a sharded model. A block is gathered just before its
+computation and freed afterwards; gradients and the optimizer's state exist only as shards.
 """
 
 from collections.abc import Mapping
@@ -35,26 +35,25 @@ from mttl.skills.targets import block_paths
 
 
 def shard_model(model: SkilledModel, mesh: DeviceMesh, device: torch.device) -> None:
-    """Give every process its part of the first one's model, in place.
+    """Shard the first process's model over all processes, in place.
 
-    Only the first process needs weights: those of the others may be on the meta device. No process
-    but the first ever holds more than one block whole. A model that is spread already stays as it
-    is.
+    Only the first process needs weights; the others may be on the meta device. Other processes
+    never have more than one full block. A sharded model is not changed.
     """
     if is_sharded(model):
         return
     backbone, received = model.backbone, set()
-    if hasattr(backbone, "generation_config"):  # may stand beside the weights, in a file
+    if hasattr(backbone, "generation_config"):  # may come from a file next to the weights
         backbone.generation_config = of_first(backbone.generation_config)
     blocks = [backbone.get_submodule(path) for path in block_paths(backbone)]
-    # Backbone and router are called one after the other: each is a root. A root stays whole until
-    # its backward pass is over, so that the router's prior can read its parameters.
+    # Backbone and router are separate roots. A root stays gathered until its backward pass is over,
+    # so that the router's prior can read its parameters.
     for unit in (*blocks, backbone, model.router):
         _receive(unit, device, received)
         fully_shard(unit, mesh=mesh, shard_placement_fn=partial(_placement, mesh.size()))
-    # Processes generate as many tokens as the one with the longest answer.
+    # All processes generate as many tokens as the one with the longest answer.
     backbone.generate = partial(backbone.generate, synced_gpus=mesh.size() > 1)  # type: ignore
-    # What calls parts of the backbone, but not the backbone itself.
+    # Methods that call parts of the backbone, but not its forward.
     called = ["generate", *(["get_input_embeddings"] if "prompts" in model.router.seen else [])]
     for name in called:
         register_fsdp_forward_method(backbone, name)
@@ -62,17 +61,17 @@ def shard_model(model: SkilledModel, mesh: DeviceMesh, device: torch.device) -> 
 
 
 def tell_scales(model: nn.Module) -> None:
-    """Let the parts of 4-bit weights tell their scales, which moving a sharded model forgets."""
+    """Attach the scales to 4-bit weights, which lose them when a sharded model is moved."""
     for module in model.modules():
         if state := getattr(module, "quant_state", None):
             module.weight.quant_state = state  # type: ignore[union-attr]
 
 
 def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) -> None:
-    """Put the first process's parameters and buffers of a unit on the device of each.
+    """Copy the first process's parameters and buffers of a unit to each process's device.
 
-    Modules that were ``received`` already are left out. The scales of 4-bit weights become those of
-    the modules, where bitsandbytes looks for them when a weight that was put together has none.
+    Modules already in ``received`` are skipped. The scales of 4-bit weights are stored on their
+    modules, where bitsandbytes looks for them if a gathered weight has none.
     """
     found = [
         (module, name, tensor)
@@ -84,9 +83,9 @@ def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) ->
         )
     ]
     received.update(unit.modules())
-    told = of_first([(t.dtype, t.shape, getattr(t, "quant_state", None)) for *_, t in found])
-    copies: dict[Tensor, Tensor] = {}  # tied parameters stay tied
-    for (module, name, tensor), (dtype, shape, state) in zip(found, told, strict=True):
+    meta = of_first([(t.dtype, t.shape, getattr(t, "quant_state", None)) for *_, t in found])
+    copies: dict[Tensor, Tensor] = {}  # tied parameters remain tied
+    for (module, name, tensor), (dtype, shape, state) in zip(found, meta, strict=True):
         if tensor not in copies:
             copies[tensor] = _tensor_of_first(tensor, dtype, shape, device)
         setattr(module, name, copies[tensor])
@@ -102,7 +101,7 @@ def _tensor_of_first(
         value = tensor.detach().to(device).contiguous()
     else:
         value = torch.empty(shape, dtype=dtype, device=device)
-    if value.numel():  # as bytes: not every backend sends every type
+    if value.numel():  # as bytes, because not every backend supports every type
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(value, requires_grad=tensor.requires_grad)
@@ -110,19 +109,19 @@ def _tensor_of_first(
 
 
 def _placement(n_processes: int, parameter: nn.Parameter) -> Shard | None:
-    """Cut along the first axis that all processes get equal parts of.
+    """Shard along the first axis that is divisible by the number of processes.
 
-    The first axis of skills is often shorter than there are processes.
+    The first axis of skills is often shorter than the number of processes.
     """
     sizes = enumerate(parameter.shape)
     return next((Shard(axis) for axis, size in sizes if size % n_processes == 0), None)
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for sharded training (FSDP2).
+    """Lightning strategy for sharded training (FSDP2).
 
-    A checkpoint is one file of whole tensors, with the names and the optimizer's state that it has
-    without sharding: a run may go on with another strategy, or another number of processes.
+    A checkpoint is one file of full tensors, as without sharding, so a run can continue with
+    another strategy or number of processes.
     """
 
     def __init__(self) -> None:
@@ -130,7 +129,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """The optimizer's state is restored as that of other strategies is."""
+        """True: the optimizer's state is restored as in other strategies."""
         return True
 
     def setup_environment(self) -> None:
@@ -138,7 +137,7 @@ class ShardedStrategy(ModelParallelStrategy):
         super().setup_environment()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return what training changes, whole, to the first process."""
+        """Return the full trained tensors on the first process."""
         module = self.lightning_module
         assert module is not None
         parameters = module.named_parameters(remove_duplicate=False)
@@ -156,7 +155,7 @@ class ShardedStrategy(ModelParallelStrategy):
         tell_scales(self.lightning_module)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state, whole, to the first process."""
+        """Return the optimizer's full state on the first process."""
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer._optimizer
         return apply_to_collection(optimizer.state_dict(), Tensor, for_first)
@@ -182,7 +181,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 class ExpertSharing(Callback):
-    """Shares the experts of the model out before data-parallel training wraps it."""
+    """Distributes the experts over processes before data-parallel training wraps the model."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":

@@ -1,4 +1,4 @@
-"""``metrics.csv``, and the experiment loggers next to it: TensorBoard, and Weights & Biases."""
+"""Loggers: ``metrics.csv``, TensorBoard, and Weights & Biases."""
 
 import contextlib
 import logging
@@ -26,13 +26,13 @@ from mttl.io.files import write_table
 from mttl.io.reading import read_table, reason
 
 logger = logging.getLogger(__name__)
-COMPARED = ("val/score", "val/loss", "train/loss")  # columns of TensorBoard's page of settings
+COMPARED = ("val/score", "val/loss", "train/loss")  # columns of TensorBoard's hyperparameter page
 STEP = "step"
-MOST_ROWS = 5  # answers of a task in a table
+MOST_ROWS = 5  # answers per task in a table
 
 
 class _RunLogger(Logger):
-    """A logger of one run, whose settings it need not log."""
+    """Base class of loggers; hyperparameters are not logged."""
 
     path: Path
 
@@ -45,14 +45,14 @@ class _RunLogger(Logger):
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        pass  # the run folder holds the configuration
+        pass  # the run folder has the configuration
 
 
 class MetricsFile(_RunLogger):
-    """Writes metrics as CSV: one row per step at which something was logged.
+    """Writes metrics to a CSV file with one row per logged step.
 
-    The file is written whole each time, and unlike Lightning's continues that of a resumed run: it
-    keeps the rows of an earlier start up to the step ``keep_until``; 0 starts a new file.
+    The whole file is written each time. In a resumed run, rows up to the step ``keep_until`` are
+    kept; 0 starts a new file.
     """
 
     def __init__(self, path: Path, keep_until: int = 0) -> None:
@@ -82,7 +82,7 @@ class MetricsFile(_RunLogger):
 
 
 class ExperimentLogger(_RunLogger):
-    """Logs a run. A logger that does not start is refused; one that fails later is left alone."""
+    """Base class of experiment loggers: errors at the start are raised, later ones are warnings."""
 
     title: str
     advice: str
@@ -96,10 +96,10 @@ class ExperimentLogger(_RunLogger):
 
     @rank_zero_only
     def open(self, settings: Mapping[str, Any]) -> None:
-        """Begin in the first process, before the run writes anything else.
+        """Start the logger in the first process, before the run writes other files.
 
         Raises:
-            ConfigError: If the logger does not start; nothing of it is left then.
+            ConfigError: If the logger does not start; its files are removed.
         """
         self._is_new = not self.path.exists()
         try:
@@ -109,35 +109,35 @@ class ExperimentLogger(_RunLogger):
             self.withdraw()
             raise ConfigError(
                 f"trainer.loggers: {self.title} does not start ({reason(error)}). {self.advice}, "
-                f"or leave '{self.name}' out"
+                f"or remove '{self.name}'"
             ) from error
         self._is_open = True
 
     @rank_zero_only
     def withdraw(self) -> None:
-        """End before the run began; leave nothing where nothing was."""
+        """Stop before the run has started, and remove new files."""
         self.close(failed=True)
         if self._is_new:
             shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # there is a run already
+            with contextlib.suppress(OSError):  # the folder has other files
                 self.path.parent.rmdir()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Show numbers of a step."""
+        """Log the metrics of a step."""
         self._try(lambda: self._show_numbers(metrics, step or 0))
 
     def log_image(self, name: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
-        """Show an image of a step."""
+        """Log an image of a step."""
         self._try(lambda: self._show_image(name, pixels, step))
 
     def log_table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
     ) -> None:
-        """Show a table of texts of a step."""
+        """Log a table of texts of a step."""
         self._try(lambda: self._show_table(name, columns, rows, step))
 
     def finalize(self, status: str) -> None:
-        """End where training failed; else there are results to come, and `close`."""
+        """Close the logger if training failed; otherwise `close` follows after the results."""
         if status != "success":
             self.close(failed=True)
 
@@ -152,7 +152,7 @@ class ExperimentLogger(_RunLogger):
             show()
         except Exception as error:
             self._is_open = False
-            logger.warning("%s fails, and the run goes on without: %s", self.title, reason(error))
+            logger.warning("%s failed; the run continues without it: %s", self.title, reason(error))
 
     @abstractmethod
     def _begin(self, settings: Mapping[str, Any]) -> None: ...
@@ -173,10 +173,10 @@ class ExperimentLogger(_RunLogger):
 
 
 class TensorBoard(ExperimentLogger):
-    """Writes events to ``tensorboard/``; those of work that was lost before a resume are hidden."""
+    """Writes events to ``tensorboard/``; events after the resumed step are purged."""
 
     title = "TensorBoard"
-    advice = "See that the disk has room"
+    advice = "Check the free disk space"
     folder_name = "tensorboard"
     writer: Any
 
@@ -215,20 +215,20 @@ class TensorBoard(ExperimentLogger):
 
 
 def _cell(text: str) -> str:
-    """Return a cell of Markdown, as code: texts may hold anything."""
+    """Return a Markdown cell with an escaped text as code."""
     for plain, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "&#124;"), ("`", "&#96;")):
         text = text.replace(plain, escaped)
     return "<code>" + "<br>".join(text.splitlines()) + "</code>"
 
 
 class WeightsAndBiases(ExperimentLogger):
-    """Logs to the project mttl, under the name of the run; files are in ``wandb/``.
+    """Logs to the project mttl under the run's name; files are in ``wandb/``.
 
-    A resumed run goes on under its earlier id.
+    A resumed run continues with its earlier id.
     """
 
     title = "Weights & Biases"
-    advice = "Log in with `wandb login`, or keep the files here with WANDB_MODE=offline"
+    advice = "Log in with `wandb login`, or log offline with WANDB_MODE=offline"
     folder_name = "wandb"
     wandb: Any
     run: Any
@@ -247,7 +247,7 @@ class WeightsAndBiases(ExperimentLogger):
             **earlier,
         )
         self.run.define_metric("*", step_metric=STEP)
-        kept = f"kept in {self.path}; `wandb sync` sends it"
+        kept = f"offline in {self.path}; upload it with `wandb sync`"
         logger.info("%s: %s", self.title, kept if self.run.offline else self.run.url)
 
     def _show_numbers(self, numbers: Mapping[str, float], step: int) -> None:
@@ -266,7 +266,7 @@ class WeightsAndBiases(ExperimentLogger):
         self.run.finish(exit_code=int(failed))
 
     def _earlier_id(self) -> str | None:
-        """Return the end of the name of the last folder: ``offline-run-20260101_000000-abcd``."""
+        """Return the run id from the last folder's name: ``offline-run-20260101_000000-abcd``."""
         if not self.resumed_step:
             return None
         folders = sorted(self.path.glob("*run-*-*"), key=lambda path: path.name.split("run-")[1])
@@ -277,15 +277,15 @@ EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def experiment_loggers(trainer: pl.Trainer) -> list[ExperimentLogger]:
-    """Return the experiment loggers among the loggers of a trainer."""
+    """Return the experiment loggers of a trainer."""
     return [logger for logger in trainer.loggers if isinstance(logger, ExperimentLogger)]
 
 
 def open_loggers(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
-    """Open all, or none; the last thing that may refuse a run.
+    """Start all experiment loggers, or none.
 
     Raises:
-        ConfigError: If one does not start; nothing is left of the others then.
+        ConfigError: If a logger does not start; the others are removed.
     """
     with ExitStack() as opened:
         for logger in experiment_loggers(trainer):
@@ -297,7 +297,7 @@ def open_loggers(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
 def show_answers(
     trainer: pl.Trainer, split: str, tasks: Sequence[str], answers: Sequence[Any]
 ) -> None:
-    """Show the first answers to a split, of every task."""
+    """Log the first answers of every task on a split."""
     rows: dict[int, list[list[str]]] = {}
     for answer in answers:
         shown = rows.setdefault(answer.task_id, [])
@@ -311,7 +311,7 @@ def show_answers(
 
 
 def close_loggers(trainer: pl.Trainer, results: Sequence[Any]) -> None:
-    """Show the scores of the end, and close all."""
+    """Log the final scores, and close all experiment loggers."""
     scores: dict[str, list[float]] = {}
     for result in results:
         scores.setdefault(f"{result.split}/{result.task}/{result.metric}", []).append(result.score)
@@ -323,16 +323,16 @@ def close_loggers(trainer: pl.Trainer, results: Sequence[Any]) -> None:
 
 
 class StepMonitor(Callback):
-    """Logs learning rates and norms of gradients by role, before clipping, and tokens per second.
+    """Logs learning rates, gradient norms by role before clipping, and tokens per second.
 
-    ``metrics.csv`` has none of it: it is the same from start to start, and speed is not.
+    They are not in ``metrics.csv``, which is reproducible, unlike speed.
     """
 
     def __init__(self, every_n_steps: int) -> None:
         self.every_n_steps = every_n_steps
         self._numbers: dict[str, float] = {}
         self._tokens: torch.Tensor | int = 0
-        self._steps = 0  # fewer at the first record after a resume
+        self._steps = 0  # fewer in the first record after a resume
         self._seconds = self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -353,7 +353,7 @@ class StepMonitor(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count the tokens of the batch, and log where it is time."""
+        """Count the tokens of the batch, and log at the interval."""
         of_text = isinstance(batch, Mapping) and "input_ids" in batch
         if of_text:
             read, written = batch["attention_mask"].sum(), (batch["labels"] >= 0).sum()
@@ -379,7 +379,7 @@ class StepMonitor(Callback):
 
 
 def rates_and_norms(optimizer: Optimizer) -> dict[str, float]:
-    """Return the learning rate and the norm of the gradients of every role."""
+    """Return the learning rate and gradient norm of every role."""
     numbers: dict[str, float] = {}
     squares: dict[str, float] = {}
     for group in optimizer.param_groups:

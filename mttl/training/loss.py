@@ -1,4 +1,4 @@
-"""The training loss: cross-entropy per token, with label smoothing and global means."""
+"""Training loss: cross-entropy per token, with label smoothing and global means."""
 
 from abc import ABC, abstractmethod
 
@@ -17,15 +17,15 @@ class TokenLoss(nn.Module, ABC):
     def forward(
         self, logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
-        """Return the loss of every token of the answers of a batch."""
+        """Return the loss of each answer token of a batch."""
 
 
 def token_losses(
     logits: Float[Tensor, "B L V"], labels: Int[Tensor, "B L"], label_smoothing: float = 0.0
 ) -> Float[Tensor, "B L"]:
-    """Return the loss of every position, 0 where the label is ignored.
+    """Return the loss of each position; 0 where the label is ignored.
 
-    With smoothing ε the target is ``1 - ε`` on the label plus ``ε / V`` everywhere.
+    With smoothing ε the target is ``1 - ε`` on the label plus ``ε / V`` on every token.
     """
     losses = functional.cross_entropy(
         logits.float().flatten(0, 1),
@@ -43,13 +43,13 @@ def answer_losses(
     places: Int[Tensor, "N"],
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, "B L"]:
-    """Return the loss of every position, as `token_losses` does, from the logits at some places."""
+    """Return the loss of each position, as `token_losses`, from the logits at some positions."""
     losses = token_losses(logits[None], targets.flatten()[places][None], label_smoothing)[0]
     return at_places(losses, places, targets)
 
 
 def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
-    r"""Return :math:`\frac12 (\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p))`, from logits."""
+    r"""Return :math:`\frac12 (\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p))` from logits."""
     p, q = first.float().log_softmax(-1), second.float().log_softmax(-1)
     return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(-1)
 
@@ -57,7 +57,7 @@ def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Fl
 def at_places(
     losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
 ) -> Float[Tensor, "B L"]:
-    """Return the losses of some places among those of all positions, which are 0."""
+    """Return losses of some positions in a tensor of all positions, 0 elsewhere."""
     return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 
@@ -68,10 +68,9 @@ def global_mean(
 ) -> Float[Tensor, ""]:
     """Return the mean over the tokens of all processes, scaled for averaged gradients.
 
-    Data-parallel training averages the gradients of its processes. Dividing by the mean number of
-    tokens per process makes that average the gradient of the mean over all tokens, as of one
-    process with the whole batch. Where a step has several batches, ``step_tokens`` is the mean
-    number of tokens (or of rows, for losses of rows) of this process's batches.
+    Data-parallel training averages gradients over processes. Dividing by the mean number of tokens
+    per process makes this the gradient of the mean over all tokens. If a step has several batches,
+    ``step_tokens`` is this process's mean number of tokens per batch (or of rows, for row losses).
     """
     own = (labels != IGNORED).sum() if step_tokens is None else step_tokens.clone()
     count = own.to(losses.dtype)

@@ -1,6 +1,6 @@
-"""Meta-learning: from which start steps on a task end better.
+"""First-order meta-learning: MAML and Reptile.
 
-Gradients are of first order: nothing is differentiated through the steps.
+Inner steps are not differentiated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ Loss = Callable[[], Tensor]
 
 
 class MetaModule(TextToTextModule):
-    """Learns skills and router from which a few steps on a task lead far.
+    """Learns skills and router as a good initialisation for a few steps on a task.
 
-    A batch holds rows of one task; batches that are accumulated into a step are its tasks. MAML's
-    steps see one half of a batch and its gradients are of the other; Reptile's steps see a part
-    each. The steps move all that is trained, by plain gradient descent.
+    A batch has rows of one task; the batches accumulated into a step are its tasks. MAML's inner
+    steps use one half of a batch and its gradients the other; each of Reptile's steps uses a part.
+    Inner steps update all trained parameters by plain gradient descent.
     """
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        """Return the loss after the steps on a task; its gradients are those of meta-learning."""
+        """Return the loss after the inner steps, with meta-learning gradients."""
         meta = self.optim.meta
         assert meta is not None
         parameters = [value for value in self.model.parameters() if value.requires_grad]
@@ -43,9 +43,9 @@ class MetaModule(TextToTextModule):
         return self._mean_over_step(with_gradients(loss, parameters, found), batch)
 
     def _part_losses(self, batch: Mapping[str, Any], n_parts: int) -> list[Loss]:
-        """Return the losses of the parts of a batch."""
+        """Return the losses of the parts of a batch as functions."""
         rows = torch.arange(len(batch["labels"]), device=batch["labels"].device)
-        # The losses are means of one task, whatever the other batches of the step hold.
+        # Losses are means over one task, independent of the step's other batches.
         own_fields = {name: batch[name] for name in batch if not name.startswith("step_")}
         parts = [
             {name: value[own] for name, value in own_fields.items()} for own in rows.chunk(n_parts)
@@ -62,15 +62,15 @@ class MetaModule(TextToTextModule):
 def maml_gradients(
     parameters: Sequence[Tensor], support: Loss, query: Loss, *, n_steps: int, rate: float
 ) -> tuple[list[Tensor], Tensor]:
-    r"""Return first-order MAML's gradients, and the loss after the steps.
+    r"""Return first-order MAML's gradients, and the loss after the inner steps.
 
     From :math:`\theta`, ``n_steps`` steps :math:`\theta' \leftarrow \theta' - \alpha \nabla
-    L_{support}(\theta')`; the gradient is :math:`\nabla L_{query}(\theta')`, of other rows of the
-    same task. The steps move the parameters, which are moved back; α is the ``rate``.
+    L_{support}(\theta')` are taken with α = ``rate``; the gradient is :math:`\nabla
+    L_{query}(\theta')` on other rows of the task. The parameters are restored.
 
     References:
         Finn, Abbeel and Levine, *Model-Agnostic Meta-Learning*, ICML 2017, arXiv:1703.03400,
-        section 5.2. All steps see the same rows, as in the released code of CrossFit (Ye, Lin and
+        section 5.2. All steps use the same rows, as in the released code of CrossFit (Ye, Lin and
         Ren, arXiv:2104.08835), whose query rows are a task's development rows.
     """
     with _put_back(parameters):
@@ -83,13 +83,13 @@ def maml_gradients(
 def reptile_gradients(
     parameters: Sequence[Tensor], losses: Iterable[Loss], *, rate: float
 ) -> tuple[list[Tensor], Tensor]:
-    r"""Return Reptile's gradients, :math:`\theta - \theta'`, and the loss of the last step.
+    r"""Return Reptile's gradients :math:`\theta - \theta'`, and the loss of the last step.
 
-    Each step has the loss of other rows of one task; parameters are moved back.
+    Each step has the loss of other rows of a task; the parameters are restored.
 
     References:
         Nichol, Achiam and Schulman, *On First-Order Meta-Learning Algorithms*, 2018,
-        arXiv:1803.02999; the difference taken as a gradient, as in its section 2.
+        arXiv:1803.02999; the difference as a gradient, as in section 2.
     """
     last = torch.zeros(())
     with _put_back(parameters) as before:
@@ -102,9 +102,9 @@ def reptile_gradients(
 def with_gradients(
     loss: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> Tensor:
-    """Return a number that is a loss, and whose gradients are given.
+    """Return a loss value whose backward pass produces the given gradients.
 
-    So whatever trains (accumulation, clipping, several processes) takes them as it takes others.
+    Accumulation, clipping and data-parallel training then work as usual.
     """
     product = torch.stack(
         [(value * own).sum() for value, own in zip(parameters, gradients, strict=True)]
@@ -114,7 +114,7 @@ def with_gradients(
 
 @contextmanager
 def _put_back(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Give copies of parameters, which are put back at the end."""
+    """Context manager that yields copies of parameters, and restores them afterwards."""
     before = [value.detach().clone() for value in parameters]
     try:
         yield before
@@ -139,4 +139,4 @@ def _descend(parameters: Sequence[Tensor], loss: Tensor, rate: float) -> None:
     with torch.no_grad():
         for value, own in zip(parameters, found, strict=True):
             value.sub_(own, alpha=rate)
-    torch.clear_autocast_cache()  # it holds the weights of before, rounded
+    torch.clear_autocast_cache()  # it has casts of the old weights

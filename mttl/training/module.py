@@ -1,4 +1,4 @@
-"""The Lightning module that text and policies share: optimizer, checkpoints and random states."""
+"""Base Lightning module of text and policies: optimizer, checkpoints and random states."""
 
 import math
 from collections.abc import Mapping
@@ -27,22 +27,22 @@ from mttl.training.optim import ROLES, build_optimizer, build_schedule, paramete
 
 
 class ResumableModule(pl.LightningModule):
-    """Optimizes a model by role; a run that is resumed from its checkpoints is bit-identical.
+    """Optimizes a model by role; a resumed run is bit-identical to an uninterrupted one.
 
-    A checkpoint holds trained parameters, buffers and the random states, and no frozen weights:
-    whoever resumes builds the same model again. Where experts are shared out among processes, the
-    checkpoints and norms of gradients are those of all of them together.
+    A checkpoint has trained parameters, buffers and random states, but no frozen weights, which are
+    rebuilt on resuming. With distributed experts, checkpoints and gradient norms include all
+    processes.
     """
 
     def __init__(self, model: nn.Module, optim: Optim) -> None:
         super().__init__()
         self.model = model
         self.optim = optim
-        # Every process loads the same packed weights, which DDP cannot send.
+        # Every process loads the same packed weights, which DDP cannot broadcast.
         self._ddp_params_and_buffers_to_ignore = [f"{path}.weight" for path in packed_layers(self)]
-        # Random states of every process of the saved run.
+        # Random states of all processes of the saved run.
         self._random_states: list[Mapping[str, Tensor]] = []
-        # `on_load_checkpoint` checks all but the frozen weights.
+        # `on_load_checkpoint` checks all except frozen weights.
         self.strict_loading = False
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -52,14 +52,14 @@ class ResumableModule(pl.LightningModule):
         n_steps = self.trainer.estimated_stepping_batches
         if math.isinf(n_steps):
             raise ConfigError(
-                "max_time alone does not say how many steps there will be, which the learning "
-                "rates' schedule needs; set max_steps or max_epochs too"
+                "trainer.max_time does not define the number of steps that the learning-rate "
+                "schedule needs; also set trainer.max_steps or trainer.max_epochs"
             )
         schedule = build_schedule(self.optim, optimizer, int(n_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def load_weights(self, checkpoint: Path) -> int:
-        """Take the trained weights of a checkpoint, and nothing else of it; return its step."""
+        """Load only the trained weights of a checkpoint; return its step."""
         state = load_torch(checkpoint, "Repeat the training command with --resume")
         self.on_load_checkpoint(state)
         load_whole(self, state["state_dict"])
@@ -67,7 +67,7 @@ class ResumableModule(pl.LightningModule):
         return int(state["global_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the frozen weights out, and keep the random states of all processes."""
+        """Remove frozen weights, and add the random states of all processes."""
         kept = self._kept(checkpoint["state_dict"])
         checkpoint["state_dict"] = {name: checkpoint["state_dict"][name] for name in kept}
         state = {"random_state": torch.get_rng_state()}
@@ -77,7 +77,7 @@ class ResumableModule(pl.LightningModule):
         gather_checkpoint(self, checkpoint, self._in_order())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that nothing that training changes is missing, and remember the random states.
+        """Check that all trained tensors exist, and keep the random states for the start.
 
         Raises:
             CheckpointError: If a trained tensor is missing.
@@ -86,16 +86,16 @@ class ResumableModule(pl.LightningModule):
         missing = sorted(set(self._kept(self.state_dict())) - set(checkpoint["state_dict"]))
         if missing:
             raise CheckpointError(
-                f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it was "
-                "made by a run with other settings"
+                f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it "
+                "belongs to a run with other settings"
             )
         self._random_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """After a resume, continue the streams of random numbers where they stopped.
+        """Restore the random states of a resumed run.
 
-        Each process gets a stream of its own, or all would draw the same noise for different rows.
-        A run that is resumed with another number of processes goes on in new streams.
+        Each process has its own random stream, so that noise differs between rows. With another
+        number of processes, new streams are started.
         """
         n_processes, states = self.trainer.world_size, self._random_states
         if len(states) == n_processes:
@@ -114,7 +114,7 @@ class ResumableModule(pl.LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm over all processes, or they would scale common gradients apart."""
+        """Clip gradients by their norm over all processes, if experts are distributed."""
         if gradient_clip_val and (parameters := self._in_order()):
             clip_gradients(parameters, self, float(gradient_clip_val))
         else:
@@ -123,17 +123,17 @@ class ResumableModule(pl.LightningModule):
             )
 
     def _in_order(self) -> list[nn.Parameter]:
-        """Return the parameters as the optimizer numbers them, if experts are shared out."""
+        """Return the parameters in the optimizer's order if experts are distributed, else none."""
         if not shared_parameters(self):
             return []
         groups = parameter_groups(self.model, lr=dict.fromkeys(ROLES, 0.0), weight_decay=0.0)
         return [parameter for group in groups for parameter in group["params"]]
 
     def _kept(self, state: dict[str, Tensor]) -> list[str]:
-        """Return the names of what training may change: all but frozen parameters."""
+        """Return the names of tensors that training may change, without frozen parameters."""
         # Tied weights have several names.
         parameters = self.named_parameters(remove_duplicate=False)
         frozen = {name for name, value in parameters if not value.requires_grad}
-        # Beside packed weights stand scales, under names of their own.
+        # Packed weights have additional tensors with scales.
         packed = tuple(f"{path}." for path in packed_layers(self))
         return [name for name in state if name not in frozen and not name.startswith(packed)]

@@ -1,4 +1,4 @@
-"""Callbacks that record the routing weights and the loads of experts, also across a resume."""
+"""Callbacks that record routing weights and expert loads, also across a resume."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ from mttl.training.loggers import experiment_loggers
 from mttl.training.token_balance import LOADS
 
 CELL, GAP = 8, 4  # pixels
-COLOR = np.array([8, 48, 107])  # of the largest weight; no weight is white
+COLOR = np.array([8, 48, 107])  # colour of the largest weight; 0 is white
 
 
 class HistoryMonitor(Callback):
-    """Logs statistics from time to time, and keeps the arrays that they were computed from."""
+    """Logs statistics at intervals, and keeps the underlying arrays."""
 
     def __init__(self, path: Path, every_n_steps: int) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class HistoryMonitor(Callback):
         self.history: list[dict[str, np.ndarray]] = []
 
     def is_due(self, trainer: pl.Trainer) -> bool:
-        """Tell whether the last record was long ago."""
+        """Return whether the recording interval has passed."""
         last = self.steps[-1] if self.steps else 0
         return trainer.global_step - last >= self.every_n_steps
 
@@ -45,7 +45,7 @@ class HistoryMonitor(Callback):
         names: Mapping[str, Sequence[str]],
         **values: np.ndarray,
     ) -> None:
-        """Log statistics, keep the arrays of this step, and write all of them with some names."""
+        """Log statistics, store this step's arrays, and write all arrays with ``names``."""
         self.steps.append(trainer.global_step)
         self.history.append(values)
         for logger in trainer.loggers:
@@ -66,16 +66,16 @@ class HistoryMonitor(Callback):
 
 
 def write_arrays(path: Path, **arrays: Any) -> None:
-    """Write a compressed ``.npz`` file, whole or not at all."""
+    """Write a compressed ``.npz`` file atomically."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
 
 class RoutingMonitor(HistoryMonitor):
-    """Logs how discrete, dense and evenly used the routing is, and keeps its history.
+    """Logs routing statistics, and keeps the history of routing weights.
 
     Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)``, ``groups`` and
-    ``tasks``. Each validation is a record, and so is every step that ends ``every_n_steps``.
+    ``tasks``, after each validation and every ``every_n_steps`` steps.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RoutingMonitor(HistoryMonitor):
         self.tasks = tasks
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self.steps:  # else the run is resumed
+        if not self.steps:  # otherwise the run is resumed
             self._record(trainer, pl_module)
 
     def on_train_batch_end(
@@ -107,7 +107,7 @@ class RoutingMonitor(HistoryMonitor):
         self._record(trainer, pl_module)
 
     def _record(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the routing, once a step."""
+        """Record the routing, at most once per step."""
         router: TaskRouter = pl_module.model.router  # type: ignore[assignment, union-attr]
         if self.steps and self.steps[-1] == trainer.global_step:
             return
@@ -121,12 +121,12 @@ class RoutingMonitor(HistoryMonitor):
 
 
 def routing_weights(router: TaskRouter) -> np.ndarray:
-    """Return the routing matrix as an array (G · H, T, K): every head is a group of its own."""
+    """Return the routing matrix as an array (G · H, T, K), with each head as a group."""
     return as_rows(router.matrix())
 
 
 def as_rows(routing: Float[torch.Tensor, "G T H K"]) -> Float[np.ndarray, "GH T K"]:
-    """Return weights or probabilities as an array, every head a group of its own."""
+    """Return weights or probabilities as an array, with each head as a group."""
     return routing.detach().transpose(1, 2).flatten(0, 1).float().cpu().numpy()
 
 
@@ -139,7 +139,7 @@ def head_names(groups: tuple[str, ...], n_rows: int) -> list[str]:
 
 
 def routing_statistics(probabilities: torch.Tensor, groups: tuple[str, ...]) -> dict[str, float]:
-    """Return discreteness, share of active cells and usage, also of encoder and decoder apart."""
+    """Return discreteness, fraction of active cells and usage, overall and by stack."""
     probabilities = probabilities.cpu()
     values = {}
     for stack in ("", "encoder", "decoder"):
@@ -155,7 +155,7 @@ def routing_statistics(probabilities: torch.Tensor, groups: tuple[str, ...]) -> 
 
 
 def routing_image(weights: Float[np.ndarray, "G T K"]) -> UInt8[np.ndarray, "H W 3"]:
-    """Return tasks by skills, groups side by side; the largest weight of all is the darkest."""
+    """Return an image of tasks by skills, groups side by side; large weights are dark."""
     shares = np.clip(weights / max(float(weights.max()), 1e-12), 0, 1)
     cells = shares.repeat(CELL, axis=1).repeat(CELL, axis=2)
     gap = np.zeros((cells.shape[1], GAP))
@@ -165,11 +165,11 @@ def routing_image(weights: Float[np.ndarray, "G T K"]) -> UInt8[np.ndarray, "H W
 
 
 class TokenMonitor(HistoryMonitor):
-    """Logs how even the loads of experts are and how many tokens were dropped, and keeps both.
+    """Logs the balance of expert loads and the fraction of dropped tokens.
 
-    Writes ``token_history.npz`` with ``steps (S,)``, ``load (S, M, E)``: the share of a layer's
-    pairs that chose each expert since the record before, ``dropped (S, M)``: the share that found
-    no room, and the names of the M ``layers``.
+    Writes ``token_history.npz`` with ``steps (S,)``, ``load (S, M, E)`` (fractions of a layer's
+    choices per expert since the last record), ``dropped (S, M)`` (fractions beyond capacity), and
+    the names of the M ``layers``.
     """
 
     def __init__(self, folder: Path, layers: tuple[str, ...], every_n_steps: int = 50) -> None:
@@ -181,7 +181,7 @@ class TokenMonitor(HistoryMonitor):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         found = outputs[LOADS]
-        # After a resume the sum lies on the CPU.
+        # After a resume the sum is on the CPU.
         self.loads = found if self.loads is None else self.loads.to(found.device) + found
         if self.is_due(trainer):
             self._record(trainer)
@@ -192,10 +192,10 @@ class TokenMonitor(HistoryMonitor):
     def _record(self, trainer: pl.Trainer) -> None:
         if self.loads is None:
             return
-        # Reducing is in place, and others hold the loads of the batch too.
+        # Reduction is in place, and other callbacks use the batch's loads.
         reduced: Any = trainer.strategy.reduce(self.loads.clone(), reduce_op="sum")
         loads, self.loads = reduced.cpu().numpy(), None
-        shares = loads / np.maximum(loads[:, :-1].sum(1, keepdims=True), 1)  # of all pairs
+        shares = loads / np.maximum(loads[:, :-1].sum(1, keepdims=True), 1)
         statistics = {
             "tokens/load_entropy": float(load_entropy(shares[:, :-1]).mean()),
             "tokens/largest_load": float(shares[:, :-1].max(1).mean()),
@@ -206,7 +206,7 @@ class TokenMonitor(HistoryMonitor):
         self.record(trainer, statistics, layers, load=found[:, :-1], dropped=found[:, -1])
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep the history across a resume, and what all processes have counted since."""
+        """Return the history, and the loads counted by all processes since the last record."""
         loads = None
         if self.loads is not None:
             loads = torch.stack(gathered(self.loads.cpu())).sum(0)
@@ -215,5 +215,5 @@ class TokenMonitor(HistoryMonitor):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.loads = state_dict["loads"]
-        if self.loads is not None and rank() > 0:  # the first process goes on with all of them
+        if self.loads is not None and rank() > 0:  # the first process continues with the total
             self.loads = torch.zeros_like(self.loads)

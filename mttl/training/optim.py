@@ -1,4 +1,4 @@
-"""Optimizers with one learning rate per role, and their schedules."""
+"""Optimizers with a learning rate per role, and their schedules."""
 
 import math
 from collections.abc import Callable
@@ -21,12 +21,13 @@ ROUTERS = ("router", "token_router")
 def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Optimizer:
     """Return an optimizer over the trainable parameters of a model, grouped by role.
 
-    With ``fused`` it updates all in one kernel; mixed precision cannot clip gradients then.
+    ``fused`` updates all parameters in one kernel, which excludes gradient clipping in mixed
+    precision.
 
     References:
-        Two speeds: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2. A rate of their
-        own for the second factors: Hayou, Ghosh and Yu, *LoRA+: Efficient Low Rank Adaptation of
-        Large Models*, ICML 2024, arXiv:2402.12354.
+        Two learning rates: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2. A
+        separate rate for second factors: Hayou, Ghosh and Yu, *LoRA+: Efficient Low Rank Adaptation
+        of Large Models*, ICML 2024, arXiv:2402.12354.
     """
     own = {role: getattr(optim, f"{role}_lr", None) for role in ROLES}
     rates = {role: optim.lr if rate is None else rate for role, rate in own.items()}
@@ -47,7 +48,7 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
 
 
 def build_schedule(optim: Optim, optimizer: Optimizer, total_steps: int) -> LambdaLR:
-    """Return the schedule of an optimizer over ``total_steps`` steps."""
+    """Return the learning-rate schedule of an optimizer over ``total_steps`` steps."""
     warmup = optim.warmup if optim.warmup >= 1 else exact_fraction(optim.warmup, total_steps)
     return LambdaLR(optimizer, learning_rate_factor(optim.schedule, int(warmup), total_steps))
 
@@ -55,8 +56,8 @@ def build_schedule(optim: Optim, optimizer: Optimizer, total_steps: int) -> Lamb
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """Return the role of every trainable parameter, by name.
 
-    A parameter takes the role of the nearest module above it that has one (`module.role`);
-    parameters under ``backbone`` without one have the role ``"backbone"``.
+    It is the role of the nearest enclosing module with one (`module.role`); parameters under
+    ``backbone`` without a role have ``"backbone"``.
 
     Raises:
         ValueError: If trainable parameters have no known role; the message lists them.
@@ -82,7 +83,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
             orphans.append(name)
     if orphans:
         raise ValueError(
-            f"these trainable parameters have no known role: {', '.join(orphans)}. Give their "
+            f"trainable parameters without a known role: {', '.join(orphans)}. Give their "
             f"module a `role` ({', '.join(ROLES)}) or freeze them"
         )
     return roles
@@ -93,11 +94,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer groups by role, with and without weight decay (`mttl.skills.weight_decay`).
 
-    The rate of second factors (`Inventory.second_factors`) is ``up_lr_ratio`` times their role's.
+    Second factors (`Inventory.second_factors`) have ``up_lr_ratio`` times the rate of their role.
 
     Raises:
-        ValueError: If there is nothing to train, or a parameter has no known role.
-        ConfigError: If there are no second factors to train, and they have a rate of their own.
+        ValueError: If there are no trainable parameters, or one has no known role.
+        ConfigError: If ``up_lr_ratio`` is not 1 but there are no trained second factors.
     """
     groups: dict[tuple[str, bool, bool], list[nn.Parameter]] = {}
     parameters = dict(model.named_parameters())
@@ -111,8 +112,8 @@ def parameter_groups(
         raise ValueError("the model has no trainable parameter")
     if up_lr_ratio != 1 and not any(second for *_, second in groups):
         raise ConfigError(
-            f"up_lr_ratio ({up_lr_ratio:g}) is for the second factors of low-rank skills "
-            "(skills.kind lora), and none are trained here; leave it out"
+            f"up_lr_ratio ({up_lr_ratio:g}) needs trained low-rank skills (skills.kind lora); "
+            "remove it"
         )
     return [
         {
@@ -129,9 +130,9 @@ def parameter_groups(
 def learning_rate_factor(
     schedule: str, warmup_steps: int, total_steps: int
 ) -> Callable[[int], float]:
-    """Return the factor on all learning rates as a function of the step.
+    """Return the learning-rate factor as a function of the step.
 
-    It rises linearly from 0 to 1 over ``warmup_steps``; after that it stays (``"constant"``), falls
+    It rises linearly from 0 to 1 over ``warmup_steps``, and then stays (``"constant"``), falls
     linearly to 0 at ``total_steps``, or falls along half a cosine.
     """
 

@@ -1,4 +1,4 @@
-"""Whether rows may share a sequence: tested on the model itself."""
+"""Test on a model whether rows can be packed into one sequence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mttl.io.errors import ConfigError, raised_as
 from mttl.skills.skilled_model import SkilledModel
 
-# What rounding may change, as a share of the largest logit.
+# Relative tolerances of rounding, by data type.
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 HALF_TOLERANCE = 3e-2
 N_TOKENS = 6
@@ -19,38 +19,38 @@ N_TOKENS = 6
 
 @torch.no_grad()
 def check_packing(model: SkilledModel, packed_length: int) -> None:
-    """Refuse a model in which rows of one sequence would see each other.
+    """Raise a `ConfigError` if rows of one sequence influence each other.
 
-    A few tokens run alone, and behind two other texts; the logits must agree. Where a model is to
-    be spread over processes, the first one asks: the others have no weights yet.
+    A few tokens are run alone and after two other texts; the logits must agree. Sharded models are
+    tested in the first process, which has the weights.
 
     Raises:
-        ConfigError: If the router looks at prompts, or rows are not kept apart.
+        ConfigError: If the router reads prompts, or rows are not independent.
     """
     setting = f"data.packed_length ({packed_length})"
     if "prompts" in model.router.seen:
         raise ConfigError(
-            f"{setting} is not for a router that sees prompts, which are not apart in a packed "
-            "sequence. Leave it out, or take another router"
+            f"{setting} does not work with a router that reads prompts, which are not separate in "
+            "a packed sequence. Remove it, or use another router"
         )
     if any(value.is_meta for value in model.parameters()):
         return
     ids = model.backbone.get_input_embeddings().weight.shape[0] - 1  # type: ignore[operator]
     text = torch.arange(N_TOKENS) % ids
     fails = f"{setting} does not work with this backbone"
-    # It may take no positions, or have no such mask.
+    # The model may not accept positions, or such a mask.
     with raised_as(ConfigError, fails, TypeError, ValueError), evaluating(model):
         alone = _logits(model, [text])
         behind = [_logits(model, [(text + shift) % ids, text]) for shift in (1, 2)]
     if max(apart(other, alone) for other in behind) > 1:
         raise ConfigError(
-            f"{fails}: its rows see each other where they share "
-            "a sequence, or its positions do not start at 0. Leave it out"
+            f"{fails}: rows of a sequence influence each other, or positions do not start at 0. "
+            "Remove it"
         )
 
 
 def _logits(model: SkilledModel, texts: list[Int[Tensor, "L"]]) -> Float[Tensor, "1 L V"]:
-    """Return the logits of the last text where all stand in one sequence."""
+    """Return the logits of the last text, with all texts in one sequence."""
     device = next(model.parameters()).device
     inputs: dict[str, Any] = {
         "input_ids": torch.cat(texts)[None].to(device),
@@ -64,7 +64,7 @@ def _logits(model: SkilledModel, texts: list[Int[Tensor, "L"]]) -> Float[Tensor,
 
 
 def apart(ours: Float[Tensor, "R L V"], theirs: Float[Tensor, "R L V"]) -> float:
-    """Return how far logits are from what they should be, where 1 is what rounding may change.
+    """Return the largest difference of logits, in units of the rounding tolerance.
 
     Rows and positions that both have are compared.
     """
@@ -75,7 +75,7 @@ def apart(ours: Float[Tensor, "R L V"], theirs: Float[Tensor, "R L V"]) -> float
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate, and leave modes and random states as they were."""
+    """Context manager for evaluation mode that restores modes and random states."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""The precision plugins of what runs without Lightning's trainer: training loops, and answers."""
+"""Precision plugins for code without Lightning's trainer: training loops and answers."""
 
 from contextlib import AbstractContextManager
 
@@ -10,17 +10,17 @@ PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 
 
 def precision_plugin(precision: str, device: str) -> Precision:
-    """Return the plugin of one of `PRECISIONS`; it scales losses and takes optimizer steps."""
+    """Return the plugin of one of `PRECISIONS`, for scaling losses and optimizer steps."""
     if precision == "32-true":
         return Precision()
     return MixedPrecision(precision, device)  # type: ignore[arg-type]
 
 
 def answering_precision(precision: str, model: nn.Module) -> Precision:
-    """Return the plugin in which a model answers as it was evaluated in its training.
+    """Return the plugin for answering with the precision of evaluation in training.
 
-    Where weights were in half or double precision, answers are computed in single precision, that
-    of the saved weights as they are loaded. The model may be moved to another device.
+    For models trained with half or double-precision weights it is single precision, in which saved
+    weights are loaded. The model may be moved to another device.
     """
     if precision.endswith("-mixed"):
         return _MixedAnswers(torch.bfloat16 if precision.startswith("bf16") else torch.half, model)

@@ -1,4 +1,4 @@
-"""Predictions after training, their scores, and the files that hold them."""
+"""Predictions after training, their scores, and their files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Result:
     n: int
 
     def row(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return a row of the file."""
         return asdict(self) | {"score": f"{self.score:.6f}"}
 
 
@@ -37,8 +37,8 @@ COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[Prediction]:
-    """Answer every row of a loader, gathered from all processes in task order."""
-    # Lightning's own prediction loop rebuilds the loader, batches and all; its test loop does not.
+    """Return the answers to all rows of a loader, from all processes, in task order."""
+    # Lightning's prediction loop would rebuild the loader with its batches; its test loop does not.
     trainer.test(module, dataloaders=loader, verbose=False)
     rows = [row for share in gathered(list(module.answers)) for row in share]
     return sorted(rows, key=lambda row: (row.task_id, row.row))
@@ -47,7 +47,7 @@ def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[
 def score(
     rows: Sequence[Prediction], metrics: Mapping[str, str], split: str, seed: int
 ) -> list[Result]:
-    """Score answers per task and sample, and add their mean over tasks, samples averaged first."""
+    """Return scores per task and sample, followed by their mean over tasks."""
     tasks = list(metrics)
     by_key: dict[tuple[int, int], list[Prediction]] = {}
     for row in rows:
@@ -72,14 +72,14 @@ def mean_result(results: Sequence[Result]) -> Result:
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Write ``results.csv`` whole."""
+    """Write ``results.csv`` atomically."""
     write_table(path, COLUMNS, (result.row() for result in results))
 
 
 def write_predictions(
     folder: Path, rows: Sequence[Prediction], tasks: Sequence[str], split: str
 ) -> None:
-    """Write ``<task>_<split>.jsonl`` for every task among the answers."""
+    """Write ``<task>_<split>.jsonl`` for every task."""
     by_task: dict[int, list[Prediction]] = {}
     for row in rows:
         by_task.setdefault(row.task_id, []).append(row)

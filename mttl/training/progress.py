@@ -1,4 +1,4 @@
-"""A progress bar that counts all steps of a training and estimates the time left."""
+"""Progress bar over all steps of a training, with the remaining time."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from mttl.runtime.progress_bar import Count, counting_bar
 
 
 class TrainingProgress(ProgressBar):
-    """Counts all steps of a run, not those of an epoch, so that the time left is the run's.
+    """Progress bar of a run, over all epochs.
 
-    Validations and tests get a bar of their own below it. Where the output is not a terminal,
-    it prints a line from time to time instead.
+    Validations and tests have a second bar. If the output is not a terminal, lines are printed at
+    intervals instead.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -26,7 +26,7 @@ class TrainingProgress(ProgressBar):
         self._enabled = True
 
     def disable(self) -> None:
-        """Draw nothing: Lightning asks for this on all processes but the first."""
+        """Disable output; Lightning calls this on all processes except the first."""
         self._enabled = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -41,7 +41,7 @@ class TrainingProgress(ProgressBar):
         self._close()
 
     def on_exception(self, *args: Any) -> None:
-        self._close()  # so that a message starts on a line of its own
+        self._close()  # so that a message starts on a new line
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._evaluation = self._count("validating", int(sum(trainer.num_val_batches)))

@@ -1,4 +1,4 @@
-"""Tables that a run prints, its baselines, and the arrays behind its plots."""
+"""Tables printed by a run, its baselines, and the arrays of its figures."""
 
 import math
 from collections import Counter
@@ -39,7 +39,7 @@ from mttl.training.text_to_text import TextToTextModule
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
-ROWS_PER_TASK = 16  # whose attention is averaged; a mean over tokens hardly moves with more
+ROWS_PER_TASK = 16  # rows for mean attention; more hardly change it
 
 
 def attachment_table(
@@ -49,7 +49,7 @@ def attachment_table(
     *,
     is_trained: bool = True,
 ) -> Table:
-    """Return what was attached: a row per kind of layer, then the totals."""
+    """Return a table of the attached skills, with one row per kind of layer and totals."""
     what = "Skills" if token_layers is None else "Skills and experts"
     found = list(attachment.summary())
     if token_layers is not None:
@@ -75,7 +75,7 @@ def attachment_table(
 
 
 def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
-    """Return what a task's network is made of: a row per part, then the totals."""
+    """Return a table of a policy's parts and their parameters."""
     router, inventory = model.router, model.inventory
     kinds = {type(module).__name__ for module in inventory.modules() if hasattr(module, "init")}
     table = TextTable("Policies made of skills").words("part", "kind")
@@ -101,9 +101,9 @@ def baseline_results(
     data: Data,
     seed: int,
 ) -> dict[str, list[Result]]:
-    """Score copying the input and the most frequent training answer, on the first sample.
+    """Return the scores of copying and of the most frequent training answer, on the first sample.
 
-    Of equally frequent answers the first is taken. Each baseline has a row per task and the mean.
+    Among equally frequent answers the first is used. There is a row per task, and the mean.
     """
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():
@@ -136,7 +136,7 @@ def write_baselines(path: Path, baselines: Mapping[str, Mapping[str, Sequence[Re
 def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
-    """Return the scores (%) per task, next to the baselines of each split."""
+    """Return a table of scores (%) per task, next to the baselines."""
     columns = {}
     for split in dict.fromkeys(result.split for result in results):
         for name, rows in {split: results, **baselines.get(split, {})}.items():
@@ -168,7 +168,7 @@ def write_routing(
 ) -> None:
     """Write ``routing.npz``: weights and probabilities (G, T, K), ``tasks`` and ``groups``.
 
-    With several heads each head counts as a group, named ``<group>/head <h>``.
+    With several heads, each head is a group named ``<group>/head <h>``.
     """
     weights = probabilities = attention
     if weights is None or probabilities is None:
@@ -181,7 +181,7 @@ def write_routing(
 
 
 def has_attention(model: SkilledModel) -> bool:
-    """Tell whether attention aggregates the skills of a model."""
+    """Return whether skills are aggregated by attention."""
     layers = model.skilled_layers().values()
     return any(isinstance(layer.inventory, AttendedInventory) for layer in layers)
 
@@ -190,10 +190,10 @@ def has_attention(model: SkilledModel) -> bool:
 def attention_by_task(
     module: TextToTextModule, rows: Dataset, n_rows: int = ROWS_PER_TASK
 ) -> Float[np.ndarray, "G T K"]:
-    """Return the mean attention to every skill, over the tokens of some rows of each task.
+    """Return the mean attention to each skill, over the tokens of some rows of each task.
 
-    Rows run one by one, so that no padding is counted. Layers of a group are averaged. At most
-    ``n_rows`` of a task are taken, spread evenly; the module is left in evaluation mode.
+    Rows are run one by one, without padding. Layers of a group are averaged. At most ``n_rows`` per
+    task are used, evenly spaced; the module is left in evaluation mode.
     """
     module.eval()
     router = module.model.router
@@ -222,7 +222,7 @@ def attention_by_task(
 def write_token_routing(
     path: Path, module: TextToTextModule, batches: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write ``token_routing.npz``: what tokens of some rows choose, their right answers given."""
+    """Write ``token_routing.npz``: expert choices of tokens, by teacher forcing."""
     counts = count_tokens(module, batches)
     if not is_first():
         return
@@ -238,7 +238,7 @@ def write_token_routing(
 
 @torch.no_grad()
 def count_tokens(module: TextToTextModule, batches: Iterable[Mapping[str, Any]]) -> TokenCounts:
-    """Return which experts tokens choose, by layer, task, token and preceding token."""
+    """Return the experts that tokens choose, by layer, task, token and preceding token."""
     module.eval()
     layers = module.model.token_layers()
     numbers = {name: number for number, name in enumerate(layers)}

@@ -1,4 +1,4 @@
-"""What routers see of tasks besides their ids: descriptions, and a few training rows."""
+"""Task embeddings for routers: from descriptions, or from training rows."""
 
 import numpy as np
 import torch
@@ -9,21 +9,21 @@ from mttl.data.user_text import UserText
 from mttl.io.errors import TaskError
 from mttl.skills.skilled_model import SkilledModel, pooled_text
 
-# Training rows of each task, the first of its file.
+# First training rows of each task that are embedded.
 N_EXAMPLES = 16
 
 
 def embed_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
-    """Give the router of a model what it asks for about its tasks, if it does.
+    """Compute the task embeddings that the model's router requires, if any.
 
     Raises:
-        TaskError: If a task has no description, or no row to train on.
+        TaskError: If a task has no description, or no training row.
     """
     for name in model.router.seen:
-        if name == "prompts":  # of each example, when it comes
+        if name == "prompts":  # computed per example
             continue
         if name == "descriptions":
-            described = data.gym.descriptions(data.tasks, "the router sees descriptions of tasks")
+            described = data.gym.descriptions(data.tasks, "the router reads task descriptions")
             before, after = special_ids(data.tokenizer)
             encoded = UserText(data.tokenizer).encode(list(described.values()))
             texts = [[*before, *ids, *after] for ids in encoded]
@@ -42,8 +42,8 @@ def _examples(data: TextToTextDataModule) -> list[list[int]]:
         chosen = np.flatnonzero(task_ids == task_id)[:N_EXAMPLES]
         if not len(chosen):
             raise TaskError(
-                f"the router sees examples of tasks, and there are none of '{task}'; with "
-                "adapt.examples 0 nothing is shown to it"
+                f"the router needs training examples of each task, but '{task}' has none; set "
+                "adapt.examples above 0"
             )
         own = rows[chosen.tolist()]
         pairs = zip(own["input_ids"], own["labels"], strict=True)

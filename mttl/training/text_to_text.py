@@ -1,4 +1,4 @@
-"""The Lightning module for text-to-text tasks."""
+"""Lightning module for text-to-text tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from mttl.training.token_balance import LOADS, token_loads
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model answered to one row."""
+    """The model's answer to one row."""
 
     task_id: int
     sample: int
@@ -49,8 +49,8 @@ class Prediction:
 class TextToTextModule(ResumableModule):
     """Trains a skilled model on text-to-text tasks and scores its answers.
 
-    ``metrics`` has the metric of every task, in the order of the task ids. By default answers are
-    searched greedily, and the loss is cross-entropy.
+    ``metrics`` has the metric of every task, in the order of task ids. By default, answers are
+    generated greedily and the loss is cross-entropy.
     """
 
     model: SkilledModel
@@ -75,14 +75,14 @@ class TextToTextModule(ResumableModule):
         self.plugin_loss = None if loss is None else build_loss(loss)
         self.option_scorer: OptionScorer | None = None
         self.option_training: OptionTraining | None = None
-        # Lists by task id: names of tasks may hold characters that module names may not.
+        # Lists by task id, because task names may be invalid as module names.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
-        # Sum and count of the validation losses of each task.
+        # Sum and count of validation losses per task.
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
         self._last_loss: Tensor | None = None
         self._last_batch: Mapping[str, Any] | None = None
-        self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
+        self._shares: list[Tensor] = []  # losses of this step's batches
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
@@ -96,18 +96,18 @@ class TextToTextModule(ResumableModule):
     def nll(
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Return the loss of every position of a batch, the labels, and the routing of the pass."""
+        """Return the loss of every position, the labels, and the routing of the pass."""
         logits, labels, places, routing = _answered(self.model, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
     def training_losses(
         self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Return what `nll` does, by the loss that training minimises."""
+        """Return the same as `nll`, with the training loss."""
         logits, labels, places, routing = _answered(self.model, batch)
         losses = self._losses(logits, labels, places)
         fared = example_means(losses.detach(), labels)
-        n = len(batch["task_ids"]) if len(places) else 0  # rows that only fill up teach nothing
+        n = len(batch["task_ids"]) if len(places) else 0  # padding rows are not trained on
         ids = batch["task_ids"][:n]
         choice = self.model.router.choice_loss(ids, routing.mixing[:, :n], fared[:n])
         if choice is not None:
@@ -135,25 +135,25 @@ class TextToTextModule(ResumableModule):
             given = getattr(losses, "shape", None)
             shape = type(losses).__name__ if given is None else f"losses of shape {tuple(given)}"
             raise TrainingError(
-                f"{type(self.plugin_loss).__name__} gives {shape}, and must give one for every "
-                f"token, {tuple(places.shape)}"
+                f"{type(self.plugin_loss).__name__} returned {shape}; it must return one loss per "
+                f"token, shape {tuple(places.shape)}"
             )
         return at_places(losses, places, labels)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.
+        """Return the loss of a batch, including the router's prior and auxiliary losses.
 
-        Where tokens choose experts, the loads of experts come with it.
+        With token routing, the experts' loads are returned as well.
 
         Raises:
-            DivergedError: If the loss of the step before was not finite.
+            DivergedError: If the loss of the previous step was not finite.
         """
         losses, labels, routing = self.training_losses(batch)
         loss = global_mean(losses, labels, batch.get("step_tokens"))
         self._watch(loss.detach(), batch)
         prior = self.model.router.prior_loss().to(loss.device)
         total = self._mean_over_step(loss + prior + sum(routing.losses.values()), batch)
-        # Each process holds its share of the mean over all tokens.
+        # Each process has its share of the mean over all tokens.
         shown = loss
         if "step_tokens" in batch:
             first = batch_idx % self.trainer.accumulate_grad_batches == 0
@@ -170,30 +170,30 @@ class TextToTextModule(ResumableModule):
         return {"loss": total, LOADS: token_loads(self.model, routing.records)}
 
     def _mean_over_step(self, loss: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Scale a loss where its step has fewer batches than Lightning divides by."""
+        """Scale a loss if its step has fewer batches than Lightning divides by."""
         if "step_parts" not in batch:
             return loss
         return loss * (self.trainer.accumulate_grad_batches / batch["step_parts"])
 
     def on_validation_epoch_start(self) -> None:
-        # Half precision, which the weights may have, could not count beyond 256 rows.
+        # Half precision could not count beyond 256 rows.
         dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
         self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
 
     def _watch(self, loss: Tensor, batch: Mapping[str, Any]) -> None:
-        """Look at the loss of the step before: this one's is not known yet on an accelerator."""
+        """Check the previous step's loss, because the current one may still be computing."""
         if self._last_loss is not None and not torch.isfinite(self._last_loss):
             raise not_finite(f"the loss is {self._last_loss.item()}", self.global_step)
         self._last_loss, self._last_batch = loss, batch
 
     def is_finite_on(self, batch: Mapping[str, Any], precision: Precision) -> bool:
-        """Tell whether the loss of a batch is finite; random states stay as they are."""
+        """Return whether the loss of a batch is finite, without changing random states."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), precision.forward_context():
             return bool(self._losses(*_answered(self.model, batch)[:3]).isfinite().all())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to keep weights with which the last batch has no finite loss in any process."""
+        """Raise a `DivergedError` if the last batch's loss is not finite in some process."""
         if self._last_batch is not None:
             finite = self.is_finite_on(self._last_batch, self.trainer.precision_plugin)
             if not self.trainer.strategy.reduce_boolean_decision(finite):
@@ -216,7 +216,7 @@ class TextToTextModule(ResumableModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
-        # Every process computes every metric, also of tasks it saw no row of: they synchronise.
+        # Every process computes every metric, because metrics synchronise.
         scores = [computed(metric) for metric in self._metrics]
         for metric in self._metrics:
             metric.reset()
@@ -240,11 +240,11 @@ class TextToTextModule(ResumableModule):
         self.answers.clear()
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Keep the model's answers to a batch in ``answers``."""
+        """Add the model's answers on a batch to ``answers``."""
         self.answers.extend(self.predict(batch))
 
     def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:
-        """Generate an answer to every row of an evaluation batch."""
+        """Return the answers to an evaluation batch."""
         texts = self.answer(batch["task_ids"], batch["generation_inputs"])
         if not batch["rows"]:
             return []
@@ -259,14 +259,14 @@ class TextToTextModule(ResumableModule):
     def set_options(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, *, per_token: bool
     ) -> None:
-        """Choose answers of some tasks among options by their likelihood, or its mean per token."""
+        """Answer tasks with options by likelihood, or by its mean per token."""
         if options:
             self.option_scorer = self._option_scorer(options, form, per_token)
 
     def contrast(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, **weights: float
     ) -> None:
-        """Train with losses over options too."""
+        """Add losses over options to training."""
         self.option_training = OptionTraining(self._option_scorer(options, form, True), **weights)
 
     def _option_scorer(
@@ -276,7 +276,7 @@ class TextToTextModule(ResumableModule):
         return OptionScorer.of(options, self.tasks, encoder, per_token=per_token)
 
     def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
-        """Return an answer to each prompt: the likeliest option of its task, or a generated one."""
+        """Return an answer to each prompt: the most probable option, or generated text."""
         if self.option_scorer is None:
             return self._generated(task_ids, inputs)
         found = self.option_scorer.answers(self.model, task_ids, inputs)
@@ -287,7 +287,7 @@ class TextToTextModule(ResumableModule):
         return [found[row] for row in range(len(task_ids))]
 
     def _generated(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
-        # Experts elsewhere answer tokens of this process until the last process has ended its rows.
+        # Distributed experts are needed until all processes have finished.
         waits = {"synced_gpus": True} if shared_parameters(self.model) else {}
         return generate_texts(
             partial(self.model.generate, task_ids),
@@ -300,26 +300,26 @@ class TextToTextModule(ResumableModule):
 
 
 def build_loss(section: PluginSection) -> nn.Module:
-    """Build a custom loss; one with parameters is a ConfigError."""
+    """Build a custom loss; raises a `ConfigError` if it has parameters."""
     with raised_as(ConfigError, "section loss", ValueError):
         loss = section.make()
     if any(True for _ in loss.parameters()):
         raise ConfigError(
-            f"section loss: '{section.kind}' has parameters, which nothing trains; keep what is "
-            "constant in buffers"
+            f"section loss: '{section.kind}' has parameters, which are not trained; use buffers "
+            "for constants"
         )
     return loss
 
 
 def mean_score(scores: Sequence[float]) -> float:
-    """Return the plain mean over tasks; an undefined score (NaN) counts as 0."""
+    """Return the mean over tasks; undefined scores (NaN) count as 0."""
     return float(torch.tensor(scores, dtype=torch.float64).nan_to_num(0.0).mean())
 
 
 def _answered(
     model: SkilledModel, batch: Mapping[str, Any]
 ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "B L"], Int[Tensor, "N"], Routing]:
-    """Return logits where answers stand, labels, these places, and the routing of the pass."""
+    """Return the logits at answer positions, the labels, the positions, and the routing."""
     routing = model.route(batch["task_ids"], inputs=batch)
     with model.slot.use(routing):
         logits, labels, places = forced_logits(model.backbone, batch)

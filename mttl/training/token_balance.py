@@ -1,4 +1,4 @@
-"""Loads of experts in training, and load balancing by biases instead of an auxiliary loss."""
+"""Expert loads during training, and loss-free load balancing by biases."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +17,9 @@ LOADS = "token_loads"
 
 
 def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tensor, "M E+1"]:
-    """Return how many pairs chose each expert of each layer, and in the last column, were dropped.
+    """Return the number of choices per layer and expert, with dropped ones in the last column.
 
-    Rows are those of `SkilledModel.token_layers`; those of fewer experts end in zeros.
+    Rows follow `SkilledModel.token_layers`; layers with fewer experts are padded with zeros.
     """
     layers = model.token_layers()
     rows = {name: number for number, name in enumerate(layers)}
@@ -34,22 +34,22 @@ def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tens
 
 
 def trained_biases(model: SkilledModel) -> list[BiasBalance | None]:
-    """Return the balancing bias of each layer whose router is trained, and has one."""
+    """Return each layer's balancing bias, or None if it has none or its router is frozen."""
     routers = [layer.router for layer in model.token_layers().values()]
     return [r.bias if any(p.requires_grad for p in r.parameters()) else None for r in routers]
 
 
 def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
-    """Move the biases of routers that are balanced without a loss, by the loads of a whole step."""
+    """Update the balancing biases of trained routers by the loads of a whole step."""
     for bias, load in zip(trained_biases(model), loads, strict=True):
         if bias is not None:
             bias.adjust(load[: len(bias.value)])
 
 
 class BiasBalancing(Callback):
-    """Moves the biases of token routers after each optimizer step.
+    """Updates the biases of token routers after each optimizer step.
 
-    The loads of all batches that were accumulated into the step count, and those of all processes.
+    Loads are summed over the step's batches and all processes.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class BiasBalancing(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """Add the loads of the batch; if it ended a step, move the biases."""
-        # A copy: reducing is in place, and others hold the loads of the batch too.
+        """Add the loads of the batch; at the end of a step, update the biases."""
+        # A copy, because reduction is in place and other callbacks use the loads.
         loads = outputs[LOADS].clone() if self.loads is None else self.loads + outputs[LOADS]
         self.loads = loads
         if trainer.global_step > self.step:

@@ -133,7 +133,7 @@ def test_plots_show_which_tasks_it_is_like(run, row, skills, tmp_path, capsys) -
     given = [str(run), "--adapted", str(row), str(skills), "--out", str(tmp_path)]
     assert PLOT.main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Tasks that are routed like the adapted ones" in printed
+    assert "Tasks with routing similar to the adapted tasks" in printed
     view = READING.read_view(run, [str(row), str(skills)])
     matrix = mttl.load(row).model.router.matrix()[:, 0, 0].detach().numpy()
     assert view.record.tasks[-2:] == ("row", "skilled")
@@ -147,7 +147,7 @@ def test_adapted_tasks_have_names_of_their_own(run: Path, row: Path, tmp_path: P
     folders = [str(shutil.copytree(row, tmp_path / name)) for name in ("a/row", "b/row", task)]
     names = READING.read_view(run, folders).record.tasks[-3:]
     assert names == ("row", "b/row", f"{tmp_path.name}/{task}")
-    with pytest.raises(ConfigError, match="--adapted names a folder twice"):
+    with pytest.raises(ConfigError, match="--adapted lists a folder twice; remove one"):
         PLOT.main([str(run), "--adapted", str(row), f"{row}/../{row.name}"])
 
 
@@ -161,13 +161,15 @@ def refused(run: Path, out: Path, *folders: Path) -> str:
 def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     full = adapt(run, tmp_path / "full", "full")
-    assert "adaptation trained its backbone too" in refused(run, out, full)
+    assert "adaptation also trained its backbone" in refused(run, out, full)
     average = adapt(run, tmp_path / "average", "average")
-    message = "its router is of the kind 'average', the run's 'polytropon'"
+    message = "its router is 'average', but the run's is 'polytropon'"
     assert f"{message}. Adapt with adapt.mode=router_only adapt.init=nearest_task" in refused(
         run, out, average
     )
-    assert "is there already: name each task once" in refused(run, out, row, row)
+    assert "', which is already in the run or among the added tasks; remove one" in refused(
+        run, out, row, row
+    )
     fragment = tmp_path / "beams.yaml"
     fragment.write_text("generation: {num_beams: 2}\n")
     given = f"{run / 'config.yaml'}+{fragment}"
@@ -178,11 +180,23 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "mode", "message"),
     [
-        (["router.kind=hyperformer"], "router_only", "has in common for all tasks"),
-        (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot leave skills unused"),
-        (["router.shared_skill=true"], "all", "more skills change every task"),
-        (["skills.shared_down=true"], "all", "share a factor with those of the run"),
-        (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "a stack have their stages"),
+        (
+            ["router.kind=hyperformer"],
+            "router_only",
+            "adaptation changed the router's common parameters",
+        ),
+        (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot have unused skills"),
+        (
+            ["router.shared_skill=true"],
+            "all",
+            "additional skills change the routing weights of every task ",
+        ),
+        (["skills.shared_down=true"], "all", "all skills share a factor"),
+        (
+            ["skills.kind=adapter", "skills.stages=[5, 3]"],
+            "all",
+            "skills with stages cannot be appended",
+        ),
     ],
 )
 def test_what_these_routers_cannot(settings, mode, message, tmp_path) -> None:

@@ -120,10 +120,10 @@ def test_as_many_rows_as_fit_stand_before_a_question(gym: Gym) -> None:
     assert shown[0] != shown[1]
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    with pytest.raises(ConfigError, match=r"context_length \(30\) leaves no room for an example"):
+    with pytest.raises(ConfigError, match=r"context_length \(30\) has no room for an example"):
         JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=30))
     model.backbone.config.max_position_embeddings = 100
-    with pytest.raises(ConfigError, match=r"context_length \(101\) must be at most 100, the pos"):
+    with pytest.raises(ConfigError, match=r"context_length \(101\) must be at most 100, the b"):
         JobRun(model, tokenizer, JOB, gym, settings(mode="in_context", context_length=101))
 
 
@@ -162,21 +162,42 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
+        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no setting 'rl'. Did you mean 'lr'"),
         ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
-        ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must name each only once"),
-        ({"adapt.gradient_free": True}, "set mode: router_only and init: coefficients, not 'all'"),
-        ({"adapt.mode": "average", "adapt.init": "coefficients"}, "'average' takes no row over"),
-        ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "so init 'factors' sets none"),
-        ({"adapt.init": "best_coefficients", "adapt.examples": 0}, "and examples is 0; use 'mean'"),
+        (
+            {"adapt.seeds": [13, 14, 13]},
+            "adapt.seeds: [13, 14, 13] must not contain an entry twice",
+        ),
+        ({"adapt.gradient_free": True}, "gradient_free trains coefficients only: it needs mode"),
+        (
+            {"adapt.mode": "average", "adapt.init": "coefficients"},
+            "' has no effect; use mode 'all', 'router_only' or 'skills_only',",
+        ),
+        ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "init 'factors' has no effect"),
+        (
+            {"adapt.init": "best_coefficients", "adapt.examples": 0},
+            "' needs examples of the new task, and examples is 0; use init",
+        ),
         ({"adapt.init": "private_skill", "adapt.mode": "zero_shot"}, "'zero_shot' does not train"),
-        ({"adapt.init": "expert_row", "adapt.mode": "average"}, "takes no init 'expert_row'"),
-        ({"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"}, "are losses of gradient descent"),
-        ({"adapt.unlikelihood": 1, "adapt.examples": 0}, "are losses of gradient descent"),
-        ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) searches answers"),
-        ({"generation.per_token": False}, "per_token (false) is for answers that are ranked"),
+        (
+            {"adapt.init": "expert_row", "adapt.mode": "average"},
+            "mode 'average' uses equal weights of all skills, so init",
+        ),
+        (
+            {"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"},
+            "unlikelihood and length_normalised need training steps, which",
+        ),
+        (
+            {"adapt.unlikelihood": 1, "adapt.examples": 0},
+            "unlikelihood and length_normalised need training steps, which",
+        ),
+        ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) is for generation"),
+        ({"generation.per_token": False}, "per_token (false) needs mode rank or both"),
         ({"generation.mode": "both", "trainer.strategy": "fsdp2"}, "with generation.mode (both)"),
-        ({"trainer.precision": "bf16-true"}, "precision (bf16-true) is not for adaptation"),
+        (
+            {"trainer.precision": "bf16-true"},
+            "trainer.precision (bf16-true) does not work in adaptation, whose",
+        ),
     ],
 )
 def test_mistakes_are_answered(values: dict, message: str) -> None:
@@ -330,5 +351,7 @@ def test_a_router_without_rows_is_refused(gym: Gym) -> None:
     run = JobRun(*built(), JOB, gym, settings(mode="zero_shot", init="nearest_task"))
     n_groups = run.module.model.router.n_groups
     run.module.model.router = SmearRouter(n_groups, 3, 1, 3, n_features=8)
-    with pytest.raises(ConfigError, match="SmearRouter has no task_rows; use 'mean'"):
+    with pytest.raises(
+        ConfigError, match="init 'nearest_task' and 'best_coefficients' need routing weights"
+    ):
         run.run()

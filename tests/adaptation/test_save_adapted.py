@@ -65,7 +65,7 @@ def test_a_learned_row_of_a_plain_router_is_kept_as_such(tmp_path: Path) -> None
     after = mttl.load(tmp_path / "kept")
     assert not after.model.router.straight_through
     assert torch.equal(after.model.router.matrix(), before.model.router.matrix())
-    message = r"its router\.straight_through is False, the run's T"
+    message = r"its router\.straight_through is False, but the run's is T"
     with pytest.raises(CheckpointError, match=message):
         add_tasks(tmp_path, read_inventory(run), [read_inventory(tmp_path / "kept")])
 
@@ -126,7 +126,9 @@ def test_the_run_may_move(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere" / "source" / "models" / "new"
     expected = logits(mttl.load(folder), "new")
     folder.rename(tmp_path / "new")
-    with pytest.raises(CheckpointError, match=r"not there\. Name the run .*run= in a call"):
+    with pytest.raises(
+        CheckpointError, match="', which does not exist. Name the run with " r"--from RUN \(run= in"
+    ):
         mttl.load(tmp_path / "new")
     found = mttl.load(tmp_path / "new", run=tmp_path / "elsewhere" / "source")
     assert torch.equal(logits(found, "new"), expected)

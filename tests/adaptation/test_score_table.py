@@ -46,13 +46,15 @@ def test_an_undefined_score_counts_as_0_and_is_told() -> None:
 
 def test_the_interval_is_printed_where_every_task_has_two_samples() -> None:
     rows = [result("a", 0.2), result("a", 0.4, sample=2)]
-    assert "samples, and seeds within them: 20.0 to 40.0" in caption(rows)
+    assert "samples, and seeds within them): 20.0 to 40.0" in caption(rows)
     seeds = [result("b", 0.1), replace(result("b", 0.3), seed=14)]
-    assert "No interval of the mean" in caption([*rows, *seeds])
+    assert "No confidence interval of the mean: it needs two samples of each task " in caption(
+        [*rows, *seeds]
+    )
     assert "there are fewer of b" in caption([*rows, *seeds])
     assert "95 %" not in caption([*rows, *seeds])
     same = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
-    assert "No interval of the mean: all samples have equal scores" in caption(same)
+    assert "No confidence interval: all samples have equal scores" in caption(same)
 
 
 def test_tasks_without_any_answer_are_named() -> None:
@@ -64,18 +66,18 @@ def test_tasks_without_any_answer_are_named() -> None:
     ]
     assert "11 of 16 answers are empty; all answers are empty on a" in caption(rows)
     assert silent_tasks(rows) == ["a"]
-    assert caption([]) == "No job has ended yet"
+    assert caption([]) == "No job has finished yet"
 
 
 def test_the_gain_is_printed_with_its_caveats() -> None:
     found = caption([result("a", 0.3)], [result("a", 0.2)])
-    assert "+50.0 % (tasks with a reference near zero dominate it" in found
+    assert "+50.0 % (dominated by tasks with a reference near zero" in found
     assert "left out" not in found
     found = caption([result("a", 0.3), result("b", 0.3)], [result("a", 0.2), result("b", 0.0)])
     assert "+50.0 %" in found
-    assert "1 of 2 tasks left out" in found
+    assert "1 of 2 tasks omitted, reference score not above 0" in found
     found = caption([result("a", 0.3)], [result("c", 0.2)])
-    assert "No average relative gain: the reference has no task of these" in found
+    assert "No average relative gain: the reference has no positive score on" in found
     assert "nan" not in found
 
 
@@ -91,7 +93,7 @@ def test_the_gain_is_over_samples_of_the_same_rows_and_metric() -> None:
     ours[3] = replace(ours[3], rows="5678")
     found = caption(ours, theirs)
     assert "+50.0 %" in found
-    assert "3 of 4 samples left out, which it lacks, or has of other rows" in found
+    assert "3 of 4 samples omitted, because the reference lacks them or has" in found
 
 
 def test_average_relative_gain() -> None:

@@ -195,8 +195,8 @@ def test_what_a_backbone_does_by_itself_is_told(caplog: pytest.LogCaptureFixture
     AttachmentProbe(tiny_llama())
     assert not caplog.text
     AttachmentProbe(tiny("decoder-bart"))  # it counts padding as positions
-    assert "other answers than alone from this BartForCausalLM" in caplog.text
+    assert "padding changes the answers of this BartForCausalLM" in caplog.text
     backbone: Any = tiny_llama()
     backbone.model.layers[0].mlp = None
     assert AttachmentProbe(backbone).plain is None
-    assert "not tried out: this LlamaForCausalLM does not run here" in caplog.text
+    assert "cannot test the skills, because this LlamaForCausalLM does not run" in caplog.text

@@ -60,8 +60,8 @@ def test_what_does_not_fit_is_refused(first: Path, tmp_path: Path) -> None:
             ],
         ),
         (["skills.n_skills=3", "data.prefix=none"], ["data.prefix (name there, none here)"]),
-        ([f"aggregation.source={tmp_path}"], ["holds no trained inventory"]),
-        ([f"aggregation.source={other}"], ["is a fusion itself; name the run of its skills"]),
+        ([f"aggregation.source={tmp_path}"], ["has no trained inventory"]),
+        ([f"aggregation.source={other}"], ["' is a fusion; name the run whose skills it fused"]),
     ):
         with pytest.raises(CheckpointError) as error:
             build_model(second(first, *overrides), ["copy"])
@@ -90,7 +90,7 @@ def test_the_average_of_a_run_is_trained_further(
     built = build_model(config, run.tasks)
     assert "data.prefix" not in caplog.text
     build_model(load_config(files, [*given, "data.prefix=code"]), run.tasks)
-    told = f"have read inputs with data.prefix={config.data.prefix} and go on with code"
+    told = f"were trained with data.prefix={config.data.prefix}, and training continues with code"
     assert told in caplog.text  # inputs would begin otherwise
     ids = torch.arange(len(run.tasks))
     rows = {"input_ids": torch.full((len(ids), 4), 70), "labels": torch.full((len(ids), 3), 80)}

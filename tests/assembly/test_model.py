@@ -134,7 +134,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
 @pytest.mark.parametrize(
     ("fragment", "override", "message"),
     [
-        ("", "backbone.config.vocab_size=300", "backbone.tokenizer ('byte') has 384 tokens, and"),
+        ("", "backbone.config.vocab_size=300", "backbone.tokenizer ('byte') has 384 tokens, but"),
         ("", "skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide"),
         ("skills/ia3.yaml", "skills.targets=[wi_9]", "section skills: the target 'wi_9' matches"),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
@@ -161,7 +161,11 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ("router/token_top2.yaml", "moe.stacks=[model]", "stacks: this backbone has no 'model'"),
         ("router/token_top2.yaml", "moe.targets=[wrong]", "section moe: the target 'wrong' match"),
         # A backbone that is missing is not blamed on the tokenizer.
-        ("", "backbone.kind=pretrained; backbone.name=./nowhere", "is now: backbone.name=DIR, or"),
+        (
+            "",
+            "backbone.kind=pretrained; backbone.name=./nowhere",
+            "current folder: backbone.name=DIR, or",
+        ),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:
@@ -184,8 +188,8 @@ def test_rows_are_returned_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     assert read_expert_matrix(matrix(tmp_path, content), TASKS, 2).tolist() == expected
 
 
-HEADER = "must have the columns task, and none twice"
-WEIGHTS = "the weights of 'b' must be at least 0, and one of them above"
+HEADER = "must have the columns task, each once"
+WEIGHTS = ": the weights of 'b' must be at least 0, and one above 0"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ WEIGHTS = "the weights of 'b' must be at least 0, and one of them above"
         ("task,x,y\na,1,0\nb,1\n", "line 3: 2 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,0,0\n", "line 3: 4 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,much\n", "a weight of 'b' is \"much\"; it must be a number"),
-        ("task,x\na,1\na,2\n", "has two rows of 'a'"),
+        ("task,x\na,1\na,2\n", "has two rows for 'a'"),
         ("task,x\na,1\nbb,1\n", "has no row for the task 'b'. Did you mean 'bb'?"),
         ("task,x,y\na,1,0\nb,1,-1\n", WEIGHTS),
         ("task,x,y\na,1,0\nb,nan,1\n", WEIGHTS),

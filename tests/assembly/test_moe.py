@@ -81,24 +81,28 @@ NONSENSE = [
     ("polytropon", "skills.kind=none", "skills.kind 'none' needs a section moe"),
     ("polytropon", "router.kind=none", "router.kind 'none' gives skills (skills.kind 'lora')"),
     ("token_top2", "router.kind=polytropon", "router.kind 'polytropon' has no skills to route"),
-    ("token_top2", "moe.task_prior=logits", "with router.kind 'none': it does not tell"),
+    ("token_top2", "moe.task_prior=logits", "with router.kind 'none': it has equal weights"),
     ("token_prior", "router.kind=categorical", "it chooses one expert per task"),
     ("token_prior", "router.kind=c_poly", "it has private skills of tasks, and experts"),
     ("token_top2", "moe.router.top_k=9", "router.top_k (9) must not exceed n_experts (8)"),
     ("token_top2", "moe.router.top_k=1", "with normalise and top_k 1 every gate is 1"),
     ("token_top2", "moe.balance.load=0.1", "use noisy_top_k"),
     ("token_top2", "moe.balance.switch=0; moe.balance.global_statistics=true", "needs a loss over"),
-    ("token_top2.yaml+experts/ia3", "moe.shared_expert=true", "shared_expert is not for ia3"),
+    (
+        "token_top2.yaml+experts/ia3",
+        "moe.shared_expert=true",
+        "shared_expert does not work with experts.kind ia3, which rescales",
+    ),
     ("token_gshard", "moe.balance.bias=0.1", "use top_k or switch"),
     ("token_hash", "moe.balance.switch=0.1", "moe.router.kind 'hash': it learns nothing"),
     ("spectral", "moe.balance.z=0.1", "'spectral': it uses trained members of a library"),
     ("arrow.yaml+experts/ia3", "run.seed=1", "'arrow' does not work with moe.experts.kind 'ia3'"),
     ("token_hybrid", "moe.task_prior=logits; skills.n_skills=5", "(5) must be moe.n_experts (8)"),
-    ("token_hydra", "moe.parallel=true", "with experts.shared_down they have a tensor in common"),
+    ("token_hydra", "moe.parallel=true", "parallel distributes experts over processes, but"),
     ("token_expert_choice", "moe.capacity_factor=1.25", "its experts have equal loads"),
     ("token_prior", "moe.task_prior=mask", "router.kind 'polytropon': its learned weights are"),
-    ("token_prior", "router.kind=hyperformer", "this router lets be negative"),
-    ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): it takes whole rows"),
+    ("token_prior", "router.kind=hyperformer", "router's weights may be negative"),
+    ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): it needs one head"),
 ]
 
 
@@ -114,6 +118,9 @@ def test_experts_are_shared_out_evenly(n_processes: int, fits: bool, tmp_path: P
     config = load_config(TOP2, [*SMALL, *given])
     built, expectation = build(TOP2), nullcontext()
     if not fits:
-        expectation = pytest.raises(ConfigError, match=f"4 experts out among {n_processes} pro")
+        expectation = pytest.raises(
+            ConfigError,
+            match=f"4 experts over {n_processes} processes; the number of processes must be at",
+        )
     with expectation:
         build_trainer(config, RunFolder(tmp_path), built)

@@ -53,7 +53,7 @@ def test_a_folder_needs_nothing_else(
     assert run_card(tmp_path / "first", QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
     card = (tmp_path / "first" / "README.md").read_text()
     assert "| mean | test |" in card
-    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    assert "Tasks: `copy`, `reverse`, `number`." in card
     with pytest.raises(FileExistsError):
         run.save_pretrained(tmp_path / "first")
     mttl.load(tmp_path / "adapted").save_pretrained(tmp_path / "first adapted")
@@ -150,15 +150,20 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("secret" in path.read_text(errors="ignore") for path in found)
     with pytest.raises(ConfigError, match=r"'others/x' could not be written .* 403 Forbidden Log"):
         run.push_to_hub("others/x")
-    with pytest.raises(ConfigError, match="'me/none' does not exist and could not be loaded"):
+    with pytest.raises(
+        ConfigError, match="the folder 'me/none' does not exist, and loading it from the model"
+    ):
         mttl.from_pretrained("me/none")
-    with pytest.raises(ConfigError, match=re.escape("'a/b/c' does not exist, and a run")):
+    message = re.escape("the folder 'a/b/c' does not exist; the name of")
+    with pytest.raises(ConfigError, match=message):
         mttl.from_pretrained("a/b/c")
 
 
 def test_only_what_was_loaded_is_saved(tmp_path: Path) -> None:
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
     built = build_model(load_config([str(config)]), ["copy"])
-    with pytest.raises(CheckpointError, match="only a run that was loaded can be saved: train it"):
+    with pytest.raises(
+        CheckpointError, match="only a loaded run can be saved; train it with mttl train, then use"
+    ):
         built.save_pretrained(tmp_path / "given")
     assert not (tmp_path / "given").exists()

@@ -144,7 +144,10 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
         ({"--out": "film.avi"}, "film.avi' must end in .gif or .mp4"),
         ({"--level": "GoToMars"}, "has no task 'GoToMars'"),
         ({"run": "nowhere"}, "nowhere"),
-        ({"--episode": "0 1", "--level": " ".join(LEVELS)}, "several levels is of one episode"),
+        (
+            {"--episode": "0 1", "--level": " ".join(LEVELS)},
+            "--episode: several levels share one film of one episode number; name one",
+        ),
         ({"--episode": "-1"}, "'-1' must be a whole number of at least 0"),
     ],
 )

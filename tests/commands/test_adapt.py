@@ -90,8 +90,8 @@ def test_other_settings_are_not_mixed_in(folder, tmp_path, refused) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("optim.lr=0.5", "'optim.lr' is for training, and adaptation does not read it. Set adapt"),
-        ("optim.schedule=cosine", "adaptation does not read it. Leave it out"),
+        ("optim.lr=0.5", "'optim.lr' is a training setting that adaptation does not read. "),
+        ("optim.schedule=cosine", "' is a training setting that adaptation does not read. "),
         ("run.seed=14", "Set adapt.seeds"),
         ("data.prefix=code", "'data.prefix' (\"code\") cannot be set in adaptation: the run"),
         ("data.max_input_length=9", "was trained with 24"),
@@ -109,7 +109,7 @@ def test_how_rows_look_and_what_the_run_was_built_from_are_those_of_the_run(
     trained = load_config([str(folder / "runs" / "source" / "config.yaml")])
     more = trained.skills.n_skills + 1
     wrong = arguments(folder, tmp_path, f"skills.n_skills={more}")
-    assert f"was trained with {more - 1}. Leave it out" in refused(adapt.main, *wrong)
+    assert f"was trained with {more - 1}. Remove it" in refused(adapt.main, *wrong)
     other = tmp_path / "other.yaml"
     other.write_text(f"data: {{prefix: code, max_input_length: 9}}\nskills: {{n_skills: {more}}}\n")
     same = ("data.max_input_length=24", "data.prefix=auto", f"skills.n_skills={more - 1}")
@@ -157,9 +157,9 @@ def test_a_reference_is_read_and_left_as_it_is(folder, tmp_path, capsys, refused
 
 def test_mistakes_are_answered(folder, tmp_path, refused) -> None:
     for more, message in (
-        (("--tasks", "dev"), "--tasks names no task"),
-        (("--tasks", ","), "--tasks names no task"),
-        (("--samples", "13;7"), "must be numbers joined by commas"),
+        (("--tasks", "dev"), "--tasks selects no task; give names separated by commas, or test"),
+        (("--tasks", ","), "--tasks selects no task; give names separated by commas, or test"),
+        (("--samples", "13;7"), "' must be numbers separated by commas, such as 13,21"),
         (("--shard", "3/2"), "argument --shard"),
         (("--shard", "two"), "argument --shard"),
         (("--workers", "0"), "argument --workers"),
@@ -174,7 +174,7 @@ def test_too_few_rows_and_missing_splits_are_answered(folder, tmp_path, refused)
     given = arguments(folder, tmp_path / "out", f"data.dir={gym}")
     training = gym / "first" / "first_16_13_train.tsv"
     training.write_text("a\ta\n")
-    assert "has 1 rows, fewer than the 16 in its name" in refused(adapt.main, *given)
+    assert "' has 1 rows, but its name says 16. Build the task again" in refused(adapt.main, *given)
     shutil.copy(folder / "gym" / "first" / training.name, training)
     (gym / "first" / "first_16_100_test.tsv").unlink()
     assert "'first' has no test file for sample 100" in refused(adapt.main, *given)
@@ -200,7 +200,7 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
     parts = arguments(folder, tmp_path / "parts")
     capsys.readouterr()
     assert adapt.main([*parts, "--shard", "1/2"]) == 0
-    assert "2 of 4 jobs have ended" in " ".join(capsys.readouterr().out.split())
+    assert "2 of 4 jobs finished" in " ".join(capsys.readouterr().out.split())
     assert adapt.main([*parts, "--workers", "2"]) == 0
     assert "have ended" not in capsys.readouterr().out
     files = sorted((tmp_path / "parts").glob("results*.jsonl"))

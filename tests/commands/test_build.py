@@ -64,7 +64,7 @@ def test_own_tasks_become_a_gym(mine, capsys):
     columns = {name: TOPIC[name] for name in ("metric", "category", "description")}
     assert read_csv(gym.directory / "TASKS.csv")[0] == {"task": "colours", **columns}
     assert run(*options(mine)) == 0
-    assert capsys.readouterr().out.count("was there") == 2
+    assert capsys.readouterr().out.count("existed") == 2
 
 
 def test_samples_and_status_and_verify(mine, capsys):
@@ -81,7 +81,7 @@ def test_samples_and_status_and_verify(mine, capsys):
     path = mine.parent / "gym/hues/hues_2_13_dev.jsonl"
     path.write_text("x\ty\n")
     assert run(*options(mine, "--verify", "--samples", 13)) == 1
-    assert "hues_2_13_dev.jsonl is not as it was built" in capsys.readouterr().out
+    assert "hues_2_13_dev.jsonl has changed since it was built" in capsys.readouterr().out
     assert path.read_text() == "x\ty\n"
     assert run("--status", "--out", mine.parent / "none", "--tasks", "boolq") == 0
     assert "absent" in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(mine, capsys, monkeypatch, ans
     assert len(asked) == 1
     assert os.environ.get("HF_HUB_OFFLINE") == (None if answers else "1")
     shown = capsys.readouterr()
-    assert ("the hub does not answer" in shown.err) is not answers
+    assert ("the hub is unreachable; only downloaded data can be used" in shown.err) is not answers
     assert "1 built, 1 unavailable" in shown.out
     assert run(*words, "--workers", 1, "--tasks", "boolq") == 2
     assert len(asked) == (2 if answers else 1)
@@ -145,7 +145,7 @@ def test_the_hub_is_not_asked_where_it_is_not_needed(mine, monkeypatch, refused)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("mttl.tasks.building.hub.hub_in_reach", lambda: pytest.fail("asked"))
     with locked(mine.parent / "gym/.lock"):
-        assert "another build works on" in refused(build.main, *options(mine))
+        assert "another mttl build is writing to '" in refused(build.main, *options(mine))
     assert run(*options(mine)) == 0
     assert run("--tasks", "proto_qa", "--out", mine.parent / "gym") == 2
 
@@ -172,7 +172,7 @@ def test_a_full_disk(mine, capsys, monkeypatch):
     assert "colours,ACC" in (mine.parent / "gym/TASKS.csv").read_text()
     assert list((mine.parent / "gym").rglob("*.part")) == []
     assert run(*options(mine)) == 0
-    assert "was there" in capsys.readouterr().out
+    assert "existed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("n_workers", [2, pytest.param(1, marks=pytest.mark.slow)])

@@ -100,13 +100,13 @@ def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
     again = (SCRIPT.main, "-c", config, "--out", out, *BUDGET, *given)
     assert "adapt_steps (1 before, 2 now)" in refused(*again, "--adapt-steps", "2")
     with locked(out / ".lock"):
-        assert "another comparison is at work" in refused(*again)
+        assert "another mttl compare writes to" in refused(*again)
     config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
     assert "skills.rank (2 before, 3 now)" in refused(*again)
 
 
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
-    with pytest.raises(METHODS.MttlError, match="must contain polytropon"):
+    with pytest.raises(METHODS.MttlError, match="the reference polytropon is not among"):
         compare(config, tmp_path / "out", "--methods", "shared")
     matrix = ("-k", "data.expert_matrix=router/expert_grid.csv")
     for given, message in (
@@ -115,17 +115,25 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--tasks", "reverse"), "was trained on reverse"),
         (("--samples", "7"), "sample"),
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
-        (("-k", "adapt.init=fresh"), r"adapt\.init is set by the comparison itself"),
+        (("-k", "adapt.init=fresh"), "adapt.init is set by the comparison.*; remove it"),
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
-        (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
-        (("--methods", "polytropon", "expert"), "name a file in router.matrix, or data.expe"),
+        (
+            ("--folds", "3", "--tasks", "dev"),
+            "--tasks dev does not work with --folds, which uses every task as",
+        ),
+        (
+            ("--methods", "polytropon", "expert"),
+            "skills.n_skills 'per_column' needs an expert router with a matrix:",
+        ),
         (("--methods", "polytropon", "expert", *matrix), "no row for the task 'reverse'"),
     ):
         with pytest.raises(METHODS.MttlError, match=message):
             compare(config, tmp_path / "out", "--methods", "polytropon", *given)
     table = config.parent / "gym" / "TASKS.csv"
     table.write_text(table.read_text().replace("string/word", ""))
-    with pytest.raises(METHODS.MttlError, match="has no category of 'reverse'; add one"):
+    with pytest.raises(
+        METHODS.MttlError, match="' has no category for 'reverse'; add it in the column 'category'"
+    ):
         compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
     assert not (tmp_path / "out").exists()
 
@@ -140,11 +148,11 @@ def test_rows_that_changed_are_refused(config, tmp_path, commands, refused) -> N
     known = len(commands)
     again = (SCRIPT.main, "-c", config, *BUDGET)
     told = refused(*again, "--out", tmp_path / "out", *given, "polytropon", "shared")
-    assert "are of other rows, or another metric, than the gym has now: copy" in told
+    assert "the rows or the metric of copy have changed" in told
     # Finished runs, whose tasks would be scored by the new rows.
     beside = ("--runs", f"old={tmp_path / 'out' / 'polytropon' / 'seed13'}", *given, "shared")
     told = refused(*again, "--out", tmp_path / "new", *beside, "--reference", "shared")
-    assert "the gym as it is now and old have other rows, or another metric, of copy" in told
+    assert "the task files now and old were scored on different rows, or" in told
     assert len(commands) == known
 
 
@@ -213,12 +221,16 @@ def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
     assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {
         (str(fold), task) for fold, task in zip((1, 2, 3), unseen, strict=True)
     }
-    assert "Every task is unseen once, in 3 folds" in " ".join(capsys.readouterr().out.split())
+    assert ", each trained on the tasks of the others. " in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert compare(config, out, *given) == 0
     assert len(commands) == 9
     fold = out / "folds" / "fold1.json"
     fold.write_text(fold.read_text().replace("copy", "other"))
-    with pytest.raises(METHODS.MttlError, match="fold 1 would be of others"):
+    with pytest.raises(
+        METHODS.MttlError, match=r"the tasks have changed .*, so fold 1 would differ"
+    ):
         compare(config, out, *given)
 
 

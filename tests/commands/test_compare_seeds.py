@@ -39,13 +39,13 @@ def test_samples_are_averaged_and_runs_compared(tmp_path, capsys) -> None:
 
 
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path, refused) -> None:
-    assert "is not a run: it has no config" in refused(SCRIPT.main, tmp_path)
+    assert "is not a run, because it has no config.yaml" in refused(SCRIPT.main, tmp_path)
     run = write_run(tmp_path / "1", ("a", "100", 0.5))
     (run / "results.csv").unlink()
-    assert "1' has not ended; finish it with --resume" in refused(SCRIPT.main, run)
+    assert "1' has not finished; finish it with --resume" in refused(SCRIPT.main, run)
     (run / "skills").mkdir()
     (run / "skills" / "meta.json").touch()
-    assert "1' has no results.csv: nothing was scored" in refused(SCRIPT.main, run)
+    assert "1' has no results.csv, because nothing was scored" in refused(SCRIPT.main, run)
 
 
 def test_undefined_scores_are_left_out_and_counted(tmp_path: Path, capsys) -> None:
@@ -80,8 +80,8 @@ def test_runs_that_differ_in_more_than_their_seed_are_refused(tmp_path: Path, re
     first, other = (write_run(tmp_path / n, ("a", "1", 0.5), lr=int(n)) for n in ("1", "2"))
     told = refused(SCRIPT.main, first, other)
     assert "differ in more than their seed: optim.lr (1 and 2). Summarise" in told
-    assert "have one seed, 1: name one of them" in refused(SCRIPT.main, first, first)
+    assert "' have the same seed, 1; remove one" in refused(SCRIPT.main, first, first)
     (other / "config.yaml").write_text("optim: {lr: 1}\n")
     assert "run.seed (None) must be a whole number" in refused(SCRIPT.main, first, other)
     (other / "config.yaml").unlink()
-    assert "is not a run: it has no config" in refused(SCRIPT.main, first, other)
+    assert "is not a run, because it has no config.yaml" in refused(SCRIPT.main, first, other)

@@ -118,7 +118,7 @@ def test_every_command_takes_such_a_run(place: Path, router: str, tmp_path: Path
         assert n_tokens[0] > 0
         assert ">member<" in (tmp_path / "plots" / "heat_map.svg").read_text()
     else:
-        assert "routes no tokens" in refused(plot.main, run, "--count", "dev")
+        assert "' has no token router " in refused(plot.main, run, "--count", "dev")
 
 
 def test_what_the_routers_took_from_the_members(place: Path) -> None:
@@ -168,7 +168,7 @@ def test_mistakes_end_in_a_message(place: Path, tmp_path: Path, refused) -> None
     assert library("add", tmp_path / "skills", place / "skills") == 0
     assert library("add", tmp_path / "skills", tmp_path / "wide") == 0
     for words, message in (
-        ([*config, "--general", "*"], "--general names all members: none is left"),
+        ([*config, "--general", "*"], "--general names all members; leave at least one as a skill"),
         ([*config, "--general", "wide"], "'model.layers.0.self_attn.q_proj' has the ranks"),
         ([*config, "--general", "none"], "has no member 'none'"),
         (

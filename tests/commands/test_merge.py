@@ -98,7 +98,7 @@ def test_mistakes_end_in_a_message_and_no_folder(folder, tmp_path, refused) -> N
     (tmp_path / "there").mkdir()
     gone = {"model": str(folder / "gone"), "fisher": "gone"}
     for changes, given, message in (
-        ({}, [], "has no out; give one there, or --out DIR"),
+        ({}, [], ": set the key out in the recipe, or use --out DIR"),
         ({}, ["--out", tmp_path / "there"], "exists already"),
         ({"base": gone}, ["--out", tmp_path / "x"], "does not exist"),
     ):

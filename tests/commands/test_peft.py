@@ -63,7 +63,10 @@ def test_cards_ask_as_the_run(asked: Path, tmp_path: Path) -> None:
     """The lines of each card, run as they stand, give the answers of `run.predict`."""
     run, out = load_run(asked), tmp_path / "poly"
     assert EXPORT.main([str(asked), "--inventory", "--out", str(out)]) == 0
-    greedy = "The run was evaluated with beams" in (out / "README.md").read_text()
+    greedy = (
+        " PEFT's Poly has no beam search, which the run used; this is greedy."
+        in (out / "README.md").read_text()
+    )
     assert greedy == (run.search["num_beams"] > 1)
     search = {"num_beams": 1} if greedy else {}
     assert run_card(out, QUESTIONS) == run.predict("copy", QUESTIONS, **search)
@@ -133,7 +136,10 @@ def test_cards_show_scores_of_what_was_scored(run: Path, tmp_path: Path) -> None
     tasks = load_run(run).tasks
     rows = [f"{task},test,EM,0.25,8" for task in (*tasks, "mean")]
     (scored / "results.csv").write_text("\n".join(["task,split,metric,score,n", *rows]))
-    without, at_full = "Cut off at rank 1.", "Cut off at rank 1; the scores are of the run at full"
+    without, at_full = (
+        " Truncated to rank 1.",
+        "Truncated to rank 1; the scores are those of the run at full",
+    )
     for chosen, rank, names, told in (
         ("--task copy", "--rank 1", ["copy"], at_full),
         ("--all", "--rank 1", [*tasks, "mean"], at_full),
@@ -148,7 +154,7 @@ def test_cards_show_scores_of_what_was_scored(run: Path, tmp_path: Path) -> None
         cards = [(part / "README.md").read_text() for part in parts]
         for card in cards:
             assert told in card
-            assert ("Cut off" in card) == bool(told)
+            assert ("Truncated" in card) == bool(told)
         assert sorted(re.findall(r"\| (\w+) \| test \|", cards[-1])) == sorted(names)
 
 
@@ -241,9 +247,9 @@ def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, refused) -> None:
     up = "of other sizes: model.layers.0.mlp.up_proj"
     for script, given, message in (
         (IMPORT, [adapter, "--tokenizer", "byte", *on["wide"]], up),
-        (EXPORT, [run, "--task", "past", *on["other"]], "not on this one"),
-        (EXPORT, [run, "--inventory", *on["wide"]], "not on this one"),
-        (MERGE, [run, "--task", "past", *on["other"]], "not on this one"),
+        (EXPORT, [run, "--task", "past", *on["other"]], "but this one has the fingerprint"),
+        (EXPORT, [run, "--inventory", *on["wide"]], "but this one has the fingerprint"),
+        (MERGE, [run, "--task", "past", *on["other"]], "but this one has the fingerprint"),
     ):
         assert message in refused(script.main, *given)
     assert sorted(tmp_path.iterdir()) == before
@@ -288,27 +294,59 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     for script, given, message in (
         (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
         (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
-        (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
+        (
+            EXPORT,
+            [str(run), "--inventory", "--rank", "2", *out],
+            "--rank does not work with --inventory; remove it",
+        ),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
-        (MERGE, [str(run), "--average", "--backbone", "t5-small", *out], "holds its own backbone"),
-        (MERGE, [str(policies), "--average", *out], "holds policies, which have no"),
+        (
+            MERGE,
+            [str(run), "--average", "--backbone", "t5-small", *out],
+            "' includes its backbone; name no other backbone",
+        ),
+        (MERGE, [str(policies), "--average", *out], "' has policies and no language model"),
         (IMPORT, [str(there), *out], "is not a PEFT folder"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
-        (IMPORT, [str(adapter), str(adapter), *out], "need names that differ, not adapter, adapt"),
+        (
+            IMPORT,
+            [str(adapter), str(adapter), *out],
+            "task names must be distinct, not adapter, adapt",
+        ),
         (IMPORT, [str(adapter), "--max-input-length", "0", *out], "of at least 1"),
-        (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks names 2 tasks; there are 1"),
-        (IMPORT, [str(poly), str(poly), *out], "a Poly adapter is a whole inventory"),
-        (IMPORT, [str(adapter), "--system", "x", *out], "--system is a part of chats"),
-        (IMPORT, [str(adapter), "--template", "chat", *out], "is for decoder-only backbones"),
-        (EXPORT, [str(named), "--all", *out], "the task 'base_model' cannot have a folder"),
-        (IMPORT, [str(poly), "--mix", "deltas", *out], "--mix is for LoRA adapters"),
+        (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks has 2 names for 1 tasks"),
+        (
+            IMPORT,
+            [str(poly), str(poly), *out],
+            "a Poly adapter must be imported without other adapters",
+        ),
+        (
+            IMPORT,
+            [str(adapter), "--system", "x", *out],
+            "--system needs --template chat; add it or remove --system",
+        ),
+        (
+            IMPORT,
+            [str(adapter), "--template", "chat", *out],
+            "needs a decoder-only backbone, but this one has an encoder",
+        ),
+        (
+            EXPORT,
+            [str(named), "--all", *out],
+            "the task 'base_model' cannot be the name of a folder next to '",
+        ),
+        (
+            IMPORT,
+            [str(poly), "--mix", "deltas", *out],
+            "--mix does not work with a Poly adapter; remove it",
+        ),
         (IMPORT, [str(adapter), str(poly), "--backbone", "x", *out], "is a POLY adapter, not LORA"),
         (
             IMPORT,
             [str(adapter), "--backbone", str(other_base), "--tokenizer", "byte", *out],
-            "in which these layers are missing: decoder.block.0.layer.0.",
+            "missing layers: decoder.block.0.layer.0.",
         ),
     ):
         assert message in refused(script.main, *given)
@@ -354,5 +392,5 @@ def test_the_card_of_a_merge_asks_as_the_run(asked: Path, tmp_path: Path) -> Non
     scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
     assert scored == {("reverse", "dev"), ("reverse", "test")}
     assert "| reverse | dev | ACC | " in card
-    assert ("chat template" in card) == ("torch.tensor" not in card)
+    assert ("chat template formats" in card) == ("torch.tensor" not in card)
     assert f"The task `reverse` of `{asked}`" in card

@@ -20,8 +20,8 @@ def test_parts_are_printed_with_what_fits(tmp_path: Path, capsys) -> None:
     given = ["-c", str(config), *settings, "--processes", "4", "--gpu-memory", "24"]
     assert plan.main(given) == 0
     printed = capsys.readouterr().out
-    assert "GiB of each of 4 processes, 2 rows" in printed
-    for part in ("skills (float32)", "optimizer", "buckets of gradients", "activations"):
+    assert "Memory in GiB per process (4 in total), 2" in printed
+    for part in ("skills (float32)", "optimizer", "gradient buckets", "activations"):
         assert part in printed
     assert "24 GiB: fits" in printed
 

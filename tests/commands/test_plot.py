@@ -54,7 +54,7 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
         assert text in printed
     assert "clusters of tasks and their 2 categories (AMI)" in printed
     assert "matched skills of second (correlation)" in printed
-    assert "figures are in" in printed
+    assert " figures are in " in printed
 
 
 def test_groups_of_layers_and_subsets_are_shown_with_all_only(folder, tmp_path, capsys) -> None:
@@ -102,7 +102,7 @@ def test_tasks_without_categories_are_drawn_without_agreement(write_run, tmp_pat
     assert run(folder) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "AMI" not in printed
-    assert "TASKS.csv of the gym names fewer than two" in printed
+    assert "no categories: TASKS.csv has fewer than two" in printed
     assert not (folder / "plots" / "statistics_over_training.png").exists()
 
 
@@ -126,7 +126,7 @@ def test_known_factors_are_recovered(
     printed = " ".join(capsys.readouterr().out.split())
     for name, n in (("language", 3), ("operation", 4)):
         assert f"clusters of tasks and the {n} values of {name} (AMI)" in printed
-        for score in (f"skills and {name} (AMI)", f"skills tell {name} (AUC)"):
+        for score in (f"skills and {name} (AMI)", f"matched skills predict {name} (AUC)"):
             value, chance = re.search(
                 rf"{re.escape(score)} │ ([\d.-]+) │ ([\d.-]+)", printed
             ).groups()
@@ -154,7 +154,7 @@ def test_mistakes_are_answered(folder, write_run, tmp_path, refused) -> None:
         ("groups", "Compare runs of different seeds"),
     ):
         assert message in refused(SCRIPT.main, folder, "--compare", others[name])
-    assert "has one task only" in refused(SCRIPT.main, others["lone"])
+    assert "has only one task; figures compare at least two" in refused(SCRIPT.main, others["lone"])
 
 
 def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:

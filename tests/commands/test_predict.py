@@ -90,7 +90,7 @@ def test_labels_are_chosen(run, tmp_path, capsys) -> None:
         assert row["prediction"] == choice.answer
         assert row["probabilities"] == pytest.approx(dict(choice.probabilities), abs=1e-4)
     told = capsys.readouterr().err
-    assert "rows are right, columns were chosen" in told
+    assert ": rows are references, columns are answers" in told
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -118,7 +118,7 @@ def test_an_interrupted_command_continues(run, tmp_path, monkeypatch, refused, k
         predict.main([*given, "3", "--out", str(out)])
     assert not out.exists()
     told = refused(predict.main, *given, "4", "--out", str(out))
-    assert "holds answers of other questions or settings: seed (3 before, 4 now)" in told
+    assert "has answers of other inputs or settings: seed (3 before, 4 now)" in told
     assert predict.main([*given, "3", "--out", str(out)]) == 0
     assert out.read_bytes() == whole.read_bytes()
     assert asked == [8]
@@ -138,7 +138,7 @@ def test_rows_without_a_question_are_counted(run, tmp_path, capsys, kind) -> Non
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), "--batch-size", "1"]
     assert predict.main(given) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "2 of 4 questions have no answer: their inputs are empty" in told
+    assert "2 of 4 rows have no answer because their inputs are empty" in told
     found = parse_rows_of(out.read_text(), kind, "out")
     answers = mttl.load(run).predict("copy", ["ab", "b"])
     none = None if mark is None else ""
@@ -151,7 +151,7 @@ def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
     questions = tmp_path / "q.csv"
     questions.write_text("input,choices\na,a|b\n")
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
-    assert "differ in format" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
+    assert "have different formats" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
     assert "exists already" in refused(predict.main, *given, str(questions))
     out = tmp_path / "a.csv"
     assert predict.main([*given, str(out), "--per-token"]) == 0  # the row has choices
@@ -162,7 +162,7 @@ def test_models_have_to_be_named_and_whole(run, kept, tmp_path, refused) -> None
     rows = [{"input": "a", "task": "copy", "output": "a"}]
     asked = (predict.main, "--in", jsonl(tmp_path / "q.jsonl", rows))
     assert "name a run with --from RUN" in refused(*asked)
-    assert "another one is of the task 'new' too" in refused(*asked, "--adapted", kept, kept)
+    assert "': 'new' is loaded twice; remove one" in refused(*asked, "--adapted", kept, kept)
     results = Path(shutil.copytree(run, tmp_path / "run")) / "results.csv"
     results.write_text(results.read_text().replace(",EM,", ",eM,"))
     told = refused(*asked, "--from", tmp_path / "run")
@@ -176,16 +176,24 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
 @pytest.mark.parametrize(
     ("row", "more", "message"),
     [
-        ({"input": "a"}, [], "nothing says which task it is of"),
+        ({"input": "a"}, [], "the task is missing; add a column 'task' or give --task NAME"),
         ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
-        ({"input": "a"}, [*COPY, "--choices", "a", "a"], "none empty and none twice"),
+        (
+            {"input": "a"},
+            [*COPY, "--choices", "a", "a"],
+            "; there must be at least two, without empty or repeated ones",
+        ),
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
-        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
-        ({}, [], "there is no column 'input'"),
-        ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
-        ({"input": "a"}, [*COPY, "--per-token"], "give --choices, or a column 'choices'"),
-        ({"input": "a"}, LONG, "row 1: choices are identical up to the"),
-        ({"input": "a"}, [*LONG, "--beams", "2"], "nothing is generated where answers are chosen"),
+        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
+        ({}, [], ", row 1: the column 'input' is missing; columns are "),
+        ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),
+        ({"input": "a"}, [*COPY, "--per-token"], "give --choices or a column 'choices'"),
+        ({"input": "a"}, LONG, "row 1: choices are identical after truncation to the maximum"),
+        (
+            {"input": "a"},
+            [*LONG, "--beams", "2"],
+            "all answers are chosen, so nothing is generated: remove --beams,",
+        ),
     ],
 )
 def test_mistakes_are_answered_before_anything_is_written(

@@ -76,7 +76,14 @@ def test_a_grid_is_scored_without_test_rows(folder, tmp_path, capsys) -> None:
     }
     assert len(rows) == 2 * len(NEW)
     printed = " ".join(capsys.readouterr().out.split())
-    assert all(text in printed for text in ("adapt.router_lr", "twice, first", "No test row was"))
+    assert all(
+        text in printed
+        for text in (
+            "adapt.router_lr",
+            "twice, first",
+            "on development rows. Test rows were not read. trials.csv has the",
+        )
+    )
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -98,7 +105,7 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
     if not trained:
         given = arguments(folder, tmp_path, grid, "adapt.max_steps=2")
         given += ["--samples", "13", "--tasks", min(NEW)]
-    diverged = f"1 diverged, and have no result: {section}.lr=1e30"
+    diverged = f"these jobs diverged and have no result: {section}.lr=1e30"
     assert diverged in refused(search.main, *given)
     assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
 
@@ -127,7 +134,7 @@ def test_workers_share_the_jobs_of_every_trial(
         assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
     for option in (["--workers", "2"], ["--shard", "1/2"]):
         said = refused(search.main, *arguments(folder, tmp_path / "drawn", RANGES), *option)
-        assert "a trial of search.ranges is drawn from the scores of those before" in said
+        assert "--workers and --shard do not work with search.ranges, whose trials" in said
 
 
 def test_what_is_finished_is_not_repeated(folder, tmp_path, started, monkeypatch) -> None:
@@ -169,7 +176,7 @@ def test_ranges_go_on_where_they_stopped(folder, tmp_path, started) -> None:
     pytest.importorskip("optuna")
     with (
         locked(tmp_path / ".lock"),
-        pytest.raises(ConfigError, match=r"another process searches in '.*': wait for it"),
+        pytest.raises(ConfigError, match="'; wait for it, or choose another folder with --out"),
     ):
         search.main(arguments(folder, tmp_path, RANGES))
     assert search.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
@@ -186,7 +193,10 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
         ((), "search.grid, search.points and search.ranges are empty"),
         (("search.grid={adapt.lr: [1e-3, -1]}",), "trial adapt.lr=-1: adapt.lr: '-1' must be grea"),
         ((low,), "trial adapt.warmup=-1: adapt.warmup"),
-        ((GRID, "--tasks", "test"), "--tasks names no task"),
+        (
+            (GRID, "--tasks", "test"),
+            "--tasks selects no task; give names separated by commas, or test",
+        ),
     ):
         assert message in refused(search.main, *arguments(folder, out, *more))
     assert not started
@@ -254,14 +264,23 @@ def test_rates_of_training_are_chosen_by_development_rows(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("--from", "run"), "--from would change nothing: settings of training"),
-        (("--tasks", "copy", "--workers", "2"), "--tasks, --workers would change nothing"),
+        (("--from", "run"), "--from would have no effect in a search of training settings "),
+        (
+            ("--tasks", "copy", "--workers", "2"),
+            "--tasks, --workers would have no effect in a search of training settings ",
+        ),
         (
             ("-k", "data.split=train+dev", "data.validation=none", "data.evaluate=[test]"),
             "trains on the rows that a",
         ),
-        (("-k", "search.grid={optim.lr: [1], adapt.lr: [1]}"), "cannot be searched at once"),
-        (("-k", "search.grid={adapt.lr: [1]}"), "adapt.lr are of adaptation: name a trained run"),
+        (
+            ("-k", "search.grid={optim.lr: [1], adapt.lr: [1]}"),
+            ": search either adapt. or optim. settings, not both",
+        ),
+        (
+            ("-k", "search.grid={adapt.lr: [1]}"),
+            "adapt.lr are settings of adaptation; name a run with --from RUN",
+        ),
         (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is not a setting that can be"),
     ],
 )

@@ -70,7 +70,9 @@ def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
         assert text == mttl.load(run).predict("copy", ["ab"], max_new_tokens=300)[0]
         assert process.wait(60) == 0
         assert process.stderr
-        assert "finishing what was accepted" in process.stderr.read()
+        assert (
+            "finishing accepted requests; press again to stop immediately" in process.stderr.read()
+        )
         with pytest.raises(openai.APIConnectionError):
             ask.models.list()
 
@@ -82,7 +84,10 @@ def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> No
         openai.OpenAI(base_url=url.replace("0.0.0.0", "127.0.0.1") + "/v1", api_key="x") as ask,
     ):
         assert process.stderr
-        assert "anybody who reaches this address may ask" in process.stderr.readline()
+        assert (
+            "warning: everyone who can reach this address can send requests"
+            in process.stderr.readline()
+        )
         parts = ask.completions.create(model="copy", prompt="ab", max_tokens=2000, stream=True)
         next(parts)
         process.send_signal(signal.SIGINT)
@@ -103,9 +108,9 @@ def test_what_cannot_be_served_is_told(run, monkeypatch, refused) -> None:
             (["--from", run, "--api-key", " "], "--api-key and MTTL_API_KEY must not be empty"),
             (["--from", run, "--port", port], f"listen at --host 127.0.0.1 --port {port}"),
             (["--port", "65536"], "and at most 65535"),
-            (["--cors", "page:3000"], "must read http://HOST[:PORT], or *"),
+            (["--cors", "page:3000"], "' must have the form http://HOST[:PORT], or be *"),
         ):
             assert message in refused(serve.main, *given)
     monkeypatch.setattr("mttl.runtime.libraries.missing_libraries", lambda *names: ["fastapi"])
     told = refused(serve.main, "--from", str(run))
-    assert "fastapi must be installed: pip install fastapi" in told
+    assert "missing libraries; install them with: pip install fastapi" in told

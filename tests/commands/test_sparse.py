@@ -161,10 +161,14 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
         ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no tokens"),
         ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
-        ("t5", ["--mask", "_", "--freeze", "*"], "--freeze leaves no parameter to train"),
+        (
+            "t5",
+            ["--mask", "_", "--freeze", "*"],
+            "--freeze matches all parameters; leave some to train",
+        ),
         ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
         ("llama", ["--mask", "_"], "--mask is only for encoder–decoder models"),
-        ("bert", [], "is a masked language model: learn text with --lm masked"),
+        ("bert", [], "is a masked language model; train on text with --lm masked"),
     ],
 )
 def test_mistakes_are_named(model, given, message, models, text, tmp_path, refused):
@@ -227,7 +231,7 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, refused):
         ("t5", [f"{skill}=much"], "out", "'much' is not a number"),
         ("t5", [f"{skill}=nan"], "out", "(nan) must be a finite number"),
         ("t5", [skill, f"{skill}=0.5"], "out", "is applied already; use each name once"),
-        ("t5", [skill], "there", "exists already; name a new one"),
+        ("t5", [skill], "there", "' exists already; choose another path or remove it"),
     ):
         where = ["--out", tmp_path / out] if out else []
         named = ["--model", models[model], "--tokenizer", "byte", "--skills", *given]

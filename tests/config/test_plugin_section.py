@@ -81,23 +81,29 @@ def test_settings_have_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GIVEN.replace("mode", "mod"), r"mine\.yaml: router\.mod: section 'router' has no 'mod'\."),
+        (
+            GIVEN.replace("mode", "mod"),
+            r"e\.yaml: router\.mod: section 'router' has no setting 'mod'",
+        ),
         (GIVEN.replace("far", "fra"), r"router\.mode: 'fra' must be one of near, far"),
-        (GIVEN.replace("strength: 2,", ""), r"router\.strength: is required and missing"),
+        (GIVEN.replace("strength: 2,", ""), "router.strength: is missing; it is required"),
         (GIVEN.replace(": 2", ": high"), r"router\.strength: 'high' must be a number"),
         (GIVEN.replace("layer", "x"), r"router\.granularity: 'x' must be one of model"),
         ("router: {kind: polytropn}", r"Did you mean 'polytropon' or 'c_poly'\? A custom class is"),
-        ("router: {kind: 'mine_parts:Typed'}", "'act' is of the type Module, which no config"),
-        ("router: {kind: 'mine_parts:Clash'}", "its argument 'granularity' needs another name"),
+        ("router: {kind: 'mine_parts:Typed'}", "'act' has the type Module, which a config"),
+        (
+            "router: {kind: 'mine_parts:Clash'}",
+            "': rename its argument 'granularity'; the name is reserved",
+        ),
         ("router: {kind: 'mine_parts:Unknown'}", "the types of its arguments: .*Nothing"),
-        ("skills: {kind: 'mine_parts:MyRouter'}", "no Inventory: a kind of skill is a subclass"),
-        ("loss: {kind: mse}", "loss: 'mse' must name a loss as module:Class"),
-        ("loss: {kind: 3}", r"loss: kind \(3\) must name a loss"),
-        ("loss: {}", r"loss\.kind: is required and missing"),
+        ("skills: {kind: 'mine_parts:MyRouter'}", "a kind of skill must be a subclass"),
+        ("loss: {kind: mse}", "loss: 'mse' must be a loss as module:Class"),
+        ("loss: {kind: 3}", r"loss: kind \(3\) must be the name of a loss"),
+        ("loss: {}", "loss.kind: is missing; it is required"),
         ("loss: {kind: 'mine_parts:MyLoss', powr: 1}", "loss.powr: .*Did you mean 'power'"),
         (f"{LOSS}\noptim: {{label_smoothing: 0.1}}", "label_smoothing must be 0 with a custom"),
         (f"trainer: {{callbacks: [{CALLBACK}]}}", r"callbacks\.0\.ever: .* Did you mean 'every'"),
-        ("data: {metrics: {verb_past: 'mine_parts:MyLoss'}}", "no Metric: a metric is a subclass"),
+        ("data: {metrics: {verb_past: 'mine_parts:MyLoss'}}", "; a metric must be a subclass of "),
     ],
 )
 def test_mistakes_are_answered(text: str, message: str) -> None:
@@ -120,7 +126,9 @@ def test_all_families_are_read() -> None:
 
 
 def test_a_file_of_a_run_is_read_without_its_code() -> None:
-    with pytest.raises(ConfigError, match="is code, and code that a file names is not run"):
+    with pytest.raises(
+        ConfigError, match=r"' is code named by a file, which is not run automatically. If you"
+    ):
         load(GIVEN, plugins=None)
     config = load(GIVEN + "data: {metrics: {a: 'mine_parts:MyMetric'}}", plugins=LEAVE)
     assert config.router.kind == "mine_parts:MyRouter"

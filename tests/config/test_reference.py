@@ -13,13 +13,13 @@ from mttl.runtime.command import USER_MISTAKE, run_command
 @pytest.mark.parametrize(
     "line",
     [
-        "- `optim.lr` (number > 0; default 0.001): Learning rate of the skills: the slow one.",
+        "- `optim.lr` (number > 0; default 0.001): Learning rate of the skills.",
         "- `optim.kind` (adamw | adam | adafactor; required): `adamw`: Adam with decoupled",
         "- `data.sampler.kind` (proportional | uniform | temperature | homogeneous; default prop",
-        "- `data.sampler.temperature` (number > 0 or none; default none): 1 draws by",
-        "- `backbone.train` (true or false or list of text; default true): Train it jointly",
-        "- `backbone.train` (true or false or list of text; default false): Train the backbone too",
-        "- `skills.kinds` (list of sections `skills`; required): What would stand in the section",
+        "- `data.sampler.temperature` (number > 0 or none; default none): Temperature, by",
+        "- `backbone.train` (true or false or list of text; default true): Train the backbone",
+        "- `backbone.train` (true or false or list of text; default false): Train the backbone",
+        "- `skills.kinds` (list of sections `skills`; required): One section `skills` per kind",
         "- `moe.targets` (list of text; default [mlp]): ",
         "- `moe.balance.bias` (number ≥ 0; default 0.0): ",
         "- `run.dir` (text; default runs): Folder of all runs.",
@@ -55,7 +55,7 @@ def test_a_section_alone() -> None:
     text = reference("rl")
     assert text.startswith("## Settings of a policy for BabyAI\n\n### rl\n")
     assert "### optim" not in text
-    assert "The same as above." in reference("optim")
+    assert " Same settings as above." in reference("optim")
     assert reference("skills").count("### skills") == 2
 
 

@@ -46,7 +46,7 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         (f"{FUSED}; skills.n_heads=2", "skills.n_heads (2) must be 1 for aggregation fusion"),
         (f"{FUSED}; backbone.train=true", "backbone.train (True) must be False for aggregation"),
         (f"{FUSED}; run.start=x", "run.start (x) does not work with aggregation.kind 'fusion'"),
-        ("moe.router.kind=top_k; moe.experts.kind=ia3; run.start=x", "with section moe: a run"),
+        ("moe.router.kind=top_k; moe.experts.kind=ia3; run.start=x", "with section moe: run.start"),
         ("skills.n_skills=0", "skills.n_skills: '0' must be greater than 0, or be per_task"),
         ("skills.rank='3'", "skills.rank: '3' must be a whole number"),
         ("skills.targets=[]", "skills.targets: '[]' must have at least 1 item"),
@@ -57,14 +57,23 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
             "scale (0.5) cannot be combined with",
         ),
         ("skills.init=svd", "skills.init: 'svd' must be one of zero, pissa, orthogonal"),
-        ("skills.kind=ia3; optim.up_lr_ratio=16", "optim.up_lr_ratio (16) is for low-rank skills"),
-        ("adapt.mode=router_only; adapt.up_lr_ratio=16", "up_lr_ratio (16) is for skills that are"),
+        (
+            "skills.kind=ia3; optim.up_lr_ratio=16",
+            "optim.up_lr_ratio (16) is only for low-rank skills, not skills.kind '",
+        ),
+        (
+            "adapt.mode=router_only; adapt.up_lr_ratio=16",
+            "up_lr_ratio (16) needs trained skills, which mode '",
+        ),
         ("router.kind=shared", "skills.n_skills (8) must be 1 for the shared router"),
         ("router.kind=private", "skills.n_skills (8) must be 'per_task' for the private router"),
         ("skills.n_skills=per_task", "skills.n_skills 'per_task' is for the private router, not"),
         ("router.kind=c_poly; router.shared_skill=true", "shared_skill (True) must be False for"),
         ("router.kind=c_poly; router.normalise=average_correction", "correction) must be sum for"),
-        ("router.n_private=2", "section 'router' has no 'n_private'. It belongs to kind c_poly"),
+        (
+            "router.n_private=2",
+            "section 'router' has no setting 'n_private'. It is a setting of kind c_poly",
+        ),
         ("router.kind=task_moe; router.top_k=9", "router.top_k (9) must not exceed"),
         ("router.kind=hyperformer; skills.n_heads=4", "'hyperformer': it generates whole"),
         ("data.split=train+dev", "set validation: none or split: train"),
@@ -74,18 +83,24 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("data.sampler.kind=homogeneous; data.length_window=2", "length_window must be 0 with the"),
         ("data.token_budget=5", "token_budget (5) must be at least 100, the tokens of"),
         ("data.token_budget=8192; data.packed_length=9000", "token_budget (8192) must be at least"),
-        ("data.sampler.kind=homogeneous; data.token_budget=8192", "(8192) is not for the homogene"),
+        (
+            "data.sampler.kind=homogeneous; data.token_budget=8192",
+            "token_budget (8192) does not work with the homogeneous sampler,",
+        ),
         ("data.sampler.temperature=3", "temperature (3.0) is for kind temperature"),
-        ("data.packed_length=2048; backbone.compile=true", "backbone.compile (True): rows begin"),
-        ("data.samples=[100, 100]", "data.samples: [100, 100] must name each only once"),
+        ("data.packed_length=2048; backbone.compile=true", "backbone.compile (True): row"),
+        ("data.samples=[100, 100]", "data.samples: [100, 100] must not contain an entry twice"),
         ("data.validation=none; trainer.early_stopping=3", "trainer.early_stopping needs"),
-        ("trainer.max_steps=-1", "max_steps or max_epochs must bound the training"),
+        (
+            "trainer.max_steps=-1",
+            "max_steps or max_epochs must be set, also with max_time, because",
+        ),
         ("trainer.max_time=7m", "must have the form days:hours:minutes:seconds"),
-        ("generation.length_penalty=2", "length_penalty needs num_beams above 1"),
+        ("generation.length_penalty=2", "length_penalty (2.0) needs num_beams above 1"),
         ("optim.warmup=3.5", "optim: warmup (3.5) must be below 1 (a fraction) or a whole number"),
         ("optim.lr=.inf", "optim.lr: 'inf' must be a finite number"),
         ("search.grid={adapt.rl: [1]}", "'adapt.rl' is not a setting that can be searched. Did"),
-        ("adapt.examples=9; data.max_rows=8", "adapt.examples (9) cannot be more than"),
+        ("adapt.examples=9; data.max_rows=8", "adapt.examples (9) must not exceed data.max_rows ("),
         ("data.global_batch_size=8; trainer.accumulate_grad_batches=2", "(2): it follows"),
         ("data.global_batch_size=8; data.token_budget=8192", "data: token_budget (8192) cannot be"),
         ("router.kind=score_function; trainer.strategy=fsdp2", "'score_function': it learns"),
@@ -97,12 +112,21 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("skills.kind=prompt; moe.router.kind=top_k; moe.experts.kind=ia3", "'prompt': it adds"),
         ("optim.meta.kind=maml", "data.sampler.kind (proportional) must be homogeneous with"),
         ("optim.meta={kind: reptile, inner_steps: 99}", "data.batch_size (64) must be at least 99"),
-        ("optim.meta.kind=maml; data.packed_length=2048", "it cuts batches by rows; leave"),
-        ("optim.meta.kind=maml; data.global_batch_size=8", "its losses are those of one task"),
-        ("optim.meta.kind=maml; trainer.strategy=fsdp2", "its inner steps move whole parameters"),
+        (
+            "optim.meta.kind=maml; data.packed_length=2048",
+            "it splits batches by rows; remove data.packed_length",
+        ),
+        (
+            "optim.meta.kind=maml; data.global_batch_size=8",
+            "each loss has one task; set data.batch_size, and the number of",
+        ),
+        (
+            "optim.meta.kind=maml; trainer.strategy=fsdp2",
+            "its inner steps need unsharded parameters; use trainer.strategy auto or ddp",
+        ),
         ("optim.meta.kind=maml; trainer.precision=16-mixed", "its inner steps do not scale losses"),
         ("search.grid={adapt.lr: []}", "must have at least 1 item"),
-        ("search.grid={adapt.lr: [1, 1.0]}", "search.grid.adapt.lr: [1, 1.0] must name each only"),
+        ("search.grid={adapt.lr: [1, 1.0]}", "search.grid.adapt.lr: [1, 1.0] must not contain an"),
         ("search.points=[{adapt.lr: 1}]; search.grid={adapt.lr: [1]}", "grid and points cannot"),
         (
             "search.grid={adapt.lr: [1]}; search.ranges={adapt.lr: {low: 1, high: 2}}",
@@ -114,18 +138,27 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("run.name=a/b", "run.name: 'a/b' must be the name of a folder"),
         ("trainer.strategy=fsdp2; trainer.precision=16-mixed", "precision (16-mixed) must be one"),
         ("trainer.strategy=fsdp2; backbone.compile=true", "(True) does not work with trainer.str"),
-        ("trainer.strategy=fsdp2; optim.kind=adafactor", "optim.kind 'adafactor': it takes"),
-        ("trainer.strategy=fsdp2; skills.kind=intrinsic; skills.vector=said", "(said): one block"),
-        ("trainer.strategy=fsdp2; backbone.quantize=int8", "(int8): torchao cannot split"),
-        ("backbone.quantize=nf4; backbone.train=true", "quantize ('nf4') is for a frozen backbone"),
+        ("trainer.strategy=fsdp2; optim.kind=adafactor", "optim.kind 'adafactor': it averages"),
+        (
+            "trainer.strategy=fsdp2; skills.kind=intrinsic; skills.vector=said",
+            "(said): FSDP2 gathers one block",
+        ),
+        ("trainer.strategy=fsdp2; backbone.quantize=int8", "(int8): torchao cannot shard"),
+        (
+            "backbone.quantize=nf4; backbone.train=true",
+            "quantize ('nf4') needs a frozen backbone; set backbone.train: false",
+        ),
         ("backbone.quantize=nf4; adapt.mode=full", "adapt.mode 'full' trains the backbone, which"),
         ("backbone.quantize=nf3", "'nf3' must be one of"),
-        ("backbone.quantize=int8; backbone.gguf_file=a.gguf", "('int8') cannot be with gguf_file"),
+        (
+            "backbone.quantize=int8; backbone.gguf_file=a.gguf",
+            "quantize ('int8') cannot be combined with gguf_file, whose weights",
+        ),
         ("skills.kind=diff_pruning; skills.stretch=[1]", "must have at least 2 items"),
-        (f"{SHARED}; trainer.strategy=fsdp2", "trainer.strategy (fsdp2): it shards the same"),
+        (f"{SHARED}; trainer.strategy=fsdp2", "trainer.strategy (fsdp2): it would also shard the"),
         (f"{SHARED}; trainer.precision=16-mixed", "(16-mixed) does not work with moe.parallel"),
         (f"{SHARED}; optim.kind=adafactor", "with optim.kind 'adafactor': its updates"),
-        (f"{SHARED}; backbone.compile=true", "with backbone.compile (True): tokens travel"),
+        (f"{SHARED}; backbone.compile=true", "with backbone.compile (True): tokens are"),
         (f"{SHARED}; optim.meta.kind=maml", "section moe does not work with optim.meta.kind"),
     ],
 )
@@ -135,9 +168,11 @@ def test_what_is_refused(overrides: str, message: str) -> None:
 
 
 def test_policies_learn_from_no_rows() -> None:
-    with pytest.raises(ConfigError, match=r"optim.meta learns from rows of tasks") as caught:
+    with pytest.raises(
+        ConfigError, match=r"optim.meta needs text-to-text tasks; remove it for a policy"
+    ) as caught:
         load_any_config("babyai.yaml", ["optim.meta.kind=maml", "run.start=x"])
-    assert "run.start is for text-to-text tasks: leave it out" in str(caught.value)
+    assert "run.start is only for text-to-text tasks; remove it" in str(caught.value)
 
 
 def test_what_is_accepted() -> None:

@@ -133,7 +133,7 @@ def test_descriptions_are_system_text() -> None:
     assert form.prompt_prefix("a") == PromptPrefix("[a] ", "Be brief.\n\nDo a.")
     assert form.model_copy(update={"system": None}).prompt_prefix("a").system == "Do a."
     assert form.text("a", " x ") == "[a] x"
-    with pytest.raises(TaskError, match="has none of 'b'"):
+    with pytest.raises(TaskError, match="but 'b' has none"):
         form.prompt_prefix("b")
 
 
@@ -141,8 +141,14 @@ def test_descriptions_are_system_text() -> None:
     ("template", "message"),
     [
         (None, r"the tokenizer '.*' has no chat template\. Name a tokenizer with another one"),
-        ("{{ messages[0].content | upper }}", "does not show a conversation as its beginning"),
-        ("{{ messages[-1].content }}</s>", "does not show a conversation as its beginning"),
+        (
+            "{{ messages[0].content | upper }}",
+            "data.template is 'chat', but the chat template does not render a",
+        ),
+        (
+            "{{ messages[-1].content }}</s>",
+            "data.template is 'chat', but the chat template does not render a",
+        ),
         ("{% for m in messages %}{{ m.content }} {% endfor %}", "no special token after an answer"),
         ("{{ messages[0].nothing.at_all }}", "the chat template cannot be used: 'dict object' has"),
     ],
@@ -153,5 +159,7 @@ def test_templates_that_cannot_be_used(template: str | None, message: str) -> No
 
 
 def test_an_encoder_decoder_has_no_chat() -> None:
-    with pytest.raises(ConfigError, match="is for decoder-only backbones, which continue"):
+    with pytest.raises(
+        ConfigError, match=r"data.template 'chat' needs a decoder-only backbone, but this one"
+    ):
         PromptForm(template="chat").encoder(byte_tokenizer(), decoder_only=False)

@@ -82,8 +82,8 @@ def test_lengths_above_the_positions_of_a_model():
     check_positions(20, decoder_only=False, **lengths)
     check_positions(33, decoder_only=True, **lengths)
     for positions, decoder_only, prompt, message in (
-        (19, False, 0, r"data.max_input_length \(20\) must be at most 19, the p"),
-        (32, True, 0, r"length \+ data.max_output_length \(33\) must be at most 32, the positions"),
+        (19, False, 0, r"data.max_input_length \(20\) must be at most 19, the backbone"),
+        (32, True, 0, r"length \+ data.max_output_length \(33\) must be at most 32, the backbone"),
         (24, False, 5, r"max_input_length \+ skills.length \(25\) must be at"),
         (37, True, 5, r"skills.length \+ data.max_output_length \(38\) must"),
     ):
@@ -103,7 +103,7 @@ def test_what_cannot_be_encoded(byte_tokenizer, gpt_like_tokenizer):
         def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None):
             return token_ids_0[::-1]
 
-    with pytest.raises(ValueError, match=r"Odd encodes 'the' as .* the first must be part"):
+    with pytest.raises(ValueError, match=r"Odd encodes 'the' as .* the latter must contain"):
         special_ids(Odd())
 
 

@@ -62,7 +62,9 @@ def test_prefix_and_descriptions(gym, byte_tokenizer):
         data = prepare(gym, byte_tokenizer, prefix=prefix, descriptions=descriptions)
         assert data[0]["input"] == expected
     gym.table.write_text("task,metric,description\na,EM,Do a.\nb,EM,\n")
-    with pytest.raises(TaskError, match=r"TASKS.csv' has none of 'b'; add one in the column"):
+    with pytest.raises(
+        TaskError, match=r"TASKS.csv' has no description of 'b'; add it in the column"
+    ):
         prepare(Gym(gym.directory), byte_tokenizer, descriptions=True)
 
 
@@ -78,7 +80,7 @@ def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
 def test_what_is_cut_is_told_from_the_cache_too(gym, byte_tokenizer, caplog, tmp_path):
     caplog.set_level(logging.INFO)
     short = {"tasks": ["a"], "samples": [100], "max_input_length": 10, "cache_dir": tmp_path / "c"}
-    told = "2 of 2 inputs are longer than data.max_input_length: 16 tokens are cut at their end"
+    told = "2 of 2 inputs are longer than data.max_input_length: 16 tokens were cut at their end"
     for _ in range(2):
         caplog.clear()
         prepare(gym, byte_tokenizer, **short)
@@ -145,7 +147,7 @@ def test_texts_of_several_lines_are_learned_as_they_are(gym, byte_tokenizer, cap
     assert data["references"][:] == [[SEVERAL_LINES, "other"]]
     for name in ("input_ids", "labels"):
         assert byte_tokenizer.decode(data[0][name], skip_special_tokens=True) == SEVERAL_LINES
-    assert "does not keep" not in caplog.text
+    assert "in answers, so they are trained without. Set backbone.tokenizer to" not in caplog.text
 
 
 def test_a_tokenizer_that_loses_line_breaks_is_told(gym, caplog):
@@ -156,7 +158,7 @@ def test_a_tokenizer_that_loses_line_breaks_is_told(gym, caplog):
     path.unlink()
     path.with_suffix(".jsonl").write_text(line_of(".jsonl", "a", ["a\nb"]))
     prepare(Gym(gym.directory), tokenizer, tasks=["a"], samples=[100])
-    assert "the tokenizer does not keep line breaks, which answers hold" in caplog.text
+    assert "the tokenizer does not preserve line breaks in answers, so they" in caplog.text
 
 
 def test_a_code_never_changes_and_tells_nothing_of_the_parts_of_a_name() -> None:

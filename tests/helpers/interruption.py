@@ -58,7 +58,7 @@ def interrupted(
     builder: str = "mttl.babyai.train.build_policy_trainer",
 ) -> Iterator[None]:
     """Interrupt the run that the block starts; it must leave with its state saved."""
-    saved = "the state was saved, continue with --resume"
+    saved = "the state was saved; continue with --resume"
     with (
         called_back(SignalAt(step), monkeypatch, builder),
         pytest.raises(StopRequested, match=saved),

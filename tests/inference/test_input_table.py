@@ -67,9 +67,9 @@ def test_references_and_choices() -> None:
         ('input\n"a\n', "csv", "x, line 2: unexpected end of data"),
         ('{"input": 1}\n\n{\n', "jsonl", "x, line 3, column 2"),
         ('{"input": NaN}\n', "jsonl", "x, line 1: not valid JSON: NaN is "),
-        ("text\na\n", "tsv", "x, row 1: there is no column 'input', only \"text\""),
+        ("text\na\n", "tsv", "x, row 1: the column 'input' is missing; columns are \"text\""),
         ('{"input": ["a"]}\n', "jsonl", 'x, row 1: input is ["a"]; it must be text or a number'),
-        ("input,n\n,1\n ,2\n", "csv", "x: there is no question"),
+        ("input,n\n,1\n ,2\n", "csv", "x: no row has an input"),
     ],
 )
 def test_malformed_tables(text: str, kind: str, message: str) -> None:

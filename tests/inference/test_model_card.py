@@ -35,7 +35,7 @@ def test_prompts_and_conversations_are_those_of_training(form: str, decoder_only
     assert ask(template.tokenizer, " x ") == prompt
     assert ask(template.tokenizer, "x", "answer ") == [*prompt, *encoder.answers(["answer"])[0]]
     assert tokenizer.chat_template == CHATML  # the model's own is left alone
-    with pytest.raises(TemplateError, match="answers one question at a time"):
+    with pytest.raises(TemplateError, match="the model answers one input at a time"):
         template.tokenizer.apply_chat_template([{"role": "user", "content": "x"}] * 2)
 
 
@@ -46,7 +46,7 @@ def test_several_tasks_are_named() -> None:
         (prompt,) = form.encoder(tokenizer, decoder_only=True).prompts([form.text(task, "x")])
         assert ask(asked, "x", task=task) == prompt
     for given in ({}, {"task": "c"}):
-        with pytest.raises(TemplateError, match=r"give the task \(task=...\), one of: a, b"):
+        with pytest.raises(TemplateError, match=r"set the task \(task=...\) to one of: a, b"):
             ask(asked, "x", **given)
 
 

@@ -180,16 +180,16 @@ def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
     ("name", "given", "kind", "message"),
     [
         ("predict", ("kopy", ["a"]), TaskError, "Did you mean 'copy'"),
-        ("pipeline", ("kopy",), TaskError, "the model knows no task 'kopy'"),
+        ("pipeline", ("kopy",), TaskError, "the model has no task 'kopy'."),
         ("predict", (["copy"], ["a", "b"]), TaskError, "there are 1 tasks and 2 texts"),
         ("predict", ("copy", "abc"), TypeError, "write ['abc']"),
         ("predict", ("copy", ["a", 3]), TypeError, "text 2 (3) must be a text"),
         ("choose", ("copy", ["a"], ["a" * 99 + "b", "a" * 99 + "c"]), TaskError, "text 1: choices"),
         ("choose", ("copy", ["a"], "rang"), TypeError, "must be a list of answers"),
         ("choose", ("copy", ["a"], ["yes"]), TaskError, "there must be at least two"),
-        ("choose", ("copy", ["a"], ["a", "a "]), TaskError, "none twice"),
-        ("choose", ("copy", ["a"], ["a", ""]), TaskError, "none empty"),
-        ("choose", ("copy", ["a"], [["a", "b"]] * 2), TaskError, "1 texts and choices for 2"),
+        ("choose", ("copy", ["a"], ["a", "a "]), TaskError, "or repeated ones"),
+        ("choose", ("copy", ["a"], ["a", ""]), TaskError, "without empty or"),
+        ("choose", ("copy", ["a"], [["a", "b"]] * 2), TaskError, "1 texts, but choices for 2"),
     ],
 )
 def test_mistakes_are_answered(run: Built, name, given, kind, message) -> None:

@@ -29,9 +29,9 @@ def test_a_file_is_read_whole_without_its_mark(tmp_path: Path) -> None:
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     for path, message in (
-        (tmp_path / "it", "does not exist: check the name"),
-        (tmp_path, "is a folder; it must be a file"),
-        (write(tmp_path, b"ab\xff"), r"must be UTF-8 text; byte 3 \(0xff\) is not: save the"),
+        (tmp_path / "it", "does not exist; check the name"),
+        (tmp_path, "is a folder; name a file"),
+        (write(tmp_path, b"ab\xff"), r"must be UTF-8 text; byte 3 \(0xff\) is not; save the"),
     ):
         with pytest.raises(TaskError, match=message):
             read_text(path, TaskError)
@@ -46,7 +46,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
         ("[1e999]", 'the number "1e999" is too large'),
         ("9" * 5000, "not valid JSON: Exceeds the limit"),
         ("[" * 100_000, "not valid JSON"),
-        ("[]", "holds \\[\\]; it must hold an object"),
+        ("[]", r": contains \[\]; it must contain an object"),
     ],
 )
 def test_json_is_checked(text: str, message: str) -> None:
@@ -58,7 +58,7 @@ def test_json_is_checked(text: str, message: str) -> None:
     ("text", "message"),
     [
         ("step,a\n1,2,3\n", "line 2: 3 cells; the header has 2"),
-        ("step,step\n", "none twice; its header is"),
+        ("step,step\n", "each once; its header is"),
         ("a\n", "must have the columns step"),
         ("step\n" + "x" * (MOST_LINE + 1), "line 2: field larger than field limit"),
         ('step\n"', "unexpected end of data"),
@@ -72,7 +72,7 @@ def test_tables_are_checked(tmp_path: Path, text: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", [3, " ", "a\x1b[2J", "\ud800"])
 def test_names_can_be_shown_anywhere(name: object) -> None:
-    with pytest.raises(ValueError, match="must be a name of characters that are printed"):
+    with pytest.raises(ValueError, match="must be a name of printable characters"):
         printable(name)
     assert printable("名前 <b>") == "名前 <b>"
 

@@ -96,8 +96,8 @@ BAD = {
     "'a.q' has 7 -> 5 features, but the base model has 4 -> 5": damage(
         member("wide"), "a.q", torch.ones(7, 1), torch.ones(5, 1)
     ),
-    'the name of a member is "../out"': member("../out"),
-    'the name of a member is ".hidden"': member(".hidden"),
+    's name "../out" must not start': member("../out"),
+    's name ".hidden" must not start': member(".hidden"),
 }
 
 

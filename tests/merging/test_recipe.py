@@ -36,10 +36,10 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("weight: 0.15", "weigt: 0.15", "has no 'weigt'. Did you mean 'weight'"),
+        ("weight: 0.15", "weigt: 0.15", "has no setting 'weigt'. Did you mean 'weight'"),
         ("kind: elastic", "kind: elastik", "'elastik' must be one of arithmetic, cape, elastic"),
         ("kind: elastic", "kind: elastic, floor: 2.0, ceiling: 1.0", "ceiling (1.0) must be at"),
-        ("kind: elastic", "kind: elastic, floo: 1", "has no 'floo'. Did you mean 'floor'"),
+        ("kind: elastic", "kind: elastic, floo: 1", "has no setting 'floo'. Did you mean 'floor'"),
         ("weight: 0.15", "weight: -1", "models.1.weight: '-1' must be greater than 0"),
         ("role: anti_expert", "role: antiexpert", "must be one of expert, anti_expert"),
         ("run: runs/crossfit, task: verb_past", "run: r", "run needs task, and task needs run"),
@@ -47,7 +47,7 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
         ("model: models/expert", "model: m, run: r, task: t", "must have either model"),
         ("fisher: expert.safetensors", "weight: 1.0", "models.0.fisher is required for elastic"),
         (", fisher: base.safetensors", "", "base.fisher is required for elastic"),
-        ("kind: elastic", "kind: ties", "base.fisher is not used by ties: leave it out"),
+        ("kind: elastic", "kind: ties", "base.fisher is not used by ties; leave it out"),
         ("kind: elastic", "kind: cape", "cape has one weight for both models: set method.weight"),
         ("kind: elastic", "kind: fisher_average", "must all be experts for fisher_average"),
         ("role: anti_expert", "role: expert", None),
@@ -56,7 +56,7 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
         (GOOD, PLAIN.replace("[{model: a}]", "[]"), "models: "),
         (GOOD, "- a", "must be a mapping with base, models and method"),
         (GOOD, "base: [", "line"),
-        (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is required and missing"),
+        (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is missing; it is required"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str | None) -> None:

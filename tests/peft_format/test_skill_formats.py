@@ -133,7 +133,7 @@ REFUSED = [
     ("llama", "prefix", f"PEFT has no gated prefixes .*{SERVED}"),
     ("llama", "adapter", f"parallel adapters read before the norm. {SERVED}"),
     ("llama", STACKED, f"AdapterHub has no single adapter of several stages. {SERVED}"),
-    ("gpt2", "adapter, behind", f"known for t5, mt5, llama, mistral, not for gpt2. {SERVED}"),
+    ("gpt2", "adapter, behind", f"supported for t5, mt5, llama, mistral, not for gpt2. {SERVED}"),
     ("t5", "krona_block", f"KronABlockInventory does not add .*{SERVED}"),
     ("t5", "ladder", f"LadderInventory does not add .*{SERVED}"),
     ("t5", "krona-deltas", f"one product, not a sum. {MERGED}"),

@@ -57,7 +57,9 @@ def test_a_class_is_found_in_the_working_directory(write: Write, name: str) -> N
 def test_what_a_file_names_is_not_run(write: Write) -> None:
     write("mine_b.py", "open('ran', 'w')\n" + ROUTER)
     for name in ("mine_b:MyRouter", "./mine_b.py:MyRouter"):
-        with pytest.raises(PluginError, match=r"is code.*not run by itself.*--trust (\./)?mine_b"):
+        with pytest.raises(
+            PluginError, match=r"' is code named by a file, which is not run automatically. If you"
+        ):
             find_class(ROUTERS, name)
     with pytest.raises(PluginError, match="is code"):
         find_class(ROUTERS, "mine_b_and_more:MyRouter")
@@ -74,7 +76,9 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
     trust("json")
     trust("pack_c")
     assert find_class(ROUTERS, "pack_c.inner:MyRouter")
-    with pytest.raises(PluginError, match="not run by itself"):
+    with pytest.raises(
+        PluginError, match=r"' is code named by a file, which is not run automatically. If you"
+    ):
         find_class(ROUTERS, "pack_cc:MyRouter")
 
 
@@ -115,15 +119,15 @@ def test_an_installed_package_offers_short_names(
         ("gone_f:MyRouter", None, r"no module 'gone_f'.*PYTHONPATH=FOLDER.*\./my_router\.py"),
         ("./gone_f.py:MyRouter", None, r"'./gone_f\.py' does not exist"),
         ("mine_f:MyRuter", ROUTER, "'mine_f' has no 'MyRuter'. Did you mean 'MyRouter'"),
-        ("mine_f:Other", ROUTER, "is a class, and no TaskRouter: a task router is a subclass"),
-        ("mine_f:number", ROUTER, "is int, and no TaskRouter"),
-        ("mine_f:", ROUTER, "must name a task router as module:Class"),
+        ("mine_f:Other", ROUTER, "is a class; a task router must be a subclass"),
+        ("mine_f:number", ROUTER, "is int; a task router must be a subclass of"),
+        ("mine_f:", ROUTER, "' must be a task router as module:Class, or an entry point of the"),
         ("mine_f:X", "import gone_g\n", r"ModuleNotFoundError: .*gone_g.*mine_f\.py, line 1"),
         ("./mine_f.py:X", "x = 1\ny = 1 / 0\n", r"ZeroDivisionError.*mine_f\.py, line 2"),
         (
             "mine_f:Half",
             "from mttl.routing import TaskRouter\nclass Half(TaskRouter): pass\n",
-            "'mine_f:Half' must define forward, as every TaskRouter",
+            "'mine_f:Half' must define forward, like every TaskRouter",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_logger_is_silenced_for_a_while(caplog: pytest.LogCaptureFixture) -> N
 LONG = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
 FILE = "runs/[a]/config.yaml"
 SAVED, ABSENT = Path(__file__), Path("/gone/last.ckpt")
-SAYS = {SAVED: "the state was saved, continue with --resume", ABSENT: "no state had been saved yet"}
+SAYS = {SAVED: "the state was saved; continue with --resume", ABSENT: "no state had been saved yet"}
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ SAYS = {SAVED: "the state was saved, continue with --resume", ABSENT: "no state 
         (OSError(errno.EROFS, "no way"), USER_MISTAKE, "error: cannot write: no way"),
         (
             FileNotFoundError(errno.ENOENT, "No", str(ABSENT)),
-            *(USER_MISTAKE, f"error: the folder of '{ABSENT}' is gone"),
+            *(USER_MISTAKE, f"error: the folder of '{ABSENT}' was removed"),
         ),
         (
             FileNotFoundError(errno.ENOENT, "No", "./.a.csv.0f.part"),
-            *(USER_MISTAKE, "error: the folder of './.a.csv.0f.part' is gone"),
+            *(USER_MISTAKE, "error: the folder of './.a.csv.0f.part' was removed"),
         ),
         (
             NotADirectoryError(errno.ENOTDIR, "no folder", "a/b"),
             USER_MISTAKE,
-            "error: cannot write 'a/b': no folder. A file stands where a folder is needed: name "
-            "another folder, or move the file away",
+            "error: cannot write 'a/b': no folder. A file exists where a folder is needed; "
+            "choose another folder, or move the file",
         ),
         (
             RuntimeError("[gloo] Connection closed by peer"),
             FAULT,
-            "error: another process of this command ended; its message is above, or in the log of "
-            "its machine. Continue with --resume once the cause is fixed",
+            "error: another process of this command ended; see its message above, or in the log "
+            "of its machine. Fix the cause, then continue with --resume",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
@@ -180,4 +180,4 @@ def test_every_command_is_listed_with_its_sentence() -> None:
     lines = listing(ALL).splitlines()
     assert [line[2:16].strip() for line in lines] == list(ALL)
     assert all(line[16].isupper() and '"' not in line for line in lines)
-    assert "  serve         Answer over HTTP as OpenAI's" in listing(ALL)
+    assert "  serve         Serve a run over HTTP with OpenAI's" in listing(ALL)

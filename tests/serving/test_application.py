@@ -139,9 +139,13 @@ def test_two_hundred_requests_of_all_tasks_at_once(folders) -> None:
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
-    ({"prompt": "a" * 40}, 400, r"question has \d+ tokens .* at most 24 are allowed"),
-    ({"prompt": ["a", " "]}, 400, r"a question is empty \(number 1 of 2, counted from 0\)"),
-    ({"n": 65, "prompt": ["a", "b"]}, 400, "2 questions with n=65 want 130 answers"),
+    ({"prompt": "a" * 40}, 400, r"input has \d+ tokens .* maximum is 24"),
+    ({"prompt": ["a", " "]}, 400, r"an input is empty \(number 1 of 2, counted from 0\)"),
+    (
+        {"n": 65, "prompt": ["a", "b"]},
+        400,
+        "2 inputs with n=65 need 130 answers; the maximum is ",
+    ),
 ]
 
 
@@ -172,7 +176,7 @@ def test_requests_that_are_none(folders: dict[str, Path]) -> None:
             return answer.json()["error"]["message"]
 
         assert "line 1, column 2: not valid JSON" in told(400, content="{,}", headers=JSON)
-        assert "holds [1]; it must hold an object" in told(400, content="[1]", headers=JSON)
+        assert ": contains [1]; it must contain an object" in told(400, content="[1]", headers=JSON)
         assert "'' ; it" not in told(415, content="{}")
         assert "must be application/json" in told(415, content="{}")
         assert "more than 200 bytes" in told(413, content="x" * 201, headers=JSON)
@@ -180,7 +184,7 @@ def test_requests_that_are_none(folders: dict[str, Path]) -> None:
         assert "more than 200 bytes" in told(413, content=parts, headers=JSON)
         missing = raw.get(f"{served.address}/v1/engines")
         assert missing.status_code == 404
-        assert "there are /v1/completions" in missing.json()["error"]["message"]
+        assert "routes: /v1/completions" in missing.json()["error"]["message"]
         assert raw.get(url).status_code == 405
 
 
@@ -262,7 +266,7 @@ def test_beams_have_no_scores_and_one_piece(beams: Path) -> None:
         assert expected != run.predict("reverse", WORDS, num_beams=1)
         parts = list(ask.completions.create(model="reverse", prompt="ab", stream=True))
         assert [part.choices[0].text for part in parts] == run.predict("reverse", ["ab"])
-        with pytest.raises(openai.BadRequestError, match="searches with 3 beams"):
+        with pytest.raises(openai.BadRequestError, match="the run uses 3 beams"):
             ask.completions.create(model="reverse", prompt="ab", logprobs=1)
         assert ask.completions.create(model="copy", prompt="a", logprobs=1, top_p=0.9).choices
 
@@ -294,7 +298,10 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(folders) -> Non
         first = threading.Thread(target=lambda: ask.completions.create(model="copy", prompt="a"))
         first.start()
         assert slow.began.wait(60)
-        with pytest.raises(openai.BadRequestError, match="3 answers, at most 2 can wait"):
+        with pytest.raises(
+            openai.BadRequestError,
+            match="3 answers, but at most 2 can be queued; request fewer at a time",
+        ):
             ask.completions.create(model="copy", prompt=["a", "b", "c"])
         waiting = ask.completions.create(model="copy", prompt=["a", "b"], stream=True)
         with pytest.raises(openai.RateLimitError, match="at most 2 can") as refused:

@@ -140,8 +140,10 @@ def test_tokens_name_the_experts_that_took_them(kind: str, tmp_path: Path) -> No
     (task, *_), word = model.tasks.values(), "cab"
     (facts, *_) = model.facts()["tasks"]
     assert facts["routesTokens"]
-    assert "routes tokens only" in facts["unmixed"]
-    with pytest.raises(Exception, match="no rows that could be mixed"):
+    assert "The run routes only tokens" in facts["unmixed"]
+    with pytest.raises(
+        Exception, match=r"The run routes only tokens, so tasks have no routing weights to mix."
+    ):
         model.row(LiveRequest(task=task.name, text=word, skills=[1.0]))
     found = model.answer(task, word, None)
     assert found["answer"] == run.predict(task.name, [word])[0]
@@ -194,11 +196,11 @@ def test_routers_that_read_prompts_have_no_rows_to_mix(tmp_path: Path) -> None:
     ("asked", "status", "told"),
     [
         ({"task": "revers"}, 404, "there is no model 'revers'. Did you mean 'reverse'"),
-        ({"text": " "}, 400, "a question is empty"),
+        ({"text": " "}, 400, "; every input must contain text"),
         ({"skills": [1.0, None, 0.0]}, 400, "'skills.1' (null): Input should be a valid number"),
-        ({"skills": [1.0]}, 400, "1 weights are given; the run has 3 skills"),
+        ({"skills": [1.0]}, 400, "1 weights, but 3 skills; send one weight per skill"),
         ({"tasks": {"copy": -1.0}}, 400, "'tasks.copy' (-1.0): Input should be greater"),
-        ({"tasks": {"copy": 0.0}}, 400, "all shares of tasks are 0"),
+        ({"tasks": {"copy": 0.0}}, 400, "all fractions of tasks are 0; set at least one above 0"),
         ({"tasks": {"nothing": 1.0}}, 400, "'nothing' cannot be mixed into 'copy'"),
     ],
 )

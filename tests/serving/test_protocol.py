@@ -31,14 +31,18 @@ CHAT = {"model": "copy", "messages": [USER]}
         ("text", {"n": True}, "valid integer"),
         ("text", {"stop": ["a", "b", "c", "d", "e"]}, "at most 4 items"),
         ("text", {"max_token": 3}, "'max_token' .* is not supported.* Did you mean 'max_tokens'"),
-        ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported: leave it out$"),
-        ("text", {"stream_options": {}}, "stream_options is for streams: set stream"),
+        ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported; remove it$"),
+        ("text", {"stream_options": {}}, "stream_options needs stream; set stream or remove it"),
         ("chat", {"messages": []}, "at least 1 item"),
         ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "'messages.0.role'"),
         ("chat", {"tool_choice": "required"}, "'tool_choice' .* is not supported"),
         ("chat", {"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ("chat", {"logprobs": True, "top_logprobs": 21}, "less than or equal to 20"),
-        ("chat", {"max_tokens": 1, "max_completion_tokens": 2}, "give one of them"),
+        (
+            "chat",
+            {"max_tokens": 1, "max_completion_tokens": 2},
+            "max_completion_tokens is another name of max_tokens; use only one",
+        ),
     ],
 )
 def test_errors_are_reported(kind: str, values: dict[str, Any], told: str) -> None:
@@ -99,14 +103,14 @@ def test_a_chat_is_a_single_question() -> None:
     assert question({"role": "user", "content": parts}) == "a\nb"
     assert question({"role": "system", "content": " "}, USER) == "ab"
     system = {"role": "system", "content": "be short"}
-    with pytest.raises(ApiError, match=r"the messages are of system, user; .* one message"):
+    with pytest.raises(ApiError, match=r"the roles are system, user; .* one message"):
         question(system, USER)
     assert question(system, USER, form=PromptForm(template="chat", system="be short")) == "ab"
-    with pytest.raises(ApiError, match=r"the messages are of system, user; .* one message"):
+    with pytest.raises(ApiError, match=r"the roles are system, user; .* one message"):
         question(system, USER, form=PromptForm(template="chat", system="be kind"))
     with pytest.raises(ApiError, match="user, assistant, user"):
         question(USER, {"role": "assistant", "content": "b"}, USER)
-    with pytest.raises(ApiError, match=r"no message is of the user; .* must be one message"):
+    with pytest.raises(ApiError, match=r"there is no user message; .* one message"):
         question(system, form=PromptForm(template="chat", system="be short"))
-    with pytest.raises(ApiError, match="are of assistant"):
+    with pytest.raises(ApiError, match="the roles are assistant; "):
         question({"role": "assistant", "content": "b"})

@@ -220,8 +220,12 @@ STACKED = r"skills.stages \(\[4, 4\]\)"
     [
         ("kinds", "[{kind: lora}]", "skills.kinds: .*at least 2"),
         ("kinds", "[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*mean 'lora'"),
-        ("kinds", "[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1' has no 'n_skills'"),
-        ("kinds", "[{kind: lora}, {kind: ia3, rank: 4}]", "has no 'rank'"),
+        (
+            "kinds",
+            "[{kind: lora}, {kind: ia3, n_skills: 4}]",
+            r"1' has no setting 'n_skills'",
+        ),
+        ("kinds", "[{kind: lora}, {kind: ia3, rank: 4}]", "has no setting 'rank'"),
         ("kinds", "[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
         ("ladder", "backbone.compile=true", r"backbone.compile .* work with skills.kind 'ladder'"),
         ("compacter", "trainer.strategy=fsdp2", r"\(fsdp2\) does not work with skills.shared"),

@@ -48,7 +48,7 @@ def test_states_are_kept_on_the_way_and_at_the_end(tmp_path, monkeypatch):
 def test_a_signal_ends_after_the_step(number, tmp_path):
     before = signal.getsignal(number)
     work = Counting({2: [number]})
-    with pytest.raises(StopRequested, match=r"the state was saved, continue with --resume") as stop:
+    with pytest.raises(StopRequested, match=r"the state was saved; continue with --resume") as stop:
         run_steps(work, tmp_path / "state", {"a": 1}, console(), save_every=100)
     assert stop.value.number == number
     assert load_state(tmp_path / "state", {"a": 1}, resume=True) == {"n_done": 3}

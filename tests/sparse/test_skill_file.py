@@ -67,7 +67,7 @@ PLACES = r"changes of 'w' must have ascending indices within \(4,\), and one val
 @pytest.mark.parametrize(
     ("gaps", "values", "message"),
     [
-        ([1, 2], [1.0, float("inf")], "'values/w' holds numbers that are not finite"),
+        ([1, 2], [1.0, float("inf")], "'values/w' has values that are not finite"),
         ([1, 0], [1.0, 2.0], PLACES),  # twice the same
         ([-3, 5], [1.0, 2.0], PLACES),
         ([1, 4], [1.0, 2.0], PLACES),  # the fifth of four

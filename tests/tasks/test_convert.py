@@ -22,14 +22,14 @@ ALL = {"references": "all"}
         # Also where it comes from the hub rather than from JSON.
         *(({}, {"x": "a", "y": number}, "the field 'y' is .* must be a text or a number")
           for number in (math.nan, math.inf, None, True)),
-        ({}, {"x": "a", "y": ["b"]}, r"is \['b'\]; it .* a list asks for 'ref.*: all"),
+        ({}, {"x": "a", "y": ["b"]}, r"is \['b'\]; it .* for lists use 'ref.*: all"),
         (ALL, {"x": "a", "y": "b"}, "is 'b'; with 'references: all' it must be a"),
         (ALL, {"x": "a", "y": [None]}, "an item of the output is None; it must be a"),
         ({}, {"x": None, "y": "b"}, "the field 'x' is None; it must be a text or a number"),
         # CrossFit's files keep theirs; of other tasks training would blame a file that was written.
-        (ALL, {"x": " ", "y": ["b"]}, "the input is empty; leave such records out with"),
-        (ALL, {"x": "a", "y": []}, "the output is empty; leave such records out with"),
-        (ALL, {"x": "a", "y": [" "]}, "the output is empty; leave such records out with"),
+        (ALL, {"x": " ", "y": ["b"]}, "the input is empty; exclude such records with"),
+        (ALL, {"x": "a", "y": []}, "the output is empty; exclude such records with"),
+        (ALL, {"x": "a", "y": [" "]}, "the output is empty; exclude such records"),
     ],
 )  # fmt: skip
 def test_a_record_that_cannot_be_written_is_named(keys, bad, message):

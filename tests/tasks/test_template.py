@@ -78,11 +78,11 @@ def test_a_field_alone_keeps_its_value_where_it_is_asked_for():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{x", "the template '{x' has a brace without its partner"),
+        ("{x", "the template '{x' has an unmatched brace"),
         ("{|lf}", "has a field without a name: '{|lf}'"),
-        ("{x|striip}", "the filter 'striip', which does not exist. Did you mean 'strip'"),
+        ("{x|striip}", "an unknown filter 'striip'. Did you mean 'strip'"),
         ("{x|at}", "write the filter 'at' as 'at:FIELD'"),
-        ("{x|name}", "the template '{x|name}' needs the task to have labels"),
+        ("{x|name}", "the template '{x|name}' uses the filter 'name', but the task has no labels"),
     ],
 )
 def test_malformed_templates(template, message):
@@ -98,14 +98,14 @@ def test_malformed_templates(template, message):
         ("{x|lf}", {"x": ["a", None]}, "the field 'x' is None; it must be a text or a number"),
         ("{x|name}", {"x": 2}, "the field 'x' is 2; it must be 0 (no), 1 (yes)"),
         ("{x|join}", {"x": "ab"}, "the field 'x' is 'ab'; it must be a list"),
-        ("{x|lettered}", {"x": list("ab") * 14}, "the field 'x' has 28 items; there are letters"),
+        ("{x|lettered}", {"x": list("ab") * 14}, "the field 'x' has 28 items; letters exist"),
         ("{x|first}", {"x": []}, "the field 'x' is an empty list; it must have an item"),
         ("{x|only}", {"x": ["a", "b"]}, "the field 'x' has 2 items; it must have exactly one"),
         ("{x|keyed}", {"x": {"text": ["a"]}}, "the field 'x' is {'text': ['a']}, which is malf"),
         ("{x|keyed}", {"x": 3}, "the field 'x' is 3, which is malformed"),
         ("{x|pick:y}", {"x": 3, "y": 1}, "the field 'x' is 3, which is malformed"),
         ("{x|pick:y}", {"x": CHOICES, "y": 3}, "the field 'y' is 3; it must be one of '1', '2'"),
-        ("{x|at:y}", {"x": ["a"], "y": "B"}, "the field 'y' is 'B'; it must name one of 1 items"),
+        ("{x|at:y}", {"x": ["a"], "y": "B"}, "the field 'y' is 'B'; it must be the index of one"),
         ("{x|at:y}", {"x": ["a"]}, "the field 'y' is missing"),
         ("{x|at:y}", {"x": "a", "y": 0}, "'a'; it must be a list"),
     ],
@@ -133,7 +133,9 @@ def test_conditions(condition, values, expected):
     assert compile_condition(condition, ("no", "yes"))(records) == expected
 
     for malformed in ("x is 1", "{x} = 1", "{x} is", "{x} {y} is 1"):
-        with pytest.raises(TaskError, match=r"must read '\{field\} is value'"):
+        with pytest.raises(
+            TaskError, match=r"' must have the form '\{field\} is value', " "optionally with 'not'"
+        ):
             compile_condition(malformed)
 
 

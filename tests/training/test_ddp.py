@@ -129,7 +129,7 @@ def test_both_processes_stop_together_and_continue(
     process.send_signal(number)
     _, rest = process.communicate(timeout=300)
     assert process.returncode == (1 if number == signal.SIGTERM else 130), rest
-    assert "the state was saved, continue with --resume" in rest
+    assert "the state was saved; continue with --resume" in rest
     stopped = RunFolder(still.parent / "runs" / name)
     step = torch.load(stopped.last, weights_only=False)["global_step"]
     finished(start(still, name, *settings, f"trainer.max_steps={step + 4}", resume=True))

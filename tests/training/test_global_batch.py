@@ -73,8 +73,8 @@ def test_a_batch_follows_from_the_processes(still: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([*TWO, 9], r"size \(9\) must be a multiple of 2, the number of processes.*take 8 or 10"),
-        ([*TWO, "trainer.num_nodes=4", 6], r"size \(6\) must be a multiple of 8.*take 8, or"),
+        ([*TWO, 9], r"size \(9\) must be a multiple of 2, the number of processes.*use 8 or 10"),
+        ([*TWO, "trainer.num_nodes=4", 6], r"size \(6\) must be a multiple of 8.*use 8, or"),
         (["trainer.accelerator=tpu", 8], "section trainer: "),
     ],
 )

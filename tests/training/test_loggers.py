@@ -162,8 +162,8 @@ def test_a_logger_that_does_not_start_is_refused_and_leaves_nothing(
     message = refusal(capsys, config, *SHORT, "trainer.loggers=[tensorboard, wandb]")
     assert message.endswith(
         "error: trainer.loggers: Weights & Biases does not start (api_key not configured (no-tty) "
-        "call wandb.login()). Log in with `wandb login`, or keep the files here with "
-        "WANDB_MODE=offline, or leave 'wandb' out"
+        "call wandb.login()). Log in with `wandb login`, or log offline with "
+        "WANDB_MODE=offline, or remove 'wandb'"
     )
     assert not (config.parent / "runs" / "refused").exists()
     train(config, "refused", *SHORT)
@@ -193,7 +193,9 @@ def test_a_library_that_is_missing_is_told(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "wandb must be installed: pip install wandb" in refusal(capsys, config, *WANDB)
+    assert "missing libraries; install them with: pip install wandb" in refusal(
+        capsys, config, *WANDB
+    )
     assert not (config.parent / "runs" / "refused").exists()
 
 
@@ -210,8 +212,8 @@ def test_a_logger_that_fails_later_is_told_once_and_the_run_goes_on(
 
     monkeypatch.setattr(wandb, "init", failing)
     run = train(config, "alone", *WANDB)
-    told = [row.message for row in caplog.records if "Weights & Biases fails" in row.message]
-    assert told == ["Weights & Biases fails, and the run goes on without: the network is gone"]
+    told = [row.message for row in caplog.records if "Weights & Biases failed" in row.message]
+    assert told == ["Weights & Biases failed; the run continues without it: the network is gone"]
     assert run.results.is_file()
 
 

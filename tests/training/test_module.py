@@ -55,7 +55,9 @@ def test_time_alone_is_no_number_of_steps() -> None:
     trainer: Any = SimpleNamespace(precision="32-true", estimated_stepping_batches=math.inf)
     trained = policies()
     trained._trainer = trainer
-    with pytest.raises(ConfigError, match="set max_steps or max_epochs"):
+    with pytest.raises(
+        ConfigError, match=r"trainer.max_time does not define the number of steps that the"
+    ):
         trained.configure_optimizers()
 
 
@@ -93,7 +95,10 @@ def test_weights_alone_can_be_loaded(build: Any, tmp_path: Path) -> None:
 def test_a_checkpoint_of_other_settings_is_refused(build: Any, name: str) -> None:
     checkpoint = saved(build())
     del checkpoint["state_dict"][name]
-    with pytest.raises(CheckpointError, match=rf"lacks 1 trained tensors, first {name}; it was"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"the checkpoint lacks 1 trained tensors, first {name}; it belongs to a",
+    ):
         build().on_load_checkpoint(checkpoint)
 
 

@@ -38,12 +38,14 @@ def test_mistakes_are_named():
     model = skilled()
     model.extra = nn.Linear(2, 2)
     model.router.role = "navigator"
-    with pytest.raises(ValueError, match=r"no known role: router.logits, extra.weight, extra.bias"):
+    with pytest.raises(ValueError, match=r"known role: router.logits, extra.weight, extra.bias"):
         parameter_roles(model)
     with pytest.raises(ValueError, match="no trainable parameter"):
         parameter_groups(skilled().requires_grad_(False), lr=LR, weight_decay=0.0)
     optim = AdamW(kind="adamw", up_lr_ratio=16.0)
-    with pytest.raises(ConfigError, match=r"up_lr_ratio \(16\) is for the second factors"):
+    with pytest.raises(
+        ConfigError, match=r"up_lr_ratio \(16\) needs trained low-rank skills " r"\(skills.kind"
+    ):
         build_optimizer(optim, skilled(kind=IA3Inventory))
 
 

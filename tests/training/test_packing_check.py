@@ -100,7 +100,9 @@ def test_decoder_only_models_pass(family, dtype) -> None:
 def test_a_router_that_sees_prompts_is_refused() -> None:
     model = skilled(BACKBONES["llama"]())
     model.router.seen = ("prompts",)
-    with pytest.raises(ConfigError, match="not for a router that sees prompts"):
+    with pytest.raises(
+        ConfigError, match="does not work with a router that reads prompts, which are not"
+    ):
         check_packing(model, 64)
 
 
@@ -131,6 +133,10 @@ class Reading(nn.Module):
 def test_a_model_whose_rows_see_each_other_is_refused(family, kind) -> None:
     model = skilled(BACKBONES[family]())
     model.backbone = Reading(model.backbone, kind)
-    message = "unexpected keyword" if kind == "no positions" else "its rows see each other"
+    message = (
+        "unexpected keyword"
+        if kind == "no positions"
+        else ": rows of a sequence influence each other, or positions do not"
+    )
     with pytest.raises(ConfigError, match=rf"packed_length \(64\) does not work.*{message}"):
         check_packing(model, 64)

@@ -143,9 +143,13 @@ def test_a_mode_trains_its_parts_and_leaves_the_model_as_it_was(mode: Any) -> No
 
 
 def test_modes_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="mode 'average' weighs what tasks choose"):
+    with pytest.raises(
+        ConfigError, match="mode 'average' needs skills that tasks mix, but only tokens choose"
+    ):
         apply_mode(token_model(tiny_t5()), "average")
-    with pytest.raises(ConfigError, match="'from_scratch' from fresh skills needs the backbone's"):
+    with pytest.raises(
+        ConfigError, match="mode 'from_scratch' needs the backbone's feed-forward blocks,"
+    ):
         apply_mode(token_model(tiny_t5(), experts="copies"), "from_scratch")
 
 

@@ -1,1 +1,1 @@
-"""The memory of a run, planned before anything is loaded."""
+"""Plan the memory of a run without loading weights."""

@@ -1,4 +1,4 @@
-"""The model of a configuration without its weights: right in every shape, and of no bytes."""
+"""Build a configuration's model with fake tensors: all shapes, but no data."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,16 +16,16 @@ from mttl.models.backbone import choose_trained
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import SparseInventory
 
-# Models of the hub whose architecture ships in configs/sizes.
+# Hub models whose configuration is shipped in configs/sizes.
 SHIPPED = {"facebook/bart-large": "bart_large"}
-# Precisions of the trainer in which weights are not in single precision.
+# Trainer precisions with other than single-precision weights.
 WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 
 
 def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
-    """Return the model that a configuration describes, in training mode, with fake weights.
+    """Return the model of a configuration in training mode, with fake weights.
 
-    Of a pretrained backbone its ``config.json`` alone is read.
+    Only ``config.json`` of a pretrained backbone is read.
     """
     with torch.device("meta"):
         network = _network(config.backbone)
@@ -37,7 +37,8 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
     _replace_tensors(model)
     for module in model.modules():
         if isinstance(module, SparseInventory):
-            # The shape of a sparse product depends on values: dense changes need at least as much.
+            # Sparse products have data-dependent shapes; dense changes need at least as much
+            # memory.
             module.sparse_products, module.mix = False, module.mix.replace("outputs", "auto")
     if config.backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
@@ -57,9 +58,9 @@ def _network(backbone: Backbone) -> PreTrainedModel:
 
 
 def _replace_tensors(model: nn.Module) -> None:
-    """Put fake tensors of the CPU into the place of those on the meta device.
+    """Replace meta tensors by fake CPU tensors.
 
-    On the meta device itself other kernels would be chosen, which keep other tensors.
+    The meta device would select other kernels, which keep other tensors.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copies: dict[int, Tensor] = {}  # tied weights stay tied

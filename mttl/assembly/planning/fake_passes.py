@@ -1,8 +1,7 @@
-"""Passes of a model with fake weights, from which the peak of its memory follows.
+"""Trace passes of a model with fake weights to find the peak of its memory.
 
-Nothing is computed: ids and masks are real, everything else has a shape only. Batches are as large
-as the settings allow: all rows, all at their greatest length, and one of them a token shorter, so
-that masks are made as for rows of different lengths.
+Nothing is computed: ids and masks are real, all other tensors have only a shape. Batches have the
+maximum size of the settings; one row is a token shorter, so that masks are built.
 """
 
 import inspect
@@ -33,7 +32,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
-    """Return what a training step needs beside weights and optimizer at its peak, by kind."""
+    """Return the peak memory of a training step besides weights and optimizer, by kind."""
     data, trained = config.data, [p for p in model.parameters() if p.requires_grad]
     n_in, n_out = data.max_input_length, data.max_output_length
     decoder_only = is_decoder_only(model.backbone)
@@ -48,7 +47,7 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
             p.register_post_accumulate_grad_hook(lambda p: counter.call(p.grad, GRADIENTS))
             for p in trained
         ]
-        # The second of several batches of a step finds the gradients of the first.
+        # The second batch of a step has the gradients of the first.
         for _ in range(min(2, config.trainer.accumulate_grad_batches)):
             with _autocast(config):
                 routing = model.route(tasks, inputs=batch)
@@ -67,7 +66,7 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
 
 @torch.no_grad()
 def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
-    """Return what generating answers needs beside weights at its peak, by kind."""
+    """Return the peak memory of generation besides weights, by kind."""
     data, n_beams = config.data, config.generation.num_beams
     backbone: Any = model.backbone
     cache: Any
@@ -98,7 +97,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
                 first, n_read = _ids(n_rows, 1)["input_ids"], data.max_output_length
             given[cache_argument(backbone)] = cache
             _choose(backbone(**given, **{name: first}).logits, n_beams)
-            # Then to the last token, with all before it in the cache.
+            # Trace the last token, with all earlier ones in the cache.
             with counter.counting(CACHE):
                 for layer in filter(lambda layer: layer.is_initialized, own.layers):
                     layer.keys = _long(layer.keys, n_read - 1)
@@ -114,7 +113,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
 
 @contextmanager
 def _counted(model: SkilledModel) -> Iterator[PeakMemory]:
-    """Count what lives, merged skills apart."""
+    """Context manager that counts memory, with merged skills as a separate kind."""
     counter = PeakMemory([*model.parameters(), *model.buffers()])
     inventories = [layer.inventory for layer in model.skilled_layers().values()]
     for inventory in inventories:
@@ -135,13 +134,13 @@ def _counted(model: SkilledModel) -> Iterator[PeakMemory]:
 
 
 def _even_assignment(scores: Tensor) -> Tensor:
-    """Take the memory of a balanced assignment without solving it."""
+    """Allocate the memory of a balanced assignment without solving it."""
     square_scores(scores.detach().double())
     return torch.arange(len(scores)) % scores.shape[1]
 
 
 def _tell_tasks_apart(routing: Routing, tasks: Tensor) -> None:
-    """Give fake mixing weights values: skills group examples with equal weights."""
+    """Give fake mixing weights distinct values, because skills group equal rows."""
     if isinstance(routing.mixing, FakeTensor):
         shape, dtype = routing.mixing.shape, routing.mixing.dtype
         numbers = (1 + tasks[: shape[1]]).to(dtype).view(1, -1, 1, 1)
@@ -180,7 +179,7 @@ def _long(tensor: Tensor, length: int) -> Tensor:
 
 
 def _choose(logits: Tensor, n_beams: int) -> None:
-    """Make what `generate` makes of the scores of a token."""
+    """Allocate the tensors of `generate` for selecting a token."""
     scores = logits[:, -1, :].to(copy=True, dtype=torch.float32)
     if n_beams > 1:
         scores = scores.log_softmax(-1)

@@ -1,4 +1,4 @@
-"""What one process of a run needs: the parts of its memory, alone or shared with others."""
+"""Memory plan of a run's process, for one or several processes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,53 +19,53 @@ from mttl.skills.targets import block_paths, inside_block
 from mttl.training.optim import parameter_roles
 
 GIB = 2**30
-# An allocator keeps pieces that fit nothing, and a device its own code: plans leave this much.
+# Fraction of the device memory that is usable, because of fragmentation and device code.
 USABLE = 0.9
-BLOCKS_AT_ONCE = 2  # the one that computes, and the next one, which is fetched meanwhile
-# Of a weight in few bits: scales and zero points of its group included.
+BLOCKS_AT_ONCE = 2  # the current block, and the prefetched next one
+# Bytes per quantised weight, including scales and zero points of its group.
 BYTES_OF = {"nf4": 0.5 + 4 / 64, "int8": 1.0, "int4": 0.5 + 4 / 32}
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The parts of one process's memory at its peaks, in bytes."""
+    """Memory of one process at its peaks, by part, in bytes."""
 
     training: Mapping[str, int]
-    answering: Mapping[str, int]  # while answers are generated, as between two steps
+    answering: Mapping[str, int]  # during generation between two steps
 
     @property
     def peak(self) -> int:
-        """The larger of both sums."""
+        """Larger total of training and answering."""
         return max(sum(self.training.values()), sum(self.answering.values()))
 
     def fits(self, gib: float) -> bool:
-        """Tell whether a device of so many GiB is large enough, with a tenth to spare."""
+        """Return whether a device with ``gib`` GiB is large enough, with 10 % to spare."""
         return self.peak <= USABLE * gib * GIB
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs, however many processes it has; in bytes."""
+    """Memory needs of a run, independent of the number of processes, in bytes."""
 
     weights: Mapping[str, int]  # by part
     block: int  # weights of the largest block, skills included
-    apart: int  # weights in no block
-    trained: int  # weights that are trained
-    block_trained: int  # of them, those of the largest block
+    apart: int  # weights outside blocks
+    trained: int  # trained weights
+    block_trained: int  # trained weights of the largest block
     optimizer: int
-    training: Mapping[str, int]  # what a step needs beside these, by kind
+    training: Mapping[str, int]  # other memory of a step, by kind
     answering: Mapping[str, int]
-    # By group size: weights of linear layers that can be in few bits, and their entries.
+    # By group size: bytes and entries of the linear layers that can be quantised.
     linear: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    largest: int = 0  # weight of the largest linear layer
+    largest: int = 0  # weight bytes of the largest linear layer
 
     def plan(
         self, strategy: str, n_processes: int, quantize: Quantisation | None = None
     ) -> MemoryPlan:
-        """Return what each of some processes holds.
+        """Return the memory plan of each process.
 
-        The strategy ``"fsdp2"`` shares weights, gradients and the optimizer's state out. Of linear
-        layers of the backbone in few bits, one at a time is in many while it computes.
+        ``"fsdp2"`` shards weights, gradients and optimizer state. With ``quantize``, one linear
+        layer at a time is dequantised.
         """
         steady = {**self.weights, "optimizer": self.optimizer}
         if quantize is not None:
@@ -73,36 +73,36 @@ class Needs:
             full = next(part for part in steady if part.startswith("backbone"))
             steady[full] -= n_bytes
             steady[f"backbone ({quantize})"] = int(n_entries * BYTES_OF[quantize])
-            steady["a layer in full"] = self.largest
+            steady["one dequantised layer"] = self.largest
         own = Counter(self.training)
         kept_gradients = self.trained
         if strategy == "fsdp2" and n_processes > 1:
             steady = {part: -(-size // n_processes) for part, size in steady.items()}
-            if quantize is not None:  # both are whole in each process
-                steady["a layer in full"] = self.largest
+            if quantize is not None:  # both are unsharded
+                steady["one dequantised layer"] = self.largest
                 scales = 4 * self.linear[GROUPS[quantize]][1] // GROUPS[quantize]
-                steady["scales of others"] = scales - scales // n_processes
+                steady["scales of other shards"] = scales - scales // n_processes
             whole = self.apart + BLOCKS_AT_ONCE * self.block
-            steady["blocks put together"] = whole - whole // n_processes
+            steady["gathered blocks"] = whole - whole // n_processes
             kept_gradients = -(-self.trained // n_processes)
             own[GRADIENTS] = own[GRADIENTS] // n_processes + self.block_trained
         elif n_processes > 1:
-            steady["buckets of gradients"] = self.trained
+            steady["gradient buckets"] = self.trained
         step = {**steady, **own}
-        after = {**steady, GRADIENTS: kept_gradients}  # while the optimizer takes its step
+        after = {**steady, GRADIENTS: kept_gradients}  # during the optimizer step
         answering = {**after, **self.answering}
         return MemoryPlan(max(step, after, key=lambda parts: sum(parts.values())), answering)
 
 
 def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> Needs:
-    """Return what a run needs, from its configuration and the architecture of its backbone."""
+    """Return the memory needs of a run, from its configuration and architecture."""
     try:
         model = fake_model(config, tasks)
         training = training_bytes(model, config)
         answering = generation_bytes(model, config) if answers else {}
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
-            f"the memory of this configuration depends on what it reads ({error}): use "
+            f"the memory of this configuration depends on the data ({error}); use "
             "skills.support: random"
         ) from error
     roles = parameter_roles(model)
@@ -132,7 +132,7 @@ def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> N
 
 
 def optimizer_bytes(optim: Optim, parameter: Tensor) -> int:
-    """Return the bytes of an optimizer's state for a parameter."""
+    """Return the size of an optimizer's state for a parameter, in bytes."""
     n_entries = 2 * parameter.numel()
     if isinstance(optim, Adafactor):
         rows, columns = parameter.shape[:-1], (*parameter.shape[:-2], *parameter.shape[-1:])
@@ -143,7 +143,7 @@ def optimizer_bytes(optim: Optim, parameter: Tensor) -> int:
 
 
 def _in_few_bits(backbone: nn.Module, group: int) -> tuple[int, int]:
-    """Return bytes and entries of the linear layers in blocks whose rows are whole groups."""
+    """Return bytes and entries of the quantisable linear layers in blocks."""
     blocks = block_paths(backbone)
     single = tuple(getattr(backbone, "_keep_in_fp32_modules", None) or ())
     found = [

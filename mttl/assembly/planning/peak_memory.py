@@ -1,4 +1,4 @@
-"""Counting the bytes of all tensors that live while a computation runs, and their peak."""
+"""Count the bytes of live tensors during a computation, and their peak."""
 
 import weakref
 from collections import Counter
@@ -14,26 +14,26 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """While it is entered, counts every tensor that an operation makes until nothing holds it.
+    """Mode that counts every tensor created by an operation until it is freed.
 
-    Tensors may be fake: then nothing is computed or allocated. Where a shape depends on what they
-    hold, experts get even shares of the tokens, masks keep everything, and no condition holds.
-    Tensors that are ``known`` before are not counted.
+    With fake tensors nothing is computed or allocated. If a shape depends on data, experts receive
+    equal shares of the tokens, masks keep everything, and conditions are false. ``known`` tensors
+    are not counted.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
         self.live: Counter[str] = Counter()  # bytes by kind
-        self.at_peak: Counter[str] = Counter()  # what they were when their sum was largest
-        self.peak = 0  # that sum
+        self.at_peak: Counter[str] = Counter()  # bytes by kind at the peak
+        self.peak = 0  # largest total
         self._kinds = {id(tensor.untyped_storage()): "" for tensor in known}
-        self._held = [tensor.untyped_storage() for tensor in known]  # so that ids stay theirs
+        self._held = [tensor.untyped_storage() for tensor in known]  # keeps their ids unique
         self._total = 0
         self._kind = "activations"
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
-        """Count what is made here as ``kind``."""
+        """Context manager: count new tensors as ``kind``."""
         before, self._kind = self._kind, kind
         try:
             yield
@@ -52,7 +52,7 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation and count what it made."""
+        """Run an operation and count its new tensors."""
         known = _VALUES.get(func.overloadpacket)
         if known is not None and any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args)):
             result = known(func, *args, **(kwargs or {}))
@@ -81,7 +81,7 @@ class PeakMemory(TorchDispatchMode):
 
 
 def _even_counts(func: Any, values: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count as if values were spread evenly; the sum is right."""
+    """Return counts as if values were evenly distributed, with the correct sum."""
     return torch.bincount(torch.arange(values.numel()) % max(minlength, 1), minlength=minlength)
 
 

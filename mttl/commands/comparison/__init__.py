@@ -1,1 +1,1 @@
-"""Methods compared on the same tasks and seeds: trainings, adaptations, scores, tables."""
+"""Comparison of methods on the same tasks and seeds: training, adaptation, scores, tables."""

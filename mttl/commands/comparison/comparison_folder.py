@@ -1,4 +1,4 @@
-"""The folder of a comparison: its settings, and running what is missing in it."""
+"""Folder of a comparison: its settings and its missing runs."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import SIDES, Partition, select_tasks
 
-# What the comparison sets itself, and how to choose it.
+# Settings that the comparison sets itself, with the option for each.
 OWN_SETTINGS = {
     "run.dir": " (--out)",
     "run.name": "",
@@ -39,13 +39,13 @@ OWN_SETTINGS = {
     "adapt.examples": " (--examples)",
     "adapt.max_steps": " (--adapt-steps)",
 }
-FOLD_SEED = 13  # folds are the same in every comparison of a gym
-Write = Callable[[], str]  # writes and returns the tables of what has ended
+FOLD_SEED = 13  # the same folds in every comparison
+Write = Callable[[], str]  # writes and returns the tables of all finished runs
 
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """The folder of a comparison, and what all its runs share: the options of `mttl compare`."""
+    """Folder and common settings of a comparison: the options of `mttl compare`."""
 
     out: Path
     config: str
@@ -61,12 +61,12 @@ class MethodComparison:
     reference: str = REFERENCE
 
     def run_folder(self, item: Plan) -> Path:
-        """Return where one training goes."""
+        """Return the folder of one training run."""
         fold = f"fold{item.fold}" if item.fold else ""
         return self.out / fold / item.name / f"seed{item.seed}"
 
     def cost_file(self, item: Plan, stage: str) -> Path:
-        """Return the file that records the cost of a stage, next to the run."""
+        """Return the file with the cost of a stage, next to the run."""
         return self.run_folder(item).with_name(f"seed{item.seed}-{stage}.json")
 
     def cost(self, item: Plan, stage: str) -> Cost:
@@ -115,7 +115,7 @@ class MethodComparison:
 
     @cached_property
     def partitions(self) -> list[Partition]:
-        """The partition of the configuration; with folds, one for each."""
+        """The partition of the configuration, or one per fold."""
         data = self.common.data
         whole = partition_of(data, self.gym)
         if self.n_folds is None:
@@ -136,13 +136,14 @@ class MethodComparison:
         return load_config(self.config, list(self.overrides))
 
     def check(self, plans: list[Plan]) -> None:
-        """Check that everything can run before the first training begins."""
+        """Check all settings before the first training begins."""
         given = {text.partition("=")[0].strip() for text in self.overrides}
         for name in given & OWN_SETTINGS.keys():
-            raise ConfigError(f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}")
+            raise ConfigError(f"-k {name} is set by the comparison{OWN_SETTINGS[name]}; remove it")
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
-                f"--tasks {self.tasks} has no meaning with --folds, where all are unseen once"
+                f"--tasks {self.tasks} does not work with --folds, which uses every task as an "
+                "unseen task once"
             )
         data, partition = self.common.data, self.partitions[0]
         if self.n_folds is None:
@@ -156,7 +157,7 @@ class MethodComparison:
             training = load_config(self.files(item), self.training(item))
             n_skills = getattr(training.skills, "n_skills", None)
             if training.router.kind == "expert" and isinstance(n_skills, int):
-                from mttl.assembly.build_router import read_expert_matrix  # it brings PyTorch
+                from mttl.assembly.build_router import read_expert_matrix  # imports PyTorch
 
                 read_expert_matrix(training.router.matrix, [*seen, *unseen], n_skills)
             for variant in item.variants:
@@ -169,14 +170,14 @@ class MethodComparison:
                 check_rows(place, set(Results(place).finished), self.gym.digest)
 
     def shared_settings(self) -> dict[str, Any]:
-        """Return what all runs share."""
+        """Return the settings common to all runs."""
         names = sorted({one.name for one in fields(self)} - {"out", "methods", "reference"})
         return {name: getattr(self, name) for name in names} | {"overrides": [*self.overrides]}
 
     def keep_settings(self) -> None:
-        """Write what all runs share, or refuse to mix runs of different settings."""
+        """Write the common settings, or reject a folder with different settings."""
         overrides, began = list(self.overrides), f"since the comparison in '{self.out}' began"
-        # As written: the meaning of `auto` depends on the method.
+        # As written, because `auto` is resolved per method.
         common = load_config(self.config, overrides, as_written=True).model_dump(mode="json")
         kept = yaml12.dump({**self.shared_settings(), "settings": common})
         problem = f"the comparison in '{self.out}' was made with other settings"
@@ -185,10 +186,10 @@ class MethodComparison:
             if method.adapts_by_fragment:
                 text = dump_config(load_config(self.files(Plan(name, 0)), overrides))
                 path = self.out / "methods" / f"{name}.yaml"
-                advice = "Change its file back, or give it another name"
+                advice = "Restore its file, or choose another name for it"
                 keep_settings(path, text, f"the method '{name}' has changed {began}", advice)
         for number, partition in enumerate(self.partitions if self.n_folds else (), 1):
-            problem = f"the tasks have changed {began}, and fold {number} would be of others"
+            problem = f"the tasks have changed {began}, so fold {number} would differ"
             keep_settings(self.out / "folds" / f"fold{number}.json", partition.text(), problem)
 
     def stages(self, variant: AdaptationVariant) -> list[str]:
@@ -196,12 +197,12 @@ class MethodComparison:
         return [f"adapt-{variant.name}"]
 
     def has_ended(self, item: Plan) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether all stages have finished."""
         adapting = (stage for variant in item.variants for stage in self.stages(variant))
         return all(self.cost(item, stage).ended for stage in ("train", *adapting))
 
     def run(self, item: Plan, processes: Processes) -> None:
-        """Train and adapt, leaving out what has ended."""
+        """Train and adapt, skipping finished stages."""
         for variant in (None, *item.variants):
             for stage in ("train",) if variant is None else self.stages(variant):
                 if not self.cost(item, stage).ended:
@@ -210,7 +211,7 @@ class MethodComparison:
                     processes.run(command, log, self.cost_file(item, stage))
 
     def command(self, item: Plan, variant: AdaptationVariant | None, stage: str) -> list[str]:
-        """Return the command of a stage of adaptation, or of training without a variant."""
+        """Return the command of an adaptation stage, or of training if there is no variant."""
         run = self.run_folder(item)
         if variant is None:
             command = ["-m", "mttl", "train", "-c", self.files(item)]
@@ -221,14 +222,14 @@ class MethodComparison:
         return [*command, "-k", *self.adaptation(item, variant)]
 
     def note(self, plans: list[Plan]) -> str:
-        """Return further sentences for the caption of the tables."""
+        """Return additional sentences for the caption of the tables."""
         return ""
 
 
 def split_folds(categories: Mapping[str, str], n_folds: int, seed: int) -> list[list[str]]:
-    """Split tasks into folds, category after category, each in an order drawn from a seed.
+    """Split tasks into folds, shuffled within each category by a seed.
 
-    The sizes of folds differ by one task at most, in all and within every category.
+    Fold sizes differ by at most one task, overall and within each category.
     """
     if not 2 <= n_folds <= len(categories):
         raise ConfigError(
@@ -243,10 +244,10 @@ def split_folds(categories: Mapping[str, str], n_folds: int, seed: int) -> list[
 
 
 def carry_out(comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Write) -> str:
-    """Run what is missing, write tables whenever something has ended, and return those of all."""
-    if plans:  # else everything exists
+    """Run what is missing, write tables after each run, and return the final ones."""
+    if plans:  # otherwise all runs exist
         comparison.check(plans)
-    busy = ConfigError(f"another comparison is at work in '{comparison.out}': wait for it")
+    busy = ConfigError(f"another mttl compare writes to '{comparison.out}'; wait for it or stop it")
     with locked(comparison.out / ".lock", busy):
         if plans:
             comparison.keep_settings()
@@ -258,7 +259,7 @@ def carry_out(comparison: MethodComparison, plans: list[Plan], n_workers: int, w
 def run_all(
     todo: Sequence[Any], run: Callable[[Any, Processes], object], n_workers: int, ended: Write
 ) -> None:
-    """Run items several at a time, each on its share of the cores, with a progress bar."""
+    """Run items in parallel, sharing the cores equally, with a progress bar."""
     status = make_console(stderr=True)
     processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
     with (
@@ -271,13 +272,13 @@ def run_all(
             for future in as_completed(futures):
                 future.result()
                 count.advance()
-                status.print(f"{futures[future]}: ended{count.left}")
+                status.print(f"{futures[future]}: finished{count.left}")
                 ended()
         finally:
-            # Items that have not begun leave no files when the others are stopped.
+            # Items that have not started leave no files.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def path_setting(name: str, path: Path) -> str:
-    """Return an override whose value is a path; overrides are YAML."""
+    """Return an override with a path as its YAML value."""
     return f"{name}={json.dumps(str(path), ensure_ascii=False)}"

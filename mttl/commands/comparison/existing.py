@@ -1,4 +1,4 @@
-"""Use finished runs as methods in a comparison: their scores are read, nothing is run."""
+"""Use finished runs as methods in a comparison."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from mttl.io.errors import MttlError
 from mttl.io.reading import read_table, to_number
 from mttl.tasks.partition import MEAN
 
-# Settings that neither training nor scoring depends on.
+# Settings that affect neither training nor scoring.
 PLACES = (*PLACE, "run.seed", "search.", "data.cache_dir", "trainer.loggers")
-PARTITION = "data.partition"  # its tasks are compared, and not its name
+PARTITION = "data.partition"  # compared by its tasks, not its name
 MAY_DIFFER = (*PLACES, "adapt.")
-MOST_SHOWN = 12  # settings by which methods differ
+MOST_SHOWN = 12  # settings in a list of differences
 Adapted = tuple[str, int]  # task and few-shot sample
 
 
@@ -34,7 +34,7 @@ class ExistingRuns:
         return seeds_of(self.folders)
 
     def check(self) -> None:
-        """Refuse what are not finished runs of one method."""
+        """Raise an `MttlError` unless the folders are finished runs of one method."""
         if problem := next(self._problems(), None):
             raise MttlError(f"--runs {self.name}: {problem}")
 
@@ -43,14 +43,14 @@ class ExistingRuns:
             if other := differences(self.folders[0], folder):
                 yield (
                     f"'{self.folders[0]}' and '{folder}' differ in more than their seeds: "
-                    f"{', '.join(other)}. Give each its own name"
+                    f"{', '.join(other)}. Give them different names"
                 )
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             if not any(score.seed == seed for score in self.scores):
                 results = RunFolder(folder).require_results()
                 yield (
-                    f"'{results}' has no test scores of tasks (data.evaluate: [test]; mttl compare "
-                    "RUN shows others, those of BabyAI too). Leave the run out"
+                    f"'{results}' has no test scores (data.evaluate: [test]). Remove the run from "
+                    "--runs; mttl compare RUN shows other scores, those of BabyAI included"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
             places = [folder / f"adapt-{mode}" for folder in self.folders]
@@ -59,14 +59,14 @@ class ExistingRuns:
             for place, own in found.items():
                 if own and own != everything:
                     yield (
-                        f"'{place}' has results of {len(own)} of the {len(everything)} tasks and "
-                        "samples that its runs were adapted to; finish it with the same mttl "
-                        "adapt, or leave the run out"
+                        f"'{place}' has results for {len(own)} of the {len(everything)} tasks and "
+                        "samples of this method's runs; repeat the same mttl adapt to finish it, "
+                        "or remove the run from --runs"
                     )
 
     @cached_property
     def scores(self) -> list[TaskScore]:
-        """Test scores of the training tasks, and of others that the runs were adapted to."""
+        """Test scores of the training tasks and of the tasks adapted to."""
         found: list[TaskScore] = []
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             modes = [place.name.removeprefix("adapt-") for place in sorted(folder.glob("adapt-*"))]
@@ -80,7 +80,7 @@ def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
     for run in runs:
         seed = seed_of(run)
         if seed in found:
-            raise MttlError(f"'{found[seed]}' and '{run}' have one seed, {seed}: name one of them")
+            raise MttlError(f"'{found[seed]}' and '{run}' have the same seed, {seed}; remove one")
         found[seed] = run
     return tuple(found)
 
@@ -88,16 +88,16 @@ def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
 def read_scores(
     run: Path, method: str, seed: int, modes: Sequence[str], fold: int = 0
 ) -> list[TaskScore]:
-    """Read the test scores of the training tasks of a run, and of those that it was adapted to.
+    """Return the test scores of a run's training tasks, and of the tasks it was adapted to.
 
-    The score of a few-shot sample is the mean over its seeds, see `mean_of_known`.
+    The score of a few-shot sample is the mean over seeds; see `mean_of_known`.
     """
     path, seen = RunFolder(run).results, trained_on(run)
     found = read_seen(path, method, seed, fold) if path.is_file() else []
     for mode in modes:
         by_sample: dict[Adapted, list[FewShotResult]] = {}
         for job, result in Results(run / f"adapt-{mode}").finished.items():
-            if job.task not in seen:  # with --allow-seen there are some
+            if job.task not in seen:  # possible with --allow-seen
                 by_sample.setdefault((job.task, job.sample), []).append(result)
         for adapted, results in by_sample.items():
             score = mean_of_known([100 * result.test for result in results])
@@ -114,7 +114,7 @@ def mean_of_known(values: Sequence[float]) -> float:
 
 
 def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
-    """Return the methods that ``NAME=RUN[,RUN...]`` texts define; their runs are checked."""
+    """Return the methods defined by ``NAME=RUN[,RUN...]`` texts, after checking their runs."""
     found: dict[str, ExistingRuns] = {}
     for text in texts:
         name, _, listed = text.partition("=")
@@ -123,7 +123,7 @@ def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
         if not name or not folders:
             problem = f"'{text}' must have the form NAME=RUN[,RUN...]"
         elif name in found or name in taken:
-            problem = f"{name}: there is another method of this name; choose one"
+            problem = f"{name}: another method has this name; choose a different name"
         if problem:
             raise MttlError(f"--runs {problem}")
         found[name] = ExistingRuns(name, folders)
@@ -132,7 +132,7 @@ def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return in what two runs differ, other than their seeds: settings, and tasks of training."""
+    """Return the differences of two runs except their seeds: settings and training tasks."""
     trained = differing_settings(one, other, (*MAY_DIFFER, PARTITION))
     found = list(trained)
     for place in sorted(one.glob("adapt-*")):
@@ -143,32 +143,32 @@ def differences(one: Path, other: Path) -> list[str]:
     first, second = trained_on(one), trained_on(other)
     if first and second and first != second:
         both = len(first & second)
-        found.append(f"the tasks of training ({len(first)} and {len(second)}, {both} of both)")
+        found.append(f"the training tasks ({len(first)} and {len(second)}, {both} in common)")
     return found
 
 
 def trained_on(run: Path) -> set[str]:
-    """Return the tasks that a run was trained on; none are known before it has ended."""
-    from mttl.checkpoints.inventory_files import read_names  # it brings PyTorch
+    """Return a finished run's training tasks; empty for an unfinished run."""
+    from mttl.checkpoints.inventory_files import read_names  # imports PyTorch
 
     skills = RunFolder(run).skills
     return set(read_names(skills)) if (skills / "tasks.json").is_file() else set()
 
 
 def adapted_to(folder: Path) -> set[Adapted]:
-    """Return the tasks and few-shot samples of which a folder of an adaptation has results."""
+    """Return the tasks and few-shot samples with results in an adaptation folder."""
     return {(job.task, job.sample) for job in Results(folder).finished}
 
 
 def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
-    """Return a sentence per method about the settings by which its runs differ from a run."""
+    """Return one sentence per method on the settings that differ from those of a run."""
     parts = []
     for runs in others:
         names = differences(first, runs.folders[0])
         for place in sorted(first.glob("adapt-*")):
             one, other = adapted_to(place), adapted_to(runs.folders[0] / place.name)
             if one and other and one != other:
-                counts = f"{len(one)} and {len(other)}, {len(one & other)} of both"
+                counts = f"{len(one)} and {len(other)}, {len(one & other)} in common"
                 names.append(f"{place.name}: tasks and samples ({counts})")
         shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
         if names:
@@ -177,22 +177,22 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 
 def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
-    """Refuse methods that share no seed with the reference, so that nothing could be paired."""
+    """Raise an `MttlError` if a method has no seed in common with the reference."""
     common = {seed for name, seed in trainings if name == reference}
     for name in dict.fromkeys(name for name, _ in trainings):
         own = {seed for other, seed in trainings if other == name}
         if not own & common:
             shown = [", ".join(map(str, sorted(seeds))) for seeds in (own, common)]
             raise MttlError(
-                f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}: differences "
-                "are paired by seed, and they share none"
+                f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}; differences "
+                "are paired by seed, so the methods need a common seed"
             )
 
 
 def summary(runs: Sequence[Path]) -> str:
     """Return a Markdown table with the scores of runs that differ only in their seeds.
 
-    The baselines are those of the first run. Other runs are an `MttlError`.
+    Baselines are those of the first run. Raises an `MttlError` for runs of different settings.
     """
     for run in runs[1:]:
         if different := differing_settings(runs[0], run, MAY_DIFFER):
@@ -202,12 +202,12 @@ def summary(runs: Sequence[Path]) -> str:
             )
     if len(runs) > 1:
         seeds_of(runs)
-    scores: dict[tuple[str, str], list[float]] = {}  # by task and split, one per run
+    scores: dict[tuple[str, str], list[float]] = {}  # by task and split
     for run in runs:
         for key, value in _task_means(RunFolder(run).require_results()).items():
             scores.setdefault(key, []).append(value)
     path = RunFolder(runs[0]).baselines
-    names = ("copy", "majority") if path.is_file() else ()  # BabyAI has none
+    names = ("copy", "majority") if path.is_file() else ()  # none for BabyAI
     baselines = {name: _task_means(path, name) for name in names}
     splits = list(dict.fromkeys(split for _, split in scores))
     rows = []
@@ -223,7 +223,7 @@ def summary(runs: Sequence[Path]) -> str:
 
 
 def _task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:
-    """Return a score per task and split, averaged over few-shot samples, in %."""
+    """Return mean scores in % by task and split, over few-shot samples."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in read_table(path, MttlError, ["task", "split", "score"]):
         if row.get("baseline") == baseline and row.get("metric") != "steps":

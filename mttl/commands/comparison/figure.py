@@ -1,4 +1,4 @@
-"""The figure of a comparison: every method's mean on seen and unseen tasks, and its seeds."""
+"""Figure of a comparison: mean scores of each method on seen and unseen tasks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ SIDES = ("seen", "unseen")
 def comparison_figure(
     lines: Sequence[TableRow], seeds: Mapping[str, Sequence[Sequence[float]]], reference: str
 ) -> Figure:
-    """Return a figure with a row per method: small dots are seeds, the large one is the mean.
+    """Return a figure with one row per method: small dots are seeds, the large one is the mean.
 
-    Whiskers are the interval of the difference to the reference: a method whose whiskers do not
-    reach the line of the reference differs from it. A panel without scores is left out. ``seeds``
-    has, for each of `SIDES`, the means over tasks of every seed of each method.
+    Whiskers show the interval of the difference to the reference: a method whose whiskers do not
+    reach the reference line differs from it. A panel without scores is omitted. ``seeds`` has, for
+    each of `SIDES`, the means over tasks by method and seed.
     """
     panels = [side for side in SIDES if not all(math.isnan(getattr(row, side)) for row in lines)]
     height = ROW * len(lines)

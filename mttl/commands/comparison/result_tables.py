@@ -1,4 +1,4 @@
-"""The scores and costs of what has ended in a comparison, as tables and a figure."""
+"""Tables and figure of the scores and costs of a comparison's finished runs."""
 
 import math
 from collections import defaultdict
@@ -28,15 +28,15 @@ from mttl.io.reading import read_json
 # By method and mode; the mode is empty for training tasks.
 Groups = defaultdict[tuple[str, str], list[TaskScore]]
 RUNS_CAPTION = (
-    " Ways to adapt are compared with the reference adapted by `all`; where it was not, with the "
-    "reference adapted in the same way."
+    " Adaptation modes are compared with the reference adapted by `all`, or, if there is none, by "
+    "the same mode."
 )
 
 
 def write_tables(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
 ) -> str:
-    """Write the tables of what has ended, and return them as Markdown."""
+    """Write the tables of finished runs, and return them as Markdown."""
     reference = comparison.reference
     scores: list[TaskScore] = []
     for item in plans:
@@ -60,7 +60,7 @@ def write_tables(
         costs = _costs(comparison, plans, method, planned[method, mode])
         lines.append(_line(method, mode, groups, reference, *costs))
     for runs in existing:
-        modes = {score.mode or "all" for score in runs.scores}  # a row for training tasks too
+        modes = {score.mode or "all" for score in runs.scores}  # training tasks have a row as well
         for mode in sorted(modes, key=lambda mode: (mode != "all", mode)):
             columns.append((runs.name, mode))
             lines.append(_line(runs.name, mode, groups, reference, runs.folders))
@@ -73,7 +73,7 @@ def write_tables(
             unseen = [score for score in scores if (score.method, score.mode) in kept]
             text += f"\n{heading}\n\n{task_table(unseen, kept)}"
     from mttl.analysis.figures.canvas import save_figure
-    from mttl.commands.comparison.figure import comparison_figure  # they need matplotlib
+    from mttl.commands.comparison.figure import comparison_figure  # imports matplotlib
 
     shown = {
         "seen": [_seen(groups, *one) for one in columns],
@@ -91,7 +91,7 @@ def write_tables(
 def _line(
     method: str, mode: str, groups: Groups, reference: str, runs: Sequence[Path], *costs: float
 ) -> TableRow:
-    """Return one row of the main table; the costs of finished runs are not known."""
+    """Return one row of the main table; finished runs have no recorded costs."""
     seen, unseen = _seen(groups, method, mode), groups[method, mode]
     compared = groups[reference, "all"]
     if not compared and method != reference:
@@ -106,14 +106,14 @@ def _line(
 
 
 def _seen(groups: Groups, method: str, mode: str) -> list[TaskScore]:
-    """Return the scores of the training tasks, about which a mode changes nothing."""
+    """Return the scores of the training tasks, which do not depend on the mode."""
     return groups[method, ""] if mode == "all" else []
 
 
 def _costs(
     comparison: MethodComparison, plans: list[Plan], method: str, variant: AdaptationVariant
 ) -> tuple[list[Path], float, float, float]:
-    """Return a run that was adapted, minutes of training and adaptation, and the peak of memory."""
+    """Return an adapted run, minutes of training and of adaptation, and the peak memory."""
     items = [item for item in plans if item.name == method]
     training = [cost for item in items if (cost := comparison.cost(item, "train")).ended]
     adapted = [item for item in items if comparison.cost(item, f"adapt-{variant.name}").ended]
@@ -127,27 +127,27 @@ def _costs(
 
 
 def n_trained_in(runs: Sequence[Path], mode: str) -> int:
-    """Return how many parameters of skills and router training, or an adaptation variant, trains.
+    """Return the number of trained parameters of skills and router, by training or adaptation.
 
-    Those of a training are read from file headers.
+    For training they are counted from file headers.
     """
     if mode != "all":
         places = (run / f"adapt-{mode}" for run in runs)
         return next(x.n_trained for place in places for x in Results(place).finished.values())
     from mttl.checkpoints.model_tensors import TOKENS
-    from mttl.checkpoints.saved_inventory import count_saved  # they bring PyTorch
+    from mttl.checkpoints.saved_inventory import count_saved  # imports PyTorch
 
     skills = runs[0] / "skills"
     meta = read_json(skills / "meta.json", MttlError, dict)
     kind = meta["settings"]["router"]["kind"]
-    # Routers of tokens are learned, whatever routes tasks.
+    # Token routers are trained even if the task router is fixed.
     learned = TOKENS if kind in FIXED_ROUTERS else ""
     routers = count_saved(skills / "router.safetensors", learned)
     return count_saved(skills / "skills.safetensors") + routers
 
 
 def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
-    """Return the budget of every training and adaptation, and how much of it has ended."""
+    """Return a sentence on the budget of all runs, and how many have finished."""
     seeds = sorted({item.seed for item in plans})
     ended = sum(comparison.has_ended(item) for item in plans)
     overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
@@ -161,13 +161,13 @@ def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
         text += f", {comparison.examples} rows of each unseen task"
     text += ". "
     if ended < len(plans):
-        text += f"{ended} of {len(plans)} runs have ended. "
+        text += f"{ended} of {len(plans)} runs have finished. "
     if comparison.n_folds is not None:
         folds = sorted({item.fold for item in plans})
         some = len(folds) < comparison.n_folds
         here = f" (here {', '.join(map(str, folds))})" if some else ""
         text += (
-            f"Every task is unseen once, in {comparison.n_folds} folds{here}: each trains on the "
+            f"Every task is unseen in one of {comparison.n_folds} folds{here}, each trained on the "
             "tasks of the others. "
         )
     return text
@@ -176,7 +176,7 @@ def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
 def _caption(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns]
 ) -> str:
-    """Return the budget and what the columns mean."""
+    """Return the caption: the budget and the meaning of the columns."""
     known = [comparison.run_folder(item) for item in plans if item.name == comparison.reference]
     known += [runs.folders[0] for runs in existing if runs.name == comparison.reference]
     first = next((run for run in known if (run / "config.yaml").is_file()), None)
@@ -185,14 +185,14 @@ def _caption(
     seeds = {*(item.seed for item in plans), *(seed for runs in existing for seed in runs.seeds)}
     few = {
         1: " With one seed, intervals do not cover the variation between trainings.",
-        2: " With two seeds, intervals are too narrow: take three or more.",
+        2: " With two seeds, intervals are too narrow; use three or more.",
     }
     return (
         (_budget(comparison, plans) if plans else "")
-        + "Mean test scores over tasks in %; in brackets the 95 % "
-        "interval of the paired difference, by a hierarchical bootstrap over tasks, seeds and "
-        "few-shot samples. Trained parameters are those of skills and router, or what a mode "
-        "trains; minutes are processor time per run; memory is the peak of a process."
+        + "Mean test scores over tasks in %; in brackets the 95 % interval of the paired "
+        "difference (hierarchical bootstrap over tasks, seeds and few-shot samples). Trained "
+        "parameters are those of skills and router, or those that a mode trains. Minutes are CPU "
+        "time per run; memory is the peak of a process."
         + few.get(len(seeds), "")
         + (RUNS_CAPTION if existing else "")
         + comparison.note(plans)

@@ -1,4 +1,4 @@
-"""Long commands, each run once; their cost is recorded when they end."""
+"""Run the commands of a comparison once, and record their cost."""
 
 import os
 import signal
@@ -16,11 +16,11 @@ from mttl.io.record import Record
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.processes import gpu_environment
 
-POLL = 0.2  # seconds between two looks at a command
+POLL = 0.2  # seconds between checks of a running command
 
 
 class Cost(Record):
-    """The cost of a command, summed over its attempts, and whether it has ended well."""
+    """Cost of a command, summed over attempts, and whether it has succeeded."""
 
     cpu_minutes: float = 0.0
     peak_mib: float = 0.0
@@ -28,35 +28,35 @@ class Cost(Record):
 
     @classmethod
     def so_far(cls, path: Path) -> "Cost":
-        """Return the recorded cost, or a cost of nothing."""
+        """Return the recorded cost, or zero cost."""
         return cls.read(path) if path.exists() else cls()
 
 
 class Processes:
-    """Runs commands, several at once, and ends all of them when this process has to stop."""
+    """Runs several commands in parallel, and terminates them when this process stops."""
 
     def __init__(self, n_threads: int) -> None:
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
-        # With a number for each, the lowest that is free, by which it takes a GPU.
+        # The lowest free number of each process, which selects its GPU.
         self._running: dict[subprocess.Popen[bytes], int] = {}
         self._lock = threading.Lock()
         self._stopped = False
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Ask all commands to end when the block is left early, and wait for them."""
+        """Terminate all commands when the block is left early, and wait for them."""
         try:
             yield
         finally:
             with self._lock:
                 self._stopped = True
                 for process in self._running:
-                    # Not `terminate`, which may take the exit status that `run` waits for.
+                    # Not `terminate`, which could consume the exit status that `run` waits for.
                     with suppress(ProcessLookupError):
                         os.kill(process.pid, signal.SIGTERM)
 
     def run(self, command: list[str], log: Path, cost: Path) -> None:
-        """Run a Python command to its end, and record its cost."""
+        """Run a Python command to completion, and record its cost."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             with self._lock:
@@ -69,8 +69,8 @@ class Processes:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env={**self.environment, **gpu_environment(number)},
-                    # Ctrl-C is for this process, which passes it on once: the second would tell a
-                    # training to leave without a checkpoint.
+                    # Ctrl-C reaches only this process, which forwards it once: a second signal
+                    # would make a training exit without a checkpoint.
                     start_new_session=True,
                     preexec_fn=with_parent(),
                 )
@@ -85,7 +85,7 @@ class Processes:
                 self._running.pop(process, None)
         before = Cost.so_far(cost)
         unit = 2**20 if sys.platform == "darwin" else 2**10
-        # Its peak counts this process too, from which the command was forked: only a fallback.
+        # This peak includes the process before exec, so it is only a fallback.
         peak = peak or usage.ru_maxrss / unit
         Cost(
             cpu_minutes=before.cpu_minutes + (usage.ru_utime + usage.ru_stime) / 60,
@@ -94,11 +94,11 @@ class Processes:
         ).write(cost)
         if process.returncode and not self._stopped:
             name = f"mttl {command[2]}" if command[0] == "-m" else Path(command[0]).name
-            raise MttlError(f"'{name}' failed; its output is in '{log}'")
+            raise MttlError(f"'{name}' failed; see its output in '{log}'")
 
 
 def _peak_so_far(pid: int) -> float:
-    """Return the largest resident memory of a running process in MiB; 0 where it is not known."""
+    """Return the peak resident memory of a running process in MiB; 0 if unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace").splitlines()
     except OSError:

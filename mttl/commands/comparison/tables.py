@@ -1,4 +1,4 @@
-"""Scores of a comparison, and its tables as Markdown."""
+"""Scores of a comparison, and its Markdown tables."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TaskScore(NamedTuple):
-    """One score on test rows in %; NaN where the metric is undefined."""
+    """One score on test rows in %; NaN if the metric is undefined."""
 
     method: str
     mode: str  # of adaptation; empty for training tasks
@@ -24,11 +24,11 @@ class TaskScore(NamedTuple):
     sample: int
     score: float
     fold: int = 0
-    rows: str = ""  # `mttl.tasks.folder.Gym.digest`; empty where unknown
+    rows: str = ""  # `mttl.tasks.folder.Gym.digest`; empty if unknown
 
 
 class Mean(NamedTuple):
-    """A mean over tasks and the ends of its 95 % interval (NaN with a single score)."""
+    """A mean over tasks and its 95 % interval (NaN for a single score)."""
 
     mean: float
     low: float
@@ -39,7 +39,7 @@ class TableRow(NamedTuple):
     """One row of the main table: scores in %, paired differences, and costs as means over seeds."""
 
     method: str
-    trained: int  # parameters of skills and router, or of what a mode trains
+    trained: int  # trained parameters of skills and router, or of the mode
     n_seeds: int
     seen: float
     unseen: float
@@ -51,7 +51,7 @@ class TableRow(NamedTuple):
 
 
 def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[TaskScore]:
-    """Read the test scores of the training tasks from ``results.csv``."""
+    """Return the test scores of the training tasks in ``results.csv``."""
     return [
         TaskScore(
             *(method, "", seed, "seen", row["task"]),
@@ -67,28 +67,28 @@ def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[TaskSco
 def check_rows(
     scores: Iterable[TaskScore], digest: Callable[[str, int], str] | None = None
 ) -> None:
-    """Refuse to compare scores of one sample that are of other rows, or by another metric."""
+    """Raise an `MttlError` if scores of one sample have different rows or metrics."""
     first: dict[tuple[str, int], TaskScore] = {}
     other: dict[tuple[str, str], set[str]] = {}
     for score in (score for score in scores if score.rows):
         key = score.task, score.sample
         if key not in first and digest is not None:
-            first[key] = score._replace(method="the gym as it is now", rows=digest(*key))
+            first[key] = score._replace(method="the task files now", rows=digest(*key))
         kept = first.setdefault(key, score)
         if kept.rows != score.rows:
             other.setdefault((kept.method, score.method), set()).add(score.task)
     for (one, another), tasks in other.items():
         named = ", ".join(sorted(tasks))
         raise MttlError(
-            f"{one} and {another} have other rows, or another metric, of {named}: the gym has "
-            "changed in between. Adapt again in another folder (--out), or leave one out"
+            f"{one} and {another} were scored on different rows, or with different metrics, of "
+            f"{named}: the task files have changed. Adapt again with another --out, or remove one"
         )
 
 
 def by_seed(scores: Iterable[TaskScore]) -> dict[int, float]:
-    """Return the mean over tasks of every seed; samples and folds first, NaN counts as 0.
+    """Return the mean over tasks of every seed; samples and folds are averaged first, NaN is 0.
 
-    A seed that lacks a task of others has not ended, and is left out.
+    Seeds without scores of all tasks are unfinished and omitted.
     """
     found: dict[int, dict[str, list[float]]] = {}
     for item in scores:
@@ -102,21 +102,21 @@ def by_seed(scores: Iterable[TaskScore]) -> dict[int, float]:
 
 
 def mean_score(scores: Iterable[TaskScore]) -> float:
-    """Return the mean over tasks of one method."""
-    from mttl.analysis.bootstrap import mean_over_tasks, table  # it brings numpy
+    """Return the mean score over tasks of one method."""
+    from mttl.analysis.bootstrap import mean_over_tasks, table  # imports numpy
 
     found = keyed(scores)
     return mean_over_tasks(table(found)) if found else math.nan
 
 
 def keyed(scores: Iterable[TaskScore]) -> "dict[Key, float]":
-    """Return the scores of one method by what they are paired by; NaN counts as 0."""
+    """Return the scores of one method by pairing key; NaN counts as 0."""
     return {(x.task, x.fold, x.seed, x.sample): _known(x.score) for x in scores}
 
 
 def paired_difference(ours: Iterable[TaskScore], reference: Iterable[TaskScore]) -> Mean:
-    """Return the mean difference of common scores, with its 95 % interval."""
-    from mttl.analysis.bootstrap import mean_and_interval  # it brings numpy
+    """Return the mean difference of paired scores, with its 95 % interval."""
+    from mttl.analysis.bootstrap import mean_and_interval  # imports numpy
 
     own, other = keyed(ours), keyed(reference)
     return Mean(*mean_and_interval({key: own[key] - other[key] for key in own if key in other}))
@@ -142,7 +142,7 @@ def main_table(lines: Sequence[TableRow], reference: str) -> str:
 
 
 def task_table(scores: Iterable[TaskScore], columns: Sequence[tuple[str, str]]) -> str:
-    """Return a row per unseen task and a column per method and mode, mean ± deviation."""
+    """Return a table with a row per unseen task and a column per method and mode."""
     cells: dict[str, dict[tuple[str, str], list[float]]] = {}
     for item in scores:
         found = cells.setdefault(item.task, {}).setdefault((item.method, item.mode), [])
@@ -155,18 +155,18 @@ def task_table(scores: Iterable[TaskScore], columns: Sequence[tuple[str, str]]) 
 
 
 def label(method: str, mode: str) -> str:
-    """Return the name of a method that was adapted in a mode."""
+    """Return the label of a method and adaptation mode."""
     return method if mode == "all" else f"{method}: {mode}"
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose first column is text and whose others are numbers."""
+    """Return a Markdown table; the first column is text, the others are numbers."""
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def flat_row(row: TaskScore | TableRow) -> Mapping[str, object]:
-    """Return a row of a CSV file, with separate columns for intervals."""
+    """Return a row for a CSV file, with separate columns for intervals."""
     flat: dict[str, object] = {}
     for name, value in row._asdict().items():
         if isinstance(value, Mean):
@@ -177,7 +177,7 @@ def flat_row(row: TaskScore | TableRow) -> Mapping[str, object]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return ``mean ± deviation`` of the scores that are defined, or the score, or nothing."""
+    """Return ``mean ± deviation`` of the defined scores, a single score, or an empty text."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return "NaN" if values else ""
@@ -196,7 +196,7 @@ def _number(value: float, digits: int = 1) -> str:
 
 
 def mean_cell(value: Mean) -> str:
-    """Return a difference and its interval, with signs."""
+    """Return a difference with its interval, both signed."""
     if math.isnan(value.mean):
         return ""
     interval = "" if math.isnan(value.low) else f" [{value.low:+.1f}, {value.high:+.1f}]"

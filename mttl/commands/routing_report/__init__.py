@@ -1,1 +1,1 @@
-"""What `mttl plot` prints and reads of the routing of a run."""
+"""Data and tables of `mttl plot`."""

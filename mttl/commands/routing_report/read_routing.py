@@ -1,4 +1,4 @@
-"""The routing of a run, with the categories, factors and rows of its tasks."""
+"""Read the routing of a run, with the categories and factors of its tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from mttl.training.text_to_text import TextToTextModule
 
 
 def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
-    """Return how the tokens of each task are shared among experts, as if tasks were routed so."""
+    """Return each task's shares of its tokens among experts, as a routing record."""
     record = tokens.as_routing()
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
     return RoutingView(record, categories, members=members)
@@ -47,9 +47,9 @@ def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
 def read_view(
     folder: Path, adapted: Sequence[str] = (), backbone: str | None = None
 ) -> RoutingView:
-    """Read the routing of a run and the categories of its tasks.
+    """Return the routing of a run and the categories of its tasks.
 
-    If only tokens are routed, it is the share of experts among the tokens of each task.
+    If only tokens are routed, it is each task's share of tokens per expert.
     """
     tokens_only = has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file()
     saved = None if tokens_only else find_inventory(folder) and read_inventory(folder)
@@ -59,9 +59,9 @@ def read_view(
     record = read_token_record(folder).as_routing() if tokens_only else read_record(folder)
     problem = ""
     if len(record.tasks) + len(adapted) < 2:
-        problem = "has one task only, and figures compare tasks"
+        problem = "has only one task; figures compare at least two"
     elif tokens_only and adapted:
-        problem = "routes tokens only: adapted tasks have no row there"
+        problem = "routes only tokens, so --adapted has no routing weights to show"
     if problem:
         raise TaskError(f"'{folder}' {problem}")
     trails: dict[str, np.ndarray] = {}
@@ -75,7 +75,7 @@ def read_view(
 
 
 def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
-    """Return the names of the members that are the skills of a run of a library, in their order."""
+    """Return the names of the library members that are a run's skills, in order."""
     path = folder / MEMBERS
     if not path.is_file():
         return ()
@@ -86,9 +86,9 @@ def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
 def with_adapted(
     record: RoutingRecord, adapted: Sequence[str], backbone: str | None
 ) -> RoutingRecord:
-    """Return the routing of a run and, behind it, of tasks that were adapted from it.
+    """Return the routing of a run, followed by that of its adapted tasks.
 
-    A task whose name is there already is called after its folder, and those above it if need be.
+    Adapted tasks with an existing name are named after their folder path.
     """
     tasks, weights, likely = [*record.tasks], [record.weights], [record.probabilities]
     for folder in adapted:
@@ -98,8 +98,8 @@ def with_adapted(
         if row.shape[::2] != record.weights.shape[::2]:
             own, whole = row.shape, record.weights.shape
             raise CheckpointError(
-                f"'{folder}' has a router of {own[0]} groups and {own[2]} skills, and "
-                f"'{record.folder}' {whole[0]} and {whole[2]}: their rows cannot be compared"
+                f"'{folder}' has a router with {own[0]} groups and {own[2]} skills, but "
+                f"'{record.folder}' has {whole[0]} and {whole[2]}; they cannot be compared"
             )
         (task,) = built.tasks
         parts = Path(folder).resolve().parts
@@ -113,9 +113,9 @@ def with_adapted(
 
 
 def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
-    """Return the category of every task: of the gym's TASKS.csv, else of CrossFit's table.
+    """Return the category of every task, from the gym's TASKS.csv or CrossFit's table.
 
-    That of a level of BabyAI is what it asks for.
+    The category of a BabyAI level is its competencies.
     """
     settings = read_settings(folder)
     if settings is not None and not isinstance(settings, Config):
@@ -128,10 +128,10 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
 
 
 def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
-    """Return the known factors of the tasks: by name of a factor, its value for every task.
+    """Return the known factors of the tasks: a value per task, by factor.
 
-    They stand in the column `factors` of the gym's TASKS.csv as ``name=value name=value``. A factor
-    that a task lacks, or that has one value only, is left out.
+    They come from the column `factors` of TASKS.csv (``name=value name=value``). Factors without a
+    value for every task, or with a single value, are omitted.
     """
     factors: list[dict[str, str]] = []
     column = gym_column(read_settings(folder), "factors")
@@ -149,13 +149,13 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 
 
 def read_settings(folder: Path) -> Section | None:
-    """Return the configuration of a run, if its folder has one."""
+    """Return the configuration of a run, or None."""
     config = folder / "config.yaml"
     return load_any_config([str(config)], plugins=LEAVE) if config.is_file() else None
 
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:
-    """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
+    """Return the non-empty entries of a column of TASKS.csv, by task."""
     table = gym_folder(settings) / "TASKS.csv" if isinstance(settings, Config) else None
     rows = read_table(table, TaskError) if table is not None and table.exists() else []
     return {
@@ -166,7 +166,7 @@ def gym_column(settings: Section | None, column: str) -> dict[str, str]:
 
 
 class OpenRun(NamedTuple):
-    """A trained run on text in evaluation mode, with the rows of its tasks."""
+    """A trained run in evaluation mode, with the rows of its tasks."""
 
     config: Config
     built: Built
@@ -178,14 +178,14 @@ class OpenRun(NamedTuple):
 def open_run(
     run: Path, advice: str, backbone: str | None = None, seed: int = 0, **settings: Any
 ) -> OpenRun:
-    """Return a run and its rows; settings replace those of the section ``data``.
+    """Return a run and its rows; ``settings`` replace those of the section ``data``.
 
-    Without a configuration of a training on text, a `CheckpointError` ends with the advice.
+    If the run has no configuration for text, the `CheckpointError` ends with ``advice``.
     """
     config = read_settings(run)
     if not isinstance(config, Config):
         raise CheckpointError(
-            f"'{run}' has no config.yaml of a training on text, so its rows are not known: {advice}"
+            f"'{run}' has no config.yaml of text-to-text tasks, so its rows are unknown: {advice}"
         )
     built, gym = load_run(run, backbone=backbone), open_gym(config)
     module = TextToTextModule(

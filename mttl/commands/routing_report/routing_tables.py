@@ -1,4 +1,4 @@
-"""Tables of the routing of a run, and of the cosines between the gradients of its tasks."""
+"""Tables of a run's routing and of the cosines between its tasks' gradients."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ MOST_PAIRS = 5
 
 
 def statistics_table(view: RoutingView, *, every: bool = True) -> TextTable:
-    """Return the mean routing statistics, by default below those of every group of layers."""
+    """Return a table of routing statistics: means, by default below those of every group."""
     table = TextTable(f"Routing of {view.name}").words("layers").numbers(*STATISTICS)
     if every:
         for group, values in zip(view.record.groups, view.statistics, strict=True):
@@ -34,16 +34,16 @@ def statistics_table(view: RoutingView, *, every: bool = True) -> TextTable:
     for stack, values in stack_means(view.statistics, view.record.groups).items():
         table.add("mean" if stack == ALL else f"mean, {stack}", then=values)
     table.caption = (
-        "discreteness: 1 binary, 0 undecided; active cells: their share; usage: 1 all skills "
-        f"equally; effective skills: number that a task mixes, of {view.record.weights.shape[2]}"
-        + ("" if every else "; --all shows every group of layers")
+        "discreteness: 1 is binary, 0 undecided; active cells: their fraction; usage: 1 if all "
+        f"skills are used equally; effective skills: number (of {view.record.weights.shape[2]}) "
+        "that a task mixes" + ("" if every else "; --all shows every group of layers")
     )
     return table
 
 
 def likeness_table(view: RoutingView, n_adapted: int) -> TextTable:
-    """Return which tasks of the run the adapted ones, the last, are routed like."""
-    table = TextTable("Tasks that are routed like the adapted ones").words("adapted task")
+    """Return a table of the tasks with routing most similar to each adapted task's."""
+    table = TextTable("Tasks with routing similar to the adapted tasks").words("adapted task")
     table.words("most similar tasks, with the correlation of routing weights")
     tasks = view.record.tasks
     n_known = len(tasks) - n_adapted
@@ -55,8 +55,8 @@ def likeness_table(view: RoutingView, n_adapted: int) -> TextTable:
 
 
 def load_table(tokens: TokenRoutingRecord) -> TextTable:
-    """Return how evenly the experts of every layer are used, and what decides their choice."""
-    table = TextTable("Experts that tokens choose").words("layers")
+    """Return a table of how evenly experts are used, and what determines their choice."""
+    table = TextTable("Expert choice of tokens").words("layers")
     table.numbers("load entropy", "dropped", "bits", "by task", "by token before", "by token")
     columns = np.stack(
         [
@@ -70,32 +70,33 @@ def load_table(tokens: TokenRoutingRecord) -> TextTable:
     table.add_section()
     table.add("mean", then=columns.mean(0).tolist())
     table.caption = (
-        "load entropy: 1 equal loads, 0 one expert; dropped: share of choices without room; bits: "
-        "entropy of the choice, and what task, preceding token and token tell about it"
+        "load entropy: 1 for equal loads, 0 for one expert; dropped: fraction of choices beyond "
+        "capacity; bits: entropy of the choice, and information from task, preceding token and "
+        "token"
     )
     return table
 
 
 def expert_table(tokens: TokenRoutingRecord) -> TextTable:
-    """Return which tokens choose the experts of the layer whose choice depends most on tokens.
+    """Return a table of the experts' most frequent tokens, in the most token-dependent layer.
 
-    After the table of Lewis et al. (BASE layers, arXiv:2103.16716), which lists the tokens before.
+    After the table of Lewis et al. (BASE layers, arXiv:2103.16716), which lists preceding tokens.
     """
     layer = int((tokens.token_bits + tokens.previous_bits).argmax())
     table = TextTable(f"Experts of {tokens.layers[layer]}").numbers("expert", "load")
-    table.words("tokens that chose it most (share of theirs; after what)")
-    table.words("commonest tokens before")
+    table.words("most frequent tokens (fraction of their choices; after what)")
+    table.words("most frequent preceding tokens")
     for expert, load in enumerate(tokens.loads()[layer]):
         table.add(expert, f"{load:.1%}", then=expert_tokens(tokens, layer, expert, n=5))
-    table.caption = "the layer whose tokens tell most about their expert; --html shows all layers"
+    table.caption = "layer whose tokens are most informative; mttl explore shows all"
     return table
 
 
 def comparison_table(
     view: RoutingView, other: RoutingView | None, factors: Mapping[str, Sequence[str]]
 ) -> TextTable:
-    """Return how routing fits categories, known factors and another run, compared with chance."""
-    table = TextTable("Beside chance").words("").numbers("value", "chance", "95 %", "p")
+    """Return permutation tests of routing against categories, factors and another run."""
+    table = TextTable("Permutation tests").words("").numbers("value", "chance", "95 %", "p")
 
     def add(name: str, found: PermutationTest) -> None:
         table.add(name, found.value, found.mean, found.percentile_95, found.p_value)
@@ -108,21 +109,21 @@ def comparison_table(
         agreement = category_agreement(view.similarity[np.ix_(known, known)], categories)
         add(f"clusters of tasks and their {n_categories} categories (AMI)", agreement)
     else:
-        notes.append("no categories: TASKS.csv of the gym names fewer than two")
+        notes.append("no categories: TASKS.csv has fewer than two")
     for name, values in factors.items():
         what = f"clusters of tasks and the {len(set(values))} values of {name} (AMI)"
         add(what, category_agreement(view.similarity, values))
     if factors:
         others = " among tasks equal in the other factors" if len(factors) > 1 else ""
-        notes.append(f"of skills and pairs over 100{others}")
+        notes.append(f"for skills and pairs, 100 permutations{others}")
     recovered = factor_recovery(view.record.probabilities, factors) if factors else {}
     for name, found in recovered.items():
         if found is None:
             notes.append(f"{name} cannot be separated from the other factors")
             continue
         add(f"matched skills and {name} (AMI)", found.agreement)
-        add(f"matched skills tell {name} (AUC)", found.matching)
-        add(f"pairs of one {name} have similar routing (AUC)", found.pairs)
+        add(f"matched skills predict {name} (AUC)", found.matching)
+        add(f"pairs with equal {name} have similar routing (AUC)", found.pairs)
     if other is not None:
         correlation = matched_correlation(view.record.weights, other.record.weights)[1]
         add(f"matched skills of {other.name} (correlation)", correlation)
@@ -131,22 +132,21 @@ def comparison_table(
 
 
 def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
-    """Return the cosines between the gradients of all tasks, with respect to the skills.
+    """Return the cosines between the tasks' gradients with respect to the skills.
 
-    They are computed after training, in evaluation mode, on ``n_rows`` training rows of each task.
-    All gradients are in memory at once. Negative cosines show interference in shared skills.
+    They are computed in evaluation mode on ``n_rows`` training rows per task. All gradients are
+    kept in memory. Negative cosines show interference in shared skills.
 
     References:
         Yu et al., *Gradient Surgery for Multi-Task Learning*, NeurIPS 2020, arXiv:2001.06782.
-        Caccia et al., arXiv:2211.03831, explain multi-head routing by better aligned gradients.
+        Caccia et al., arXiv:2211.03831, attribute gains of multi-head routing to aligned gradients.
     """
-    opened = open_run(run, "leave --gradients out", max_rows=n_rows)
+    opened = open_run(run, "remove --gradients", max_rows=n_rows)
     module, data = opened.module, opened.data
     inventories = [layer.inventory for layer in module.model.skilled_layers().values()]
     if not inventories:
         raise CheckpointError(
-            f"'{run}' has no skills that tasks mix, only experts that tokens choose: leave "
-            "--gradients out"
+            f"'{run}' has no skills, only experts that tokens choose; remove --gradients"
         )
     module.requires_grad_(False)
     # Parameters may be shared by layers.
@@ -170,7 +170,7 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
 def gradient_table(
     cosines: Float[np.ndarray, "T T"], tasks: Sequence[str], categories: Sequence[str]
 ) -> TextTable:
-    """Return how aligned tasks are, in all, within and between categories, and who conflicts."""
+    """Return a table of gradient cosines overall, within and between categories."""
     one, other = np.triu_indices(len(tasks), 1)
     values, names = cosines[one, other], np.array(categories)
     within = names[one] == names[other]
@@ -178,8 +178,8 @@ def gradient_table(
     table.numbers("mean", "below 0")
     for name, chosen in (
         ("all", np.ones_like(within)),
-        ("of one category", within),
-        ("of two categories", ~within),
+        ("within a category", within),
+        ("between categories", ~within),
     ):
         if chosen.any():
             table.add(name, float(values[chosen].mean()), f"{(values[chosen] < 0).mean():.0%}")

@@ -1,1 +1,1 @@
-"""Building a gym: where records are, how they become lines, and the few-shot files."""
+"""Build a gym: read records, convert them to lines, and write few-shot files."""

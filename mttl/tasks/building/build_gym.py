@@ -1,12 +1,10 @@
-"""The tasks of a gym, each from its source to files that are verified.
+"""Build and verify the files of tasks.
 
-Files are written whole or not at all, the ones of a task first and then ``.built.json``, which has
-their MD5 sums and says what they were made from. So a second start knows what is complete, and what
-was damaged or is of another definition since.
+Files are written atomically, and after them ``.built.json`` with their MD5 sums and the fingerprint
+of their definition. Later builds thereby recognise complete, damaged and outdated files.
 
-Where several processes build, every task has one of its own. One that dies, for want of memory for
-example, costs its task; an error in one does not stop the others. A disk that is full or must not
-be written ends all, for every task would meet it.
+With several workers each task has its own process. If a process dies, for example for lack of
+memory, or raises an error, only its task fails. If the disk is full or read-only, the build stops.
 """
 
 import hashlib
@@ -39,12 +37,12 @@ Status = Literal["verified", "built", "differs", "incomplete", "unavailable", "f
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task, and why, where that needs words.
+    """Status of a task after a build or a check, with details.
 
-    ``verified``: all files have their published sums; ``built``: complete, and nothing is published
-    to compare with; ``differs``: complete, with other sums; ``incomplete``: files are missing;
-    ``unavailable``: its records cannot be had; ``failed``: a record is malformed. It was
-    ``skipped`` if it was there already.
+    ``verified``: all files have their published sums; ``built``: complete, without published sums;
+    ``differs``: complete, with other sums; ``incomplete``: files are missing; ``unavailable``: its
+    records cannot be obtained; ``failed``: a record is malformed. ``skipped``: it was complete
+    before.
     """
 
     task: str
@@ -54,7 +52,7 @@ class Outcome:
 
 
 class _Built(Record):
-    """The content of ``.built.json``: what the files were made from, and their MD5 sums."""
+    """Content of ``.built.json``: fingerprint of the definition, and MD5 sums."""
 
     made_from: str | None = None
     files: dict[str, str] = Field(default_factory=dict)
@@ -80,14 +78,14 @@ def build_task(
         status = "unavailable" if isinstance(error, UnavailableError) else "failed"
         return Outcome(task.name, status, str(error))
     except OSError as error:
-        error.filename = error.filename or str(folder)  # a failed write does not name its file
+        error.filename = error.filename or str(folder)  # a failed write has no file name
         raise
     finally:
         if not any(folder.iterdir()):
             folder.rmdir()
     record = _read_record(folder)
     before = record.files if record.made_from == made_from else {}
-    for name in record.files.keys() - before.keys() - sums.keys():  # of another definition
+    for name in record.files.keys() - before.keys() - sums.keys():  # files of another definition
         (folder / name).unlink(missing_ok=True)
     _Built(made_from=made_from, files=before | sums).write(folder / RECORD)
     return _compared(task, sums)
@@ -96,7 +94,7 @@ def build_task(
 def check_task(
     task: Task, out: Path, *, samples: Sequence[int] = SAMPLES, made_from: str | None = None
 ) -> Outcome:
-    """Compare the files of a task with the published sums, and with those of when it was built."""
+    """Return the status of a task's files, compared with published and recorded sums."""
     folder = out / task.name
     names = file_names(task, samples)
     absent = [name for name in names if not (folder / name).is_file()]
@@ -109,14 +107,14 @@ def check_task(
     record = _read_record(folder)
     damaged = [name for name, md5 in sums.items() if record.files.get(name) != md5]
     if record.files and damaged:
-        return Outcome(task.name, "incomplete", f"{damaged[0]} is not as it was built")
+        return Outcome(task.name, "incomplete", f"{damaged[0]} has changed since it was built")
     if made_from is not None and record.made_from != made_from:
-        return Outcome(task.name, "incomplete", "the files were made from something else")
+        return Outcome(task.name, "incomplete", "the definition or the source files have changed")
     return outcome
 
 
 def count_files(task: Task, out: Path, samples: Sequence[int] = SAMPLES) -> tuple[int, int]:
-    """Return how many files of a task there are, and how many there should be."""
+    """Return the numbers of existing and of expected files."""
     names = file_names(task, samples)
     return sum((out / task.name / name).is_file() for name in names), len(names)
 
@@ -129,9 +127,9 @@ def _compared(task: Task, sums: Mapping[str, str]) -> Outcome:
     other = [name for name in known if sums[name] != published[name]]
     if not other:
         return Outcome(task.name, "verified")
-    detail = f"{len(other)} of {len(known)} files are not as published"
+    detail = f"{len(other)} of {len(known)} files differ from the published ones"
     if not task.reproducible:
-        detail += "; the published order of several right answers is not known"
+        detail += "; the published order of reference answers is unknown"
     return Outcome(task.name, "differs", detail)
 
 
@@ -141,7 +139,7 @@ def _md5(path: Path) -> str:
 
 
 def _read_record(folder: Path) -> _Built:
-    """Return what the files were made from, and their sums; empty where that is not known."""
+    """Return the build record of a task; empty if there is none."""
     with suppress(MttlError):
         return _Built.read(folder / RECORD)
     return _Built()
@@ -156,18 +154,18 @@ def build_many(
     n_workers: int = 1,
     build: Callable[..., Outcome] = build_task,
 ) -> Iterator[Outcome]:
-    """Build tasks into a gym, and yield the outcome of each when it has ended.
+    """Build tasks into a gym, and yield the outcome of each when it has finished.
 
     Args:
-        tasks: The tasks.
-        out: The gym.
-        samples: Which few-shot samples.
-        raw: A folder of raw records to take in place of the hub.
-        n_workers: How many processes; 1: none but this one.
-        build: Builds one task; a function of a module where there are several processes.
+        tasks: Tasks to build.
+        out: Folder of the gym.
+        samples: Few-shot samples.
+        raw: Folder of raw records to use instead of the hub.
+        n_workers: Number of processes; 1 uses only this process.
+        build: Function that builds one task; must be importable with several processes.
 
     Raises:
-        OSError: If the disk refuses to be written, once the processes have left.
+        OSError: If the disk is full or read-only, after the processes have stopped.
     """
     one = partial(_guarded, build, out=out, samples=samples, raw=raw)
     if n_workers == 1 or len(tasks) == 1:
@@ -177,7 +175,7 @@ def build_many(
 
 
 def _guarded(build: Callable[..., Outcome], task: Task, **options: Any) -> Outcome:
-    """Build a task; an unexpected error becomes its outcome, and other tasks go on."""
+    """Build a task; unexpected errors become its outcome."""
     try:
         return build(task, **options)
     except Exception as error:
@@ -190,7 +188,7 @@ def _in_processes(
     tasks: Sequence[Task], one: Callable[[Task], Outcome], n_workers: int
 ) -> Iterator[Outcome]:
     context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    if sys.platform != "win32":  # processes are copies of one that has imported what they need
+    if sys.platform != "win32":  # fork from a process that has imported this module
         context.set_forkserver_preload([__name__])
     waiting = list(reversed(tasks))
     running: dict[Any, tuple[Any, Task]] = {}
@@ -207,8 +205,8 @@ def _in_processes(
                 try:
                     answer = connection.recv()  # type: ignore[union-attr]
                 except (EOFError, ConnectionError):
-                    name, why = running[connection][1].name, "was there too little memory?"
-                    answer = Outcome(name, "failed", f"its process died; {why}")
+                    name, why = running[connection][1].name, "possibly for lack of memory"
+                    answer = Outcome(name, "failed", f"its process died, {why}")
                 if isinstance(answer, OSError):
                     raise answer
                 del running[connection]
@@ -222,8 +220,8 @@ def _in_processes(
 
 
 def _serve(connection: Connection, one: Callable[[Task], Outcome], task: Task) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and decides
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # removes files that are half written
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # removes incomplete files
     try:
         answer: Any = one(task)
     except OSError as error:

@@ -1,11 +1,10 @@
-"""The records of a task's source: from the Hugging Face hub, a folder of raw records, or own files.
+"""Read the records of a task's source: from the Hugging Face hub, raw files, or custom files.
 
-A folder of raw records holds ``<data set>__<configuration, or default>/<split>.jsonl[.gz]``, all
-records of a split in the hub's order, with the hub's field names.
+A folder of raw records has ``<data set>__<configuration, or default>/<split>.jsonl[.gz]`` with all
+records of a split in the hub's order, and the hub's field names.
 
-Loading scripts no longer run; where a data set is one, the hub's own conversion to Parquet is read
-(its revision ``refs/convert/parquet``). Where less than half of a data set is needed, it is
-streamed, so that the rest is never loaded.
+Loading scripts no longer run; for such data sets the hub's conversion to Parquet is read (revision
+``refs/convert/parquet``). If less than half of a data set is needed, it is streamed.
 """
 
 import os
@@ -27,12 +26,12 @@ from mttl.tasks.template import Record
 ADDRESS = "https://huggingface.co"
 PARQUET = "refs/convert/parquet"
 _SECONDS_TO_ANSWER = 10
-# What the libraries between this one and the hub are called, or begin with: httpx, httpx2.
+# Prefixes of the libraries between `datasets` and the hub.
 _HTTP_LIBRARIES = ("aiohttp", "httpcore", "httpx", "requests")
 
 
 class UnavailableError(TaskError):
-    """The records of a task cannot be had here; the message says why, and how to get them."""
+    """The records of a task cannot be obtained; the message has the reason and a remedy."""
 
 
 class _ScriptOnlyError(UnavailableError):
@@ -47,7 +46,7 @@ def open_records(source: Source, split: str, raw: Path | None = None) -> Iterato
     """Return the records of one split.
 
     Raises:
-        UnavailableError: If they cannot be had; the message says why and what to do.
+        UnavailableError: If they cannot be obtained; the message has the reason and a remedy.
         TaskError: If a file cannot be read as records.
     """
     if source.path is None:
@@ -60,7 +59,7 @@ def open_records(source: Source, split: str, raw: Path | None = None) -> Iterato
 
 
 def _raw_file(source: Source, split: str, raw: Path) -> Path:
-    # The hub has put most sets into the folder of their makers since; the rest of the name is kept.
+    # The hub has moved most data sets into their owners' namespaces; the name itself is unchanged.
     name = (source.path or "").rsplit("/", 1)[-1]
     path = raw / f"{name}__{source.config or 'default'}" / f"{split}.jsonl"
     for file in (path.with_name(f"{path.name}.gz"), path):
@@ -70,7 +69,7 @@ def _raw_file(source: Source, split: str, raw: Path) -> Path:
 
 
 def local_files(source: Source, raw: Path | None) -> list[Path]:
-    """Return the files that a source is read from, where it is read from files that exist."""
+    """Return the existing files that a source is read from."""
     if source.path is None:
         return [path for path in map(Path, source.splits) if path.is_file()]
     try:
@@ -80,27 +79,27 @@ def local_files(source: Source, raw: Path | None) -> list[Path]:
 
 
 def hub_in_reach() -> bool:
-    """Return whether the hub answers; asked once, it spares every data set a wait of 20 seconds."""
-    address = os.environ.get("HF_ENDPOINT") or ADDRESS  # as the library has it
+    """Return whether the hub is reachable; avoids a wait of 20 seconds per data set."""
+    address = os.environ.get("HF_ENDPOINT") or ADDRESS  # as in the library
     request = urllib.request.Request(address, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
     except urllib.error.HTTPError:
-        return True  # a refusal is an answer
+        return True  # a rejection is a response
     except OSError as error:
-        # A certificate that is doubted here may be trusted by the library, which has its own list.
+        # The library has its own list of certificates.
         return isinstance(getattr(error, "reason", None), ssl.SSLError)
     return True
 
 
 def hub_records(source: Source, split: str) -> Iterator[Record]:
-    """Return the records of one split, from the first of the names of a data set that has them.
+    """Return the records of one split, from the first working name of a data set.
 
-    If none leads to them, an `UnavailableError` has the reason for each.
+    If all names fail, an `UnavailableError` has the reason for each.
     """
     reasons: list[str] = []
     names = [(str(source.path), source.revision), *((name, None) for name in source.mirrors)]
-    # A name without an owner is of the hub's first years; today's libraries refuse most of them.
+    # Names without an owner are old; current libraries reject most of them.
     names.sort(key=lambda pair: "/" not in pair[0])
     for name, revision in names:
         try:
@@ -110,13 +109,13 @@ def hub_records(source: Source, split: str) -> Iterator[Record]:
                 return _load(source, name, PARQUET, split)
             except UnavailableError as error:
                 reasons.append(f"'{name}' is a loading script, which no longer runs, and {error}")
-        except _OutOfReachError as error:  # other names are as far
+        except _OutOfReachError as error:  # other names are unreachable too
             reasons.append(str(error))
             break
         except UnavailableError as error:
             reasons.append(str(error))
     page = f"{ADDRESS}/datasets/{names[0][0]}"
-    raise UnavailableError(f"{'; '.join(reasons)}. By hand: {page}, then --raw")
+    raise UnavailableError(f"{'; '.join(reasons)}. Download it from {page}, then use --raw")
 
 
 def _load(source: Source, name: str, revision: str | None, split: str) -> Iterator[Record]:
@@ -124,7 +123,7 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Iterat
 
     with _explained(name), _no_bars():
         if revision == PARQUET:
-            # Files are named, and loaded as files: the data set itself would be its script again.
+            # Files are loaded directly, because the data set itself would run its script.
             folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
             files = {split: f"{folder}/{source.config or '*'}/{split}/*.parquet"}
             return _read(datasets.load_dataset("parquet", data_files=files, split=split), name)
@@ -135,7 +134,7 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Iterat
 
 
 def _read(data: Any, name: str) -> Iterator[Record]:
-    """Yield the records of a table, or of a stream that is fetched while it is read."""
+    """Yield the records of a table or a stream."""
     with _explained(name):
         for columns in data.iter(1000):
             for values in zip(*columns.values(), strict=True):
@@ -143,7 +142,7 @@ def _read(data: Any, name: str) -> Iterator[Record]:
 
 
 def _small_part(splits: Any, source: Source) -> bool:
-    """Return whether the source's splits are less than half of all, as far as that is known."""
+    """Return whether the source's splits are known to be less than half of the data set."""
     sizes = {name: info.num_bytes or 0 for name, info in (splits or {}).items()}
     wanted = sum(sizes.get(name, 0) for name in {source.train, source.test})
     return 2 * wanted < sum(sizes.values())
@@ -151,7 +150,7 @@ def _small_part(splits: Any, source: Source) -> bool:
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """Silence the bars of the library: several processes would write them over each other's."""
+    """Disable the library's progress bars, which would overlap in several processes."""
     import datasets
 
     disabled = datasets.are_progress_bars_disabled()
@@ -165,7 +164,7 @@ def _no_bars() -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn an error of the library, but for one of the disk, into an `UnavailableError`."""
+    """Turn errors of the library, except disk errors, into an `UnavailableError`."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -181,21 +180,21 @@ def _explained(name: str) -> Iterator[None]:
         kind, why = UnavailableError, ""
         match error:
             case RuntimeError() if "scripts are no longer supported" in message:
-                kind, why = _ScriptOnlyError, "is a loading script"
+                kind, why = _ScriptOnlyError, "uses a loading script"
             case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
                 kind = _OutOfReachError
             case DatasetNotFoundError() if "gated" in message:
-                why = "is gated: accept its terms on its page, then log in with `hf auth login`"
+                why = "is gated; accept its terms on its page, then log in with `hf auth login`"
             case DatasetNotFoundError():
                 why = f"is not on the hub ({message})"
             case HfHubHTTPError():
-                why = f"was refused by the hub ({message})"
+                why = f"was rejected by the hub ({message})"
             case DatasetsError() | OSError() | ValueError():
-                # No such configuration, split or file; or files that are damaged, or no table.
+                # Unknown configuration, split or file; or damaged files.
                 why = f"cannot be loaded ({message})"
             case _ if type(error).__module__.startswith(_HTTP_LIBRARIES):
                 kind = _OutOfReachError
             case _:
                 raise
-        no_way = "there is no way to the hub, or HF_HUB_OFFLINE is set"
+        no_way = "the hub is unreachable, or HF_HUB_OFFLINE is set"
         raise kind(f"'{name}' {why}" if why else no_way) from error

@@ -2,6 +2,7 @@
 
 import html
 import re
+from importlib import import_module
 from importlib.util import find_spec
 
 # Formulas of more characters scroll on a phone.
@@ -24,9 +25,7 @@ def _formula(latex: str, display: str) -> str:
     text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", latex)).split())
     if find_spec("latex2mathml") is None:
         return f"<code>{html.escape(text)}</code>"
-    from latex2mathml.converter import convert
-
     if "&" in text:  # lines that are aligned
         text = rf"\begin{{matrix}}{text}\end{{matrix}}"
-    drawn = convert(text, display=display)
+    drawn = import_module("latex2mathml.converter").convert(text, display=display)
     return f'<span class="formula">{drawn}</span>' if len(text) > LONG else drawn

@@ -81,8 +81,8 @@ def test_messages_are_read_from_tables_and_problems() -> None:
 def test_there_is_a_page_with_messages_of_every_package() -> None:
     """It has what troubleshooting quotes."""
     pages = MESSAGES.messages_pages(ROOT)
-    assert "another comparison is at work in '{out}'" in pages["mttl.commands"]
-    assert "'{path}' exists already and is never overwritten" in pages["mttl.checkpoints"]
+    assert "another mttl compare writes to '{out}'" in pages["mttl.commands"]
+    assert "the run folder '{path}' already exists" in pages["mttl.checkpoints"]
     assert "skills.kind 'none' needs a section moe" in pages["mttl.config"]
     assert all(f"({name}.md)" in pages["index"] for name in pages if name != "index")
     page = "".join(pages.values())

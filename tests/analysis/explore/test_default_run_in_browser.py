@@ -63,7 +63,7 @@ def served(*given: object) -> Iterator[str]:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         told = process.stderr.read()
-        assert "finishing what was accepted" in told
+        assert "finishing accepted requests; press again to stop immediately" in told
         assert "Traceback" not in told
     finally:
         process.kill()
@@ -142,7 +142,7 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
         slide(page, "share-0", 0)
         assert "0.00 copy + 0.50 twice" in ask(page, "cab")
         slide(page, "share-1", 0)
-        assert "all shares of tasks are 0" in ask(page, "cab")
+        assert "all fractions of tasks are 0; set at least one above 0" in ask(page, "cab")
         page.click("#live-mix button")
         assert len(page.all("#live-mix input[type=range]")) == 1
         page.click("#live-ways input[value=skills]")
@@ -155,8 +155,10 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
         assert len(page.all("#live-past li")) == 6
 
         # Errors are reported in words.
-        assert "at most 24 are allowed, as in training" in ask(page, "ab" * 40)
-        assert "a question is empty" in ask(page, " ")
+        assert "tokens with its prefix and template; the maximum is 24, as in" in ask(
+            page, "ab" * 40
+        )
+        assert "; every input must contain text" in ask(page, " ")
         page.run("live.way = 'skills'; live.weights[1] = NaN")
         assert "Input should be a valid number" in ask(page, "cab")
         page.run("document.getElementById('live-task').selectedOptions[0].value = 'none'")
@@ -181,7 +183,7 @@ def test_tokens_are_coloured_by_their_experts(driver: Any, tmp_path: Path) -> No
         assert re.fullmatch(r"\d\+\d", tokens[0].find_element("css selector", "small").text)
         colour = "return getComputedStyle(arguments[0]).backgroundColor"
         assert page.run(colour, tokens[0]) != "rgba(0, 0, 0, 0)"
-        assert "routes tokens only" in page.text("#live-mix")
+        assert "The run routes only tokens" in page.text("#live-mix")
         disabled = [choice.get_property("disabled") for choice in page.all("#live-ways input")]
         assert disabled == [False, True, True]
         choose(page, "live-layer-0", "1")

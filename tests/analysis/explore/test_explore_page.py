@@ -138,7 +138,7 @@ def test_the_command_writes_what_is_there(write_run, tmp_path, capsys) -> None:
     both = tmp_path / "both.html"
     assert run_command(lambda: SCRIPT.main([str(run), str(other), "--html", str(both)])) == 0
     assert [found["name"] for found in data_of(both.read_text())] == ["run", "other"]
-    with pytest.raises(ConfigError, match="names a folder twice"):
+    with pytest.raises(ConfigError, match=" lists a folder twice; remove one"):
         SCRIPT.main([str(run), str(run)])
 
 
@@ -157,14 +157,20 @@ def test_what_is_served_is_one_run_and_says_why_it_cannot_answer(
     assert served["tasks"] == {}
     (line, reason) = served["told"]
     assert (line, reason) == (f"exploring '{run}' at /", f"The run cannot answer: {reason[23:]}")
-    assert "holds policies, which have no language model" in reason
+    assert "' has policies and no language model" in reason
     assert json.loads(re.findall(r'id="data">(.*?)</script>', served["page"])[0])["live"] == {
         "problem": reason
     }
     for given, told in (
-        ((run, str(tmp_path), "--serve"), "--serve answers from one run"),
-        ((run, "--serve", "--html", "x.html"), "--serve answers from one run"),
-        ((run, "--adapted", "x"), "--adapted is for a page that is served"),
+        (
+            (run, str(tmp_path), "--serve"),
+            "--serve takes one RUN and does not write --html; remove one of the options",
+        ),
+        (
+            (run, "--serve", "--html", "x.html"),
+            "--serve takes one RUN and does not write --html; remove one of the options",
+        ),
+        ((run, "--adapted", "x"), "--adapted needs --serve; add --serve or remove --adapted"),
     ):
         with pytest.raises(ConfigError, match=told):
             SCRIPT.main(list(given))
@@ -173,4 +179,4 @@ def test_what_is_served_is_one_run_and_says_why_it_cannot_answer(
         lambda *names: [x for x in names if x == "uvicorn"],
     )
     assert run_command(lambda: SCRIPT.main([run, "--serve"])) == USER_MISTAKE
-    assert "uvicorn must be installed: pip install uvicorn" in capsys.readouterr().err
+    assert "missing libraries; install them with: pip install uvicorn" in capsys.readouterr().err

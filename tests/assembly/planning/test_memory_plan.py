@@ -110,7 +110,7 @@ def test_ddp_copies_and_fsdp2_shares() -> None:
     shared = needs().plan("fsdp2", 4).training
     # A quarter of what is steady, three quarters of what is put together: 40 + 2 * 20.
     assert shared == {
-        **{"backbone": 23, "skills": 8, "optimizer": 15, "blocks put together": 60},
+        **{"backbone": 23, "skills": 8, "optimizer": 15, "gathered blocks": 60},
         **{"activations": 50, "gradients": 2 + 5},
     }
     # Every process keeps the scales and a layer of a shared base.
@@ -118,7 +118,7 @@ def test_ddp_copies_and_fsdp2_shares() -> None:
     shared = needs(**given).plan("fsdp2", 4, "nf4").training
     # Half a byte and a sixteenth of four per weight; plus three quarters of the scales.
     assert shared["backbone (nf4)"] == (512 + 64) // 4
-    assert (shared["scales of others"], shared["a layer in full"]) == (48, 12)
+    assert (shared["scales of other shards"], shared["one dequantised layer"]) == (48, 12)
 
 
 def test_a_step_of_the_optimizer_can_be_the_peak_and_a_tenth_is_to_spare() -> None:

@@ -63,7 +63,7 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     earlier = tmp_path / "runs" / "run" / "results.csv"
     earlier.parent.mkdir(parents=True)
     earlier.write_text("precious")
-    assert "exists already and is never overwritten" in fails()
+    assert "already exists. Continue the run with --resume" in fails()
     assert earlier.read_text() == "precious"
 
 
@@ -72,13 +72,16 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     [
         ('data.partition={"train":[copy,revers]}', "skip_missing"),
         ("backbone.kind=pretrained backbone.name=nobody/nothing", "hf download nobody/nothing"),
-        ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
+        ("skills.rnk=4", "section 'skills' has no setting 'rnk'. Did you mean 'rank'?"),
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
         ("data.samples=[7]", "7"),
         ("data.dir=nowhere", "nowhere"),
         ("data.partition=nowhere.json", "'nowhere.json'"),
-        ("data.packed_length=96", "data.packed_length (96) is for decoder-only"),
-        ("trainer.max_steps=-1 trainer.max_time=00:00:00:05", "also beside max_time"),
+        ("data.packed_length=96", "data.packed_length (96) needs a decoder-only backbone; use"),
+        (
+            "trainer.max_steps=-1 trainer.max_time=00:00:00:05",
+            "max_steps or max_epochs must be set, also with max_time, because",
+        ),
     ],
 )
 def test_wrong_settings(fails, config, overrides, message):

@@ -72,7 +72,7 @@ def test_it_resumes_and_is_adapted(runs: tuple[Path, Path], tmp_path: Path, refu
 def test_attention_has_no_plain_weights(runs: tuple[Path, Path], tmp_path: Path, refused) -> None:
     exporting = "attention chooses skills by token"
     for name, more, told in (
-        ("merge-task", [], "every token mixes skills by attention"),
+        ("merge-task", [], "skills are mixed per token; use the run in aggregation.source"),
         ("export", [], exporting),
         ("export", ["--rank", "2"], exporting),
     ):

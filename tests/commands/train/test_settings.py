@@ -74,7 +74,10 @@ def test_the_last_step_is_validated(bounds, interval, validated, config: Path, c
     assert list(column(run.metrics, "val/score")) == validated
     check_best_is_known(torch.load(run.last, weights_only=False), run)
     best = torch.load(run.best, weights_only=False)["global_step"]
-    assert f"Step {best}, best of {len(validated)} validations" in capsys.readouterr().out
+    assert (
+        f"Kept the weights of step {best}, the best of {len(validated)} val"
+        in capsys.readouterr().out
+    )
 
 
 def test_without_validation_the_last_weights_are_saved(config: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_figures_of_a_hybrid_show_both(hybrid, monkeypatch, capsys) -> None:
     assert {"heat_map.png", "tokens_heat_map.png", "statistics_over_training.png"} <= found
     assert "tokens_over_training.png" in found
     assert "SelfAttention.q" in printed
-    assert "Experts that tokens choose" in printed
+    assert "Expert choice of tokens" in printed
     assert explore.main([str(hybrid.path)]) == 0
     page = (hybrid.plots / "explore.html").read_text()
     assert "encoder.block.0.layer.0.SelfAttention.q" in page

@@ -44,11 +44,11 @@ Exception.__init__(REFUSAL, "503 Service Unavailable")
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (REFUSAL, r"'m/x' was refused by the hub \(503 Service"),
-        (ConnectionError("Couldn't reach"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
-        (ReadTimeout("slow"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
+        (REFUSAL, r"'m/x' was rejected by the hub \(503 Service"),
+        (ConnectionError("Couldn't reach"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
+        (ReadTimeout("slow"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
         (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
-        (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated: accept its terms"),
+        (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated; accept its terms"),
         (DatasetNotFoundError("it doesn't exist"), "'m/x' is not on the hub .it doesn't exist"),
     ],
 )
@@ -56,8 +56,8 @@ def test_reasons(monkeypatch, error, message):
     monkeypatch.setattr(datasets, "load_dataset_builder", raising(error))
     with pytest.raises(UnavailableError, match=message) as caught:
         hub_records(source("m/x", mirrors=("n/x",)), "train")
-    assert "By hand: https://huggingface.co/datasets/m/x, then --raw" in str(caught.value)
-    assert str(caught.value).count("no way to the hub") <= 1
+    assert "from https://huggingface.co/datasets/m/x, then use --raw" in str(caught.value)
+    assert str(caught.value).count("the hub is unreachable, or HF_HUB_OFFLINE is set") <= 1
 
 
 def test_a_connection_that_breaks_while_records_are_read(monkeypatch):
@@ -70,7 +70,7 @@ def test_a_connection_that_breaks_while_records_are_read(monkeypatch):
     found = hub_records(source("x", revision=PARQUET), "train")
     assert not datasets.are_progress_bars_disabled()  # afterwards: others may want theirs
     assert next(found) == {"text": "a"}
-    with pytest.raises(UnavailableError, match="there is no way to the hub"):
+    with pytest.raises(UnavailableError, match="the hub is unreachable, or HF_HUB_OFFLINE is set"):
         next(found)
 
 

@@ -117,7 +117,7 @@ def test_what_is_not_there(answers, question, message):
     kind, said = answers[question]
     assert kind == "UnavailableError"
     assert message in said
-    assert said.endswith(", then --raw")
+    assert said.endswith(", then use --raw")
 
 
 def test_the_hub_is_in_reach(tmp_path, monkeypatch):
