@@ -29,7 +29,7 @@ WHOLE = "dense|diff_pruning|intrinsic|sparse|supermask|head_mask"
 RULES = (
     (r"skills/(ia3|s4)\.yaml llama", "train plan", "matches no"),
     (r"router/token_(example|expert_choice)\.yaml llama", "train plan", "encoder"),
-    (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "router is of the kind"),
+    (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "its router is '"),
     (
         r"router/hyperformer\.yaml t5",
         "add-tasks",
