@@ -111,7 +111,7 @@ def test_bad_members_are_listed_and_nothing_changes(tmp_path):
         assert message in str(error.value)
     assert "good" not in str(error.value)
     assert files(tmp_path) == before
-    with pytest.raises(CheckpointError, match=r"over 'org/base' \(fingerprint f{12}\), not over"):
+    with pytest.raises(CheckpointError, match=r"is 'org/base' \(fingerprint f{12}\), not"):
         add_members(tmp_path, BASE.model_copy(update={"fingerprint": "0" * 64}), [member("good")])
     assert files(tmp_path) == before
     with pytest.raises(CheckpointError, match="nothing was added"):
