@@ -335,7 +335,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={a}", f"mine={b}"),
             "--runs mine: another method has this name; choose a different name",
         ),
-        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* a common seed"),
+        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1; .* a common seed"),
         (
             ("--runs", f"x={a}", "--reference", "z"),
             "the reference z is not among the compared methods: add it to",
