@@ -343,7 +343,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={a},{begun}"), "'.*begun' has not finished; finish it with"),
         (
             ("--runs", f"mine={half[0]},{half[1]}"),
-            "half4/adapt-all' has results of 4 of the 5 tasks and samples",
+            "half4/adapt-all' has results for 4 of the 5 tasks and samples",
         ),
         (
             ("--runs", f"x={a}", "-k", "a.b=1", "--seeds", "13", "--modes"),
