@@ -87,7 +87,7 @@ def demonstrate(level: str, seed: int) -> Demonstration:
             cause = " ".join([type(error).__name__, *str(error).split()])
             problem = f"it gives up at step {len(actions) + 1} ({cause})"
             if isinstance(error, _PlannedTooLong):
-                problem = f"its planning does not end at step {len(actions) + 1}"
+                problem = f"its plan is not complete at step {len(actions) + 1}"
             raise BotFailed(problem) from error
         images.append(seen["image"])
         directions.append(seen["direction"])

@@ -143,9 +143,9 @@ class LocalVectorEnv(VectorEnv):
             game.actions = saved["actions"]
             if ended or self._digest(place) != saved["seen"]:
                 raise ValueError(
-                    f"the state has another episode of level '{self.levels[place[0]]}' than this "
-                    "version of minigrid. Install the version with which the run started, or start "
-                    "a new run"
+                    "this version of minigrid generates another episode of level "
+                    f"'{self.levels[place[0]]}' than the saved one. Install the version with which "
+                    "the run started, or start a new run"
                 )
         return observation_of(self._slots)
 

@@ -239,7 +239,7 @@ def run(job: Job, needs: list["Future[None]"]) -> None:
     """Run the commands of a case in a folder of its own, when what it needs is there."""
     case, place = job.case, job.place
     if any(need.exception() for need in needs):
-        raise MttlError(f"needs {', '.join(case.needs)}, and that failed")
+        raise MttlError(f"not run, because {', '.join(case.needs)} failed")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for need in case.needs:
@@ -267,7 +267,7 @@ def run(job: Job, needs: list["Future[None]"]) -> None:
             process.kill()
         stopped = case.stop_at is not None and (place / case.stop_at).is_file()
         if stopped and status == 0:
-            raise MttlError("ended before it could be interrupted: give it more steps")
+            raise MttlError("finished before it was interrupted: raise its number of steps")
         if status and not stopped:
             last = (place / "log.txt").read_text().strip().splitlines()[-3:]
             raise MttlError(f"{command}: {' | '.join(last)} ({place / 'log.txt'})")

@@ -147,7 +147,7 @@ def test_every_command_accepts_it(config: Path, tmp_path: Path, capfd, monkeypat
     ask = ("--adapted", str(adapted), "--in", str(tmp_path / "in.tsv"))
     forget()
     assert command("predict", *ask) == USER_MISTAKE
-    assert "' is code named by a file, which is not run automatically. If you" in " ".join(
+    assert "' is code named by a saved file, which is not run automatically. If you" in " ".join(
         capfd.readouterr().err.split()
     )
     assert command("predict", *ask, "--trust", "examples/nearby_router.py") == 0
@@ -171,7 +171,7 @@ def test_every_command_accepts_it(config: Path, tmp_path: Path, capfd, monkeypat
         assert command(*refused) == USER_MISTAKE
         assert "--trust ./examples/nearby_router.py" in " ".join(capfd.readouterr().err.split())
     with pytest.raises(
-        MttlError, match=r"' is code named by a file, which is not run automatically. If you"
+        MttlError, match=r"' is code named by a saved file, which is not run automatically. If you"
     ):
         mttl.adapt(run.path)
     assert command(*refused, "--trust", "examples/nearby_router.py") == 0
@@ -285,7 +285,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
 
     # Runs that were trained on other tasks are distinguished.
     (copies[1] / "skills" / "tasks.json").write_text(json.dumps([*trained, "further"]))
-    with pytest.raises(MttlError, match=r"more than their seeds: the training tasks \("):
+    with pytest.raises(MttlError, match=r"other than the seed: the training tasks \("):
         compare.main(told)
 
 
@@ -328,7 +328,10 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={a},{tmp_path / 'empty'}"),
             "is not a run, because it has no config.yaml",
         ),
-        (("--runs", f"mine={a},{c}"), r"differ in more than their seeds: optim\.lr \(0\.1 and"),
+        (
+            ("--runs", f"mine={a},{c}"),
+            r"differ in settings other than the seed: optim\.lr \(0\.1 and",
+        ),
         (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\), .*max_eval_rows"),
         (("--runs", f"mine={a},{a}"), "' have the same seed, 1; remove one"),
         (

@@ -104,7 +104,7 @@ def test_it_is_loaded_again_and_answers_as_it_was_scored(run: RunFolder) -> None
 def test_two_processes_share_a_base_in_four_bits(case: tuple[str, str, Path]) -> None:
     """They train, resume, answer and save as one process does."""
     if case[1] != "nf4":
-        pytest.skip("torchao cannot shard these weights; use nf4")
+        pytest.skip("torchao cannot shard these weights")
     plain = "router.relaxed=false"  # each draws its own noise
     run = train(case[2], "alone", plain, *STEPS)
     given = (plain, STEPS[1], "trainer.strategy=fsdp2", "trainer.devices=2", "data.batch_size=4")

@@ -107,15 +107,18 @@ NAMES = {
     "train": [
         (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
         (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
-        (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
+        (
+            ["-c", "crossfit.yaml", "-k", "data.dir=absent"],
+            "the folder of tasks 'absent' does not exist",
+        ),
         (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
-        (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "has no trained inventory"),
+        (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "has no trained skills"),
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "already exists. Continue"),
         (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
     ],
     "adapt": [
-        (["-c", "crossfit.yaml", "EMPTY"], "has no trained inventory"),
+        (["-c", "crossfit.yaml", "EMPTY"], "has no trained skills"),
         (["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'"),
         (["RUN", "--tasks", "verb_past"], "was trained on verb_past"),
         (["RUN", "--samples", "7"], "has no sample 7"),
@@ -126,21 +129,21 @@ NAMES = {
     "add-tasks": [
         (
             ["RUN", "--adapted", "EMPTY", "--out", "x"],
-            "has no trained inventory",
+            "has no trained skills",
         )
     ],
     "predict": [
-        (["EMPTY"], "has no trained inventory"),
+        (["EMPTY"], "has no trained skills"),
         (["EMPTY", "--top-p", "2"], " must be at most 1"),
         (["RUN", "--task", "verb_pst"], "Did you mean 'verb_past'?"),
         (["RUN", "--in", "none.tsv"], "'none.tsv' does not exist"),
     ],
-    "serve": [(["EMPTY"], "has no trained inventory")],
+    "serve": [(["EMPTY"], "has no trained skills")],
     "explore": [(["EMPTY"], "routing.npz' does not exist")],
     "plot": [
         (["EMPTY"], "routing.npz' does not exist"),
         (["RUN", "--compare", "EMPTY"], "routing.npz' does not exist"),
-        (["RUN", "--adapted", "EMPTY"], "has no trained inventory"),
+        (["RUN", "--adapted", "EMPTY"], "has no trained skills"),
     ],
     "ablate": [(["EMPTY"], "routing.npz' does not exist")],
     "compare": [
@@ -150,13 +153,16 @@ NAMES = {
         (["--runs", "mine=EMPTY"], "is not a run"),
     ],
     "export": [
-        (["EMPTY", "--all", "--out", "x"], "has no trained inventory"),
+        (["EMPTY", "--all", "--out", "x"], "has no trained skills"),
         (["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?"),
     ],
     "merge-task": [(["RUN", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'?")],
     "plan": [
         (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
-        (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the gym 'absent' does not exist"),
+        (
+            ["-c", "crossfit.yaml", "-k", "data.dir=absent"],
+            "the folder of tasks 'absent' does not exist",
+        ),
     ],
     "build": [
         (["--tasks", "glue-rt"], "Did you mean 'glue-rte'"),
@@ -178,7 +184,7 @@ NAMES = {
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],
     "babyai film": [
-        (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "has no trained inventory"),
+        (["EMPTY", "--level", "GoTo", "--out", "x.gif"], "has no trained skills"),
         (["RUN", "--level", "GoTo", "--out", "x.gif"], "has no task 'GoTo'"),
     ],
 }

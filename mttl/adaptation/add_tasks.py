@@ -34,7 +34,7 @@ def add_tasks(
     the adapted skills are appended to those of the run, for use by the new task only.
 
     Raises:
-        CheckpointError: If a task exists already, its backbone was trained, its router is of
+        CheckpointError: If a task already exists, its backbone was trained, its router is of
             another kind, or its skills cannot be combined with those of the run.
     """
     settings = read_found_settings(run)

@@ -123,7 +123,7 @@ def adapted_router(
     if "average" in (mode, init):
         return AverageRouter(*shape)
     if rows is None and init in ("expert_row", "factors", *AS_TRAINED):
-        raise ValueError(f"init '{init}' needs rows")
+        raise ValueError(f"init '{init}' needs rows (routing weights or a task)")
     given = torch.empty(0) if rows is None else rows
     if init == "expert_row":
         return ExpertRouter(*shape, matrix=given)

@@ -158,8 +158,8 @@ def plan_jobs(
             n_rows = len(gym.rows(task, "train", sample))
             if k is not None and n_rows < k:
                 raise TaskError(
-                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, but its name says "
-                    f"{k}. Build the task again"
+                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, but k is {k} in its "
+                    "name. Build the task again (mttl build)"
                 )
             if n_examples is not None and n_rows < n_examples:
                 raise TaskError(
@@ -209,9 +209,9 @@ def check_folder(
         before = read_text(source, ConfigError).strip() if source.is_file() else "unknown"
         if before != inventory:
             raise ConfigError(
-                f"the results in '{folder}' are of another inventory ({before[:12]}, now "
-                f"{inventory[:12]}): of another run, or of this run before further training. "
-                "Use another folder with --out (out= in Python), or delete this one"
+                f"the results in '{folder}' are of other skills (checksum {before[:12]}, now "
+                f"{inventory[:12]}): of another run, or of this run before further training. Use "
+                "another folder with --out (out= in Python), or delete this one"
             )
     problem = f"the results in '{folder}' were made with other settings"
     advice = "Use those, or another folder with --out (out= in Python)"

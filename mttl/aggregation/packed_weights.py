@@ -50,7 +50,7 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
         if getattr(state, "packing_format_for_cpu", False):
             raise ValueError(
                 "bitsandbytes repacked a 4-bit weight for inference, with rounded scales; load the "
-                "model again and call hold_still (mttl.aggregation.packed_weights) on it"
+                "model again and call keep_format (mttl.aggregation.packed_weights) on it"
             )
         from bitsandbytes.functional import dequantize_4bit
 
@@ -100,7 +100,7 @@ def parts(weight: Tensor) -> list[Tensor]:
     return [getattr(kept, name) for name in kept.__tensor_flatten__()[0]]
 
 
-def hold_still(model: nn.Module) -> None:
+def keep_format(model: nn.Module) -> None:
     """Prevent changes of packed weights in evaluation, and let gradients pass through all of them.
 
     On processors with bfloat16, bitsandbytes repacks 4-bit weights in the first evaluation, with

@@ -44,7 +44,7 @@ class AttachmentProbe:
                 self.plain, alone = self._run(2), self._run(1)
         except Exception as error:  # for example, it needs another device
             _log.warning(
-                "cannot test the skills, because this %s does not run here: %s", self.name, error
+                "skills not checked: a forward pass of this %s failed: %s", self.name, error
             )
             return
         self.own = [apart(*rows) for rows in zip(self.plain, alone, strict=True)]

@@ -269,8 +269,8 @@ def assemble(
             skill = SparseSkill.load(support)
             if skill.masks:
                 raise ValueError(
-                    "it belongs to a pruned network (form masked), which changes every entry; "
-                    "create it with --form added"
+                    "the skill was trained with --form masked, which sets all other weights to 0; "
+                    "train it with --form added"
                 )
             place_supports(model.skilled_layers(), skill.support)
     return model, attachment, token_layers

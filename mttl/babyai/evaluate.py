@@ -103,7 +103,7 @@ def episode_table(results: Sequence[Result]) -> Table:
     """Return a table of success rates (%) and mean steps: a row per level, a column per choice."""
     samples = list(dict.fromkeys(result.sample for result in results))
     headings = [heading for sample in samples for heading in (sample, "steps")]
-    table = TextTable("Success per level (%), and steps").words("level").numbers(*headings)
+    table = TextTable("Success rate (%) and mean steps per level").words("level").numbers(*headings)
     cells: dict[str, list[str]] = {}
     for row in results:  # by sample, success before steps
         factor = 100 if row.metric == "success" else 1

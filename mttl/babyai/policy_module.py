@@ -191,7 +191,7 @@ class EpisodeMonitor(LineMonitor):
         printed = self.print_if_due(trainer, f"{counts}; success: {percentages(rates)}")
         if printed and trainer.should_stop and solved:
             self.console.print(
-                f"Every level succeeds in {self.rl.success_rate:.0%} of its last "
+                f"The success rate of every level is {self.rl.success_rate:.0%} or more over "
                 f"{self.counts.window} episodes: training ends."
             )
 

@@ -57,8 +57,8 @@ def inventory_folder(folder: str | Path) -> Path:
     if (found := find_inventory(Path(folder))) is not None:
         return found
     raise CheckpointError(
-        f"'{folder}' has no trained inventory (meta.json, also not in skills/). Name the folder "
-        "of a finished run; finish an interrupted one with --resume"
+        f"'{folder}' has no trained skills (no meta.json, also not in skills/). Name the folder of "
+        "a finished run; finish an interrupted one with --resume"
     )
 
 

@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> None:
     if options.out.suffix not in ENDINGS:
         problem = f"'{options.out}' must end in {' or '.join(ENDINGS)} (--out)"
     elif len(levels) > 1 and len(episodes) > 1:
-        problem = "--episode: several levels share one film of one episode number; name one"
+        problem = "--episode: give one number only, because several levels share one film"
     if problem:
         raise MttlError(problem)
     for level in levels:

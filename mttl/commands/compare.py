@@ -32,8 +32,7 @@ OF_RUNS = ("--runs", "--reference", "--out", "--trust")
 
 def _declare(parser: CommandParser) -> None:
     add = parser.group(COMPARED).add_argument
-    help = "runs that differ only in their seeds: print mean and deviation of their scores, and "
-    "exit"
+    help = "runs that differ only in their seeds: print mean and deviation of scores, and exit"
     add("seeds_of_one", nargs="*", type=Path, metavar="RUN", help=help)
     help = f"methods to train, of {', '.join(METHODS)} (all)"
     add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=help)
@@ -44,7 +43,7 @@ def _declare(parser: CommandParser) -> None:
     apart("--runs", **LIST, metavar="NAME=RUN[,RUN...]", help=help)
     help = f"method to compare the others with ({REFERENCE}, or the first of --runs)"
     add("--reference", metavar="NAME", help=help)
-    help = f"additional adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
+    help = f"additional adaptation modes, from {', '.join(VARIANTS)}, for methods that have them "
     help += "(all; none for custom methods)"
     add("--modes", nargs="*", choices=VARIANTS, metavar="MODE", help=help)
     add = parser.read.add_argument

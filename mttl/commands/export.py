@@ -58,7 +58,7 @@ def _declare(parser: CommandParser) -> None:
     which.add_argument("--average", action="store_true", help="export the average of all skills")
     which.add_argument("--skill", type=int, metavar="K", help="export one skill, numbered from 0")
     which.add_argument("--inventory", action="store_true", help="export all skills and the router")
-    help = "maximum rank; larger adapters are truncated by SVD (exact)"
+    help = "truncate adapters to this rank by SVD (default: no truncation)"
     parser.work.add_argument("--rank", type=int, metavar="R", help=help)
     parser.add_out()
     parser.add_no_probe()

@@ -31,18 +31,18 @@ def _declare(parser: CommandParser) -> None:
     add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
     add("--tasks", required=True, nargs="+", metavar="TASK", help="names of the tasks")
     add("--split", choices=SPLITS, default="train", help="split of the tasks (%(default)s)")
-    add("--samples", type=int, nargs="+", default=[100], metavar="N", help="samples (%(default)s)")
+    add("--samples", type=int, nargs="+", default=[100], metavar="N", help="few-shot samples (100)")
     add("--max-input-length", type=positive, default=64, help="maximum input tokens (%(default)s)")
     help = "maximum output tokens (%(default)s)"
     add("--max-output-length", type=positive, default=36, help=help)
     add("--prefix", action="store_true", help="add the prefix [task] to every input")
     add = parser.work.add_argument
     add("--rows", type=positive, default=512, help="number of rows, drawn at random (%(default)s)")
-    add("--labels", choices=LABELS, default="reference", help="labels: the rows', or sampled ones")
+    add("--labels", choices=LABELS, default="reference", help="answers: the rows', or sampled ones")
     help = "gradients to square, per example or batch (%(default)s)"
     add("--gradients", choices=GRADIENTS, default="example", help=help)
     add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
-    add("--at-once", type=positive, default=8, help="gradients computed at once; 1 always works")
+    add("--at-once", type=positive, default=8, help="gradients per batch; 1 fits every model")
     add("--seed", type=natural, default=13, help="seed of rows and labels (%(default)s)")
     parser.add_out("file to write, .safetensors; must not exist", metavar="FILE")
 

@@ -36,9 +36,9 @@ def _declare(parser: CommandParser) -> None:
     add("--tokenizer", metavar="NAME", help="tokenizer (the base model's)")
     add("--tasks", metavar="A,B", help="names of the tasks (names of the folders)")
     add = parser.work.add_argument
-    help = "LoRA: router; private has one skill per task, polytropon can be trained (private)"
+    help = "LoRA: router; private: one skill per adapter; polytropon: trainable (private)"
     add("--router", choices=("private", "polytropon"), help=help)
-    add("--mix", choices=("outputs", "deltas", "factors"), help="LoRA: mixing of skills (outputs)")
+    add("--mix", choices=("outputs", "deltas", "factors"), help="LoRA: what is averaged (outputs)")
     add = parser.group("input format").add_argument
     add("--prefix", action="store_true", help="add the prefix [task] to every input")
     add("--template", choices=("plain", "chat"), default="plain", help="format (%(default)s)")

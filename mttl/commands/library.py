@@ -227,7 +227,7 @@ def export(library: "Library", options: argparse.Namespace) -> None:
 
 
 def cluster(library: "Library", options: argparse.Namespace) -> None:
-    """Cluster members, and write a matrix for the expert router (MBC)."""
+    """Cluster members (model-based clustering), and write a matrix for the expert router."""
     from mttl.library import clusters
 
     console = make_console()
@@ -294,7 +294,7 @@ def _declare(parser: CommandParser) -> None:
     option = parser.work.add_argument
     help = "members whose mean is subtracted from the others (general knowledge)"
     option("--general", **dict(members, help=help))
-    option("--mix", choices=("outputs", "deltas", "factors"), help="mixing of skills (outputs)")
+    option("--mix", choices=("outputs", "deltas", "factors"), help="what is averaged (outputs)")
     parser.add_out(metavar="RUN")
     parser.add_no_probe()
     parser = word("export", export)
@@ -307,10 +307,10 @@ def _declare(parser: CommandParser) -> None:
     option = parser.work.add_argument
     number = parser.work.add_mutually_exclusive_group().add_argument
     number("--clusters", **POSITIVE, help="number of clusters (chosen by silhouette)")
-    number("--most", **POSITIVE, help="maximum number of clusters, if it is chosen")
+    number("--most", **POSITIVE, help="maximum number of clusters, if it is selected automatically")
     option("--components", **POSITIVE, default=64, help="components of the SVD (64)")
     bases = ("weights", "changes")
-    option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
+    option("--by", choices=bases, default="weights", help="compare factors or weight changes")
     option("--random", action="store_true", help="random clusters of the same sizes, as a baseline")
     option("--seed", **NATURAL, default=0, help="seed of k-means and of --random (0)")
     parser.add_out("CSV file to write; must not exist", metavar="FILE")

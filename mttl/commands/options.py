@@ -44,7 +44,7 @@ class _Names(argparse.Action):
 def _new_path(text: str) -> Path:
     if Path(text).exists():
         raise argparse.ArgumentTypeError(
-            f"'{text}' exists already; choose another path or remove it"
+            f"'{text}' already exists; choose another path or remove it"
         )
     return Path(text)
 
@@ -134,7 +134,7 @@ class CommandParser(argparse.ArgumentParser):
         add("--model", required=True, help="name on the hub, or a folder")
         add("--tokenizer", help="tokenizer: a name, a folder, or byte (the model's)")
         add("--gym", default="data/lexical", help="folder of the tasks (%(default)s)")
-        add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
+        add("--sample", type=int, default=100, help="few-shot sample, by its number (%(default)s)")
         add("--prefix", action="store_true", help="add the prefix [task] to every input")
         add("--max-length", type=int, default=256, help="maximum tokens of an input (%(default)s)")
         help = "maximum tokens of an answer (%(default)s)"
@@ -154,7 +154,7 @@ class CommandParser(argparse.ArgumentParser):
         """Add configuration files and overrides."""
         add = self.read.add_argument
         help = "YAML files, merged left to right; searched here, in configs/, and in the package"
-        help += "" if required else " (RUN/config.yaml, into which partial files are merged)"
+        help += "" if required else " (RUN/config.yaml; files with some sections only extend it)"
         add(*("-c", "--config"), required=required, metavar="FILE[+FILE...]", help=help)
         self.add_overrides("settings that override the files; may be repeated")
         shown: dict[str, Any] = {"action": _ShowSettings, "default": argparse.SUPPRESS}

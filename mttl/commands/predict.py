@@ -22,14 +22,14 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source(required=False)
     parser.add_adapted()
     add = parser.read.add_argument
-    add("--task", metavar="NAME", help="task of rows without a task")
+    add("--task", metavar="NAME", help="task of rows whose column task is empty or missing")
     add("--in", dest="questions", metavar="FILE", help="table of inputs (standard input)")
-    help = "format of both files (from their names, or the first character)"
+    help = "format of input and output (from the file names, or the first character)"
     add("--format", choices=("tsv", "csv", "jsonl"), help=help)
     add = parser.work.add_argument
     help = "answers to choose from by likelihood"
     add("--choices", nargs="+", default=[], metavar="ANSWER", help=help)
-    help = "compare means over the tokens of a choice instead of sums"
+    help = "rank choices by mean instead of total token log-likelihood"
     add("--per-token", action="store_true", help=help)
     add("--beams", **POSITIVE, help="number of beams (as in the run's evaluation)")
     add("--temperature", type=above_zero, metavar="T", help="sample answers at this temperature")

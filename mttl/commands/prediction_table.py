@@ -113,7 +113,7 @@ def prediction_table(options: Namespace) -> None:
                 **{"search": options.search, "seed": options.seed},
                 **{"rows": size, "per_token": options.per_token},
             }
-            problem = f"'{hidden}' has answers of other inputs or settings"
+            problem = f"'{hidden}' has partial results of other inputs or settings"
             advice = "Remove it, or choose another file with --out"
             keep_settings(hidden / "settings.yaml", yaml12.dump(settings), problem, advice)
         starts, status = range(0, len(rows), size), make_console(stderr=True)
@@ -184,7 +184,7 @@ def _check_choices(
 ) -> None:
     if search and all(given or not model for given, model in zip(choices, models, strict=True)):
         raise ConfigError(
-            "all answers are chosen, so nothing is generated: remove --beams, --temperature, "
+            "every row has choices, so nothing is generated: remove --beams, --temperature, "
             "--top-p and --max-tokens, or the choices"
         )
     checked = set()

@@ -111,7 +111,7 @@ class Rl(Section):
     imitation: Imitation = Imitation()
     """Settings of imitation learning."""
     success_rate: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """Success rate of the last `window` episodes from which a level counts as solved."""
+    """Success rate over the last `window` episodes above which a level counts as solved."""
     window: PositiveInt = 100
     """Episodes over which the success rate is measured."""
     stop_when_solved: bool = False
@@ -170,7 +170,9 @@ class PolicyAdapt(Section):
     levels: list[str] = Field(default=[])
     """Levels to adapt to; `mttl adapt --tasks` replaces them."""
     mode: AdaptMode = "all"
-    """Parameters to train; see `mttl.adaptation.modes`."""
+    """What is trained: `all`: skills and routing weights; `router_only`; `skills_only`; `full`:
+    also the base policy; `average`: skills with equal routing weights; `from_scratch`:
+    re-initialised skills and router; `zero_shot`: nothing."""
     init: Literal["mean", "fresh"] = "mean"
     """Initial routing of a new level: the mean of the trained levels, or a fresh initialisation."""
     lr: PositiveFloat = 1e-3

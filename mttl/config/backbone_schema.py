@@ -12,8 +12,8 @@ Quantisation = Literal["nf4", "int8", "int4"]
 class _AnyBackbone(Section):
     asks: ClassVar = {"compiles": "compile"}
     lacks: ClassVar = {
-        "packs": ("compile", "row positions differ from batch to batch"),
-        "shares_experts": ("compile", "tokens are exchanged between processes inside the model"),
+        "packs": ("compile", "row positions differ by batch; set backbone.compile: false"),
+        "shares_experts": ("compile", "processes exchange tokens; set backbone.compile: false"),
     }
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
@@ -26,7 +26,7 @@ class Pretrained(_AnyBackbone):
 
     kind: Literal["pretrained"]
     lacks: ClassVar = {
-        "shards": ("quantize and quantize != nf4", "torchao cannot shard these weights; use nf4")
+        "shards": ("quantize and quantize != nf4", "set backbone.quantize: nf4 instead")
     }
     refuses: ClassVar = {
         "quantize and train": "quantize ('{quantize}') needs a frozen backbone; set "

@@ -57,7 +57,7 @@ def _lacking(path: str, part: Section, feature: str) -> Iterator[str]:
     lack = notes_of(type(part), "lacks").get(feature, "")
     condition, reason = ("", lack) if isinstance(lack, str) else lack
     if reason and holds(part, condition):
-        yield f"{_name(path, part, condition)}: {reason}"
+        yield f"{_name(path, part, condition)}: {reason.replace('{path}', path)}"
 
 
 def _name(path: str, part: Section, condition: str) -> str:
@@ -65,4 +65,6 @@ def _name(path: str, part: Section, condition: str) -> str:
     value = getattr(part, setting or "kind", part)
     if setting in ("", "kind") or isinstance(value, Section):
         return f"section {path}" if isinstance(value, Section) else f"{path}.kind '{value}'"
-    return f"{path}.{setting} ({value})"
+    if isinstance(value, list):
+        return f"{path} ({', '.join(value)})"
+    return f"{path}.{setting} ({str(value).lower() if isinstance(value, bool) else value})"

@@ -96,14 +96,14 @@ class Data(Section):
     """Number of batches whose rows are sorted by length together, to reduce padding; 0:
     unsorted."""
     batch_size: PositiveInt = 32
-    """Training rows per step and process; an upper limit with `token_budget`, and per batch with
-    `global_batch_size`."""
+    """Training rows per step and process. With `token_budget`: maximum rows of a batch. With
+    `global_batch_size`: rows per forward pass."""
     token_budget: PositiveInt | None = None
     """Maximum tokens of a training batch per process, padding included; the number of rows varies.
     The loss remains the mean over the answer tokens of a step."""
     packed_length: PositiveInt | None = None
     """Pack several training rows into sequences of at most this many tokens, with attention within
-    each row only (decoder-only backbones); none: one row per sequence."""
+    each row only (decoder-only backbones); null: one row per sequence."""
     global_batch_size: PositiveInt | None = None
     """Training rows per optimizer step over all processes. Rows per process and accumulation follow
     from the number of processes, so training is the same for any number of them."""

@@ -22,7 +22,7 @@ else:
 class UpcycledExperts(Section):
     """Copies of the backbone's feed-forward blocks as experts (sparse upcycling)."""
 
-    lacks: ClassVar = {"has_factors": "it has no factors; set experts.kind: lora"}
+    lacks: ClassVar = {"has_factors": "they have no low-rank factors; set {path}.kind: lora"}
     attachment_point: ClassVar = "block"
     kind: Literal["feed_forward"]
 
@@ -48,17 +48,18 @@ class Balancing(Section):
         "set one of switch, gshard, importance, load, entropy"
     }
     switch: NonNegative = 0.0
-    """Loss Σ fraction of tokens × mean probability × E (Switch Transformer); 1e-2 is usual."""
+    """Weight of E · Σ fraction of tokens × mean probability (Switch Transformer); 1e-2 is usual."""
     gshard: NonNegative = 0.0
-    """Loss Σ fraction of first choices × mean probability (GShard)."""
+    """Weight of Σ fraction of first choices × mean probability (GShard)."""
     importance: NonNegative = 0.0
-    """Loss on the squared coefficient of variation of summed gates (Shazeer et al.)."""
+    """Weight of the squared coefficient of variation of summed gates (Shazeer et al.)."""
     load: NonNegative = 0.0
-    """Loss on the squared coefficient of variation of estimated loads; needs router noisy_top_k."""
+    """Weight of the squared coefficient of variation of estimated loads; needs router
+    noisy_top_k."""
     z: NonNegative = 0.0
-    """Loss on the squared log-sum-exp of the logits (ST-MoE); 1e-3 is usual."""
+    """Weight of the squared log-sum-exp of the logits (ST-MoE); 1e-3 is usual."""
     entropy: NonNegative = 0.0
-    """Loss on the entropy of each token's probabilities minus the entropy of their mean."""
+    """Weight of the entropy of each token's probabilities minus the entropy of their mean."""
     bias: NonNegative = 0.0
     """Loss-free balancing: step by which each expert's bias moves against its load."""
     global_statistics: bool = False
@@ -88,17 +89,17 @@ class MoE(Section):
         "drops_evaluated_tokens": "eval_capacity_factor",
     }
     lacks: ClassVar = {
-        "packs": "a packed sequence has several tasks, and token routers need one",
-        "starts": "run.start does not load experts; remove it",
-        "scales_losses": ("parallel", "processes would skip different steps; use bf16-mixed"),
-        "has_heads": ("task_prior", "it needs one head; set skills.n_heads: 1"),
+        "packs": "token routers need one task per sequence; remove data.packed_length",
+        "starts": "run.start loads skills, but no experts; remove run.start or the section moe",
+        "scales_losses": ("parallel", "steps would differ; set trainer.precision: bf16-mixed"),
+        "has_heads": ("task_prior", "experts have no heads; set skills.n_heads: 1"),
         "takes_signed_weights": (
             "task_prior = logits",
-            "it takes logarithms, and that router's weights may be negative",
+            "logarithms need positive weights; change router.kind, or set moe.task_prior: none",
         ),
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory"),
-            "its experts are chosen per token; use the run itself (mttl predict, mttl serve)",
+            "tokens choose experts; use the run itself (mttl predict, mttl serve)",
         ),
     }
     refuses: ClassVar = {

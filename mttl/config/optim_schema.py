@@ -24,12 +24,12 @@ class Meta(Section):
         return 2 if self.kind == "maml" else self.inner_steps
 
     lacks: ClassVar = {
-        "packs": "it splits batches by rows; remove data.packed_length",
-        "counts_rows": "each loss has one task; set data.batch_size, and the number of tasks per "
-        "step by trainer.accumulate_grad_batches",
-        "shards": "its inner steps need unsharded parameters; use trainer.strategy auto or ddp",
-        "scales_losses": "its inner steps do not scale losses; use bf16-mixed or 32-true",
-        "routes_tokens": "its inner steps would be counted in the expert loads",
+        "packs": "meta-learning splits batches by rows; remove data.packed_length",
+        "counts_rows": "each batch has one task; instead of data.global_batch_size set "
+        "data.batch_size (rows per task) and trainer.accumulate_grad_batches (tasks per step)",
+        "shards": "inner steps need unsharded parameters; set trainer.strategy: auto or ddp",
+        "scales_losses": "inner steps do not scale losses; set trainer.precision: bf16-mixed",
+        "routes_tokens": "inner steps would change the expert loads; remove optim.meta",
     }
 
 
@@ -84,8 +84,8 @@ class Adafactor(_AnyOptim):
 
     kind: Literal["adafactor"]
     lacks: ClassVar = {
-        "shards": "it averages over sharded axes; use adamw or adam",
-        "shares_experts": "its updates need unsharded tensors; use adamw or adam",
+        "shards": "it averages over axes that fsdp2 shards; set optim.kind: adamw or adam",
+        "shares_experts": "its updates need unsharded tensors; set optim.kind: adamw or adam",
     }
     beta2_decay: Annotated[float, Field(le=0)] = -0.8
     """Exponent of the second moment's decay."""

@@ -32,7 +32,7 @@ class Run(Section):
     """Seed of weights, data order and noise."""
     asks: ClassVar = {"starts": "start"}
     start: str | None = None
-    """Run folder whose skills, and backbone if trained, initialise training, but not its router."""
+    """Run folder whose skills (and backbone, if trained) initialise training; the router is new."""
 
 
 class Generation(Section):
@@ -42,7 +42,7 @@ class Generation(Section):
         ("shards", "shares_experts"),
         (
             "mode != generate",
-            "processes would run different numbers of passes; set it to generate, or use ddp",
+            "processes would run different numbers of passes; set generation.mode: generate",
         ),
     )
     refuses: ClassVar = {
@@ -103,13 +103,15 @@ class Adapt(Section):
         "({up_lr_ratio:g}) needs trained skills, which mode '{mode}' does not train; remove it",
     }
     mode: AdaptMode = "all"
-    """Parameters to train; see `mttl.adaptation.modes`."""
+    """What is trained: `all`: skills and routing weights; `router_only`; `skills_only`; `full`:
+    also the backbone; `average`: skills with equal routing weights; `from_scratch`: re-initialised
+    skills and router; `zero_shot`, `in_context`: nothing."""
     init: RowInit | Literal["auto", "best_of_two"] = "auto"
     """Initial routing of a new task: `mean` of the trained tasks; `fresh` (untrained);
     `nearest_task`: the trained task with the lowest loss on the new examples; `expert_row`: its row
-    of the expert matrix; `private_skill`: an untrained skill; `learned`: a row as in Polytropon;
-    `factors`: composed of its factors; `average`: equal weights (with mode `zero_shot` this is
-    MHR-μ before training); `coefficients`: unconstrained coefficients of 1 / K (CAT);
+    of the expert matrix; `private_skill`: an untrained skill; `learned`: a new row of logits, as in
+    Polytropon; `factors`: composed of its factors; `average`: equal weights (with mode `zero_shot`
+    this is MHR-μ before training); `coefficients`: unconstrained coefficients of 1 / K (CAT);
     `best_coefficients`: those of the trained task with the lowest loss. `auto` is `nearest_task` in
     mode `all` if there are examples and the routing of trained tasks differs, else `mean`.
     `best_of_two` also adapts from the mean if `auto` is `nearest_task`, and keeps the better of
@@ -120,7 +122,7 @@ class Adapt(Section):
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and in mode `full` also of the backbone."""
     router_lr: PositiveFloat | None = 0.1
-    """Learning rate of the router; none: that of the skills."""
+    """Learning rate of the router; null: that of the skills."""
     up_lr_ratio: PositiveFloat = 1.0
     """Learning-rate ratio of the second to the first low-rank factor (LoRA+)."""
     weight_decay: NonNegative = 0.01
@@ -220,11 +222,11 @@ class Trainer(Section):
 
     asks: ClassVar = {"shards": "strategy = fsdp2", "scales_losses": "precision = 16-mixed"}
     lacks: ClassVar = {
-        "compiles": ("strategy = fsdp2", "it gathers parameters block by block; use ddp"),
-        "shares_experts": ("strategy = fsdp2", "it would also shard the experts; use auto or ddp"),
+        "compiles": ("strategy = fsdp2", "it gathers block by block; set trainer.strategy: ddp"),
+        "shares_experts": ("strategy = fsdp2", "it shards experts too; set trainer.strategy: ddp"),
         "counts_rows": (
             "accumulate_grad_batches > 1",
-            "it follows from data.global_batch_size and the number of processes; remove it",
+            "data.global_batch_size determines it; set trainer.accumulate_grad_batches: 1",
         ),
     }
     refuses: ClassVar = {
@@ -236,7 +238,7 @@ class Trainer(Section):
     max_steps: Annotated[int, Field(ge=-1)] = -1
     """Maximum optimizer steps; -1: unlimited."""
     max_epochs: Annotated[int, Field(ge=-1)] | None = None
-    """Maximum passes over the training rows; none: unlimited."""
+    """Maximum passes over the training rows; null: unlimited."""
     max_time: Annotated[str, Field(pattern=r"^\d+:\d\d:\d\d:\d\d$")] | None = None
     """Maximum training time, as days:hours:minutes:seconds."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
@@ -277,8 +279,8 @@ class Trainer(Section):
 # Required values of settings with fusion, whose attention replaces the router.
 NOT_FUSED = {
     **{"skills.kind != lora|adapter": "lora or adapter", "skills.n_heads > 1": "1"},
-    **{"skills.gate": "False", "skills.identical_init": "False", "skills.stages": "None"},
-    **{"router.kind != average": "average", "backbone.train": "False"},
+    **{"skills.gate": "false", "skills.identical_init": "false", "skills.stages": "null"},
+    **{"router.kind != average": "average", "backbone.train": "false"},
 }
 
 
@@ -320,12 +322,12 @@ class Config(Section):
             "moe.task_prior",
         ),
         **{
-            f"aggregation.kind = fusion and {clause}": f"{name} ({{{name}}}) must be {needed} for "
-            "aggregation fusion"
+            f"aggregation.kind = fusion and {clause}": f"{name} must be {needed} with "
+            "aggregation.kind 'fusion'"
             for clause, needed in NOT_FUSED.items()
             for name in clause.split()[:1]
         },
-        "aggregation.kind = fusion and moe": "moe must be removed with aggregation fusion",
+        "aggregation.kind = fusion and moe": "aggregation.kind 'fusion' does not work with moe",
     }
     run: Run = Run()
     """Name, folder and seed."""

@@ -15,9 +15,9 @@ class _OneKind(Section):
     lacks: ClassVar = {
         **dict.fromkeys(
             ("merges", "averages"),
-            ("gate", "a gate depends on the token; use mttl predict or mttl serve"),
+            ("gate", "the gate depends on the token; use mttl predict or mttl serve"),
         ),
-        "exports_inventory": "PEFT's Poly supports only low-rank skills; use --task",
+        "exports_inventory": "PEFT's Poly has only low-rank skills; export single tasks (--task)",
     }
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
     """Modules with skills: attention, mlp, all, or patterns of names; for some kinds also norms,
@@ -58,7 +58,7 @@ class Several(_Sizes):
 class NoSkills(Section):
     """No skills; for experts that tokens choose (section `moe`)."""
 
-    lacks: ClassVar = {"ablates": "the run has no skills, only experts that tokens choose"}
+    lacks: ClassVar = {"ablates": "the run has no skills, only experts"}
     kind: Literal["none"]
 
 
@@ -81,9 +81,9 @@ else:
 # Number of skills that a router requires.
 COUNTS = {
     "skills.n_skills and router.kind = shared and skills.n_skills != 1": "skills.n_skills "
-    "({skills.n_skills}) must be 1 for the shared router",
+    "({skills.n_skills}) must be 1 with router.kind 'shared'",
     "skills.n_skills and router.kind = private and skills.n_skills != per_task": "skills.n_skills "
-    "({skills.n_skills}) must be 'per_task' for the private router",
+    "({skills.n_skills}) must be 'per_task' with router.kind 'private'",
     "skills.n_skills = per_task and router.kind != private|shared|retrieval|none and "
     "aggregation.kind != fusion": "skills.n_skills 'per_task' is for the private router, not "
     "'{router.kind}'",

@@ -81,8 +81,8 @@ def best_clusters(
     """Return the clusters with the best silhouette, and the silhouettes by number of clusters."""
     if len(points) < 3 or most < 2:
         raise ConfigError(
-            f"the number of clusters cannot be chosen up to {most} for {len(points)} members; use "
-            "at least 3 members and 2 clusters, or set the number"
+            f"the number of clusters cannot be selected for {len(points)} members and at most "
+            f"{most} clusters; use at least 3 members and 2 clusters, or set the number"
         )
     tried = {k: k_means(points, k, seed=seed) for k in range(2, min(most, len(points) - 1) + 1)}
     scores = {k: silhouette(points, labels) for k, labels in tried.items()}

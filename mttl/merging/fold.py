@@ -81,7 +81,7 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     if mixing.shape != expected:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}; the router needs {expected}")
     if not (skilled := model.skilled_layers()):
-        raise ValueError("the model is folded already; unfold it first")
+        raise ValueError("the skills are already merged; call `unfold` first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
     return _replace(model.backbone, plain)
@@ -117,7 +117,7 @@ def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
     """Return a skilled linear layer; ValueError if the skills are no changes of a weight."""
     if not isinstance(layer, SkilledLinear):
         raise ValueError(
-            f"the skills of '{path}' cannot be folded: they act on {type(layer.base).__name__}, "
+            f"the skills of '{path}' cannot be merged: they act on {type(layer.base).__name__}, "
             "and have no equivalent change of a weight. Use the run itself (mttl predict, mttl "
             "serve)"
         )
@@ -158,7 +158,7 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
         )
     wide = torch.promote_types(weight.dtype, torch.float32)
     weight = weight.to(wide).t() if is_transposed(base) else weight.to(wide)
-    with raised_as(ValueError, f"the skills of '{path}' cannot be folded", NotImplementedError):
+    with raised_as(ValueError, f"the skills of '{path}' cannot be merged", NotImplementedError):
         new_weight, new_bias = layer.inventory.fold(
             weight, None if bias is None else bias.to(wide), weights.to(weight.device)
         )
@@ -192,7 +192,7 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
         for parameter in layer.base.parameters(recurse=False):
             if others := sorted(owners[parameter] - {f"{path}.base"}):
                 raise ValueError(
-                    f"the mixture cannot be folded into '{path}', which shares its weight with "
+                    f"the mixture cannot be merged into '{path}', which shares its weight with "
                     f"'{others[0]}', a layer without skills. Train skills of other targets"
                 )
 

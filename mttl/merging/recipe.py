@@ -139,7 +139,7 @@ class Ingredient(Section):
         if (self.model is None) == (self.run is None):
             problem = "must have either model: FOLDER, or run: FOLDER and task: NAME"
         elif (self.run is None) != (self.task is None):
-            problem = "run needs task, and task needs run: a run's skills are mixed by task"
+            problem = "needs both run and task: the task selects the routing weights of the run"
         if problem:
             raise ValueError(problem)
         return self

@@ -58,11 +58,11 @@ def merge_models(
     Raises:
         CheckpointError: If a file cannot be read or models do not fit; the message lists the
             differing tensors and settings of all models, and nothing is written.
-        ConfigError: If the folder exists already.
+        ConfigError: If the folder already exists.
     """
     out = Path(out)
     if out.exists():
-        raise ConfigError(f"'{out}' exists already; choose another folder, or delete it")
+        raise ConfigError(f"'{out}' already exists; choose another folder, or delete it")
     parts = open_parts(recipe)
     total = sum(len(file.keys()) for file in parts.base.files.values())
     done = 0

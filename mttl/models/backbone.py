@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from mttl.aggregation.packed_weights import hold_still, stored
+from mttl.aggregation.packed_weights import keep_format, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.io.errors import ConfigError, nearest
 from mttl.models.quantised import check_quantisation, quantisation_settings, return_freed_memory
@@ -84,7 +84,7 @@ def load_pretrained(
             if settings := packed.get("quantization_config", stored_as):  # quantised layers
                 quantiser = AutoHfQuantizer.from_config(settings, pre_quantized=quantize is None)
                 quantiser.preprocess_model(model, device_map=None)
-            hold_still(model)
+            keep_format(model)
             return model
         if gguf_file and hasattr(transformers, "GgufConfig"):  # the default keeps packed weights
             packed["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -117,7 +117,7 @@ def load_pretrained(
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
         # The weights are dequantised; with the configuration, saving would fail.
         model.hf_quantizer.remove_quantization_config(model)
-    hold_still(model)
+    keep_format(model)
     if quantize is not None:
         return_freed_memory()
     return model

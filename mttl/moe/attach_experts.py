@@ -92,8 +92,8 @@ def expert_places(
     ]
     if not places:
         raise ValueError(
-            f"no layer is left for the targets {', '.join(targets)} in every {every}-th block of "
-            f"{', '.join(stacks or known)}; lower every"
+            f"moe.targets {', '.join(targets)} match no layer in every {every}-th block of "
+            f"{', '.join(stacks or known)}; lower moe.every"
         )
     return places
 

@@ -25,7 +25,7 @@ class SharedExpert(nn.Module):
     def __init__(self, experts: Inventory) -> None:
         super().__init__()
         if experts.reads == "output":
-            raise ValueError(f"{type(experts).__name__} acts on an output and cannot be shared")
+            raise ValueError(f"{type(experts).__name__} cannot be a shared expert")
         self.experts = experts
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N O"]:
@@ -99,7 +99,7 @@ class MoELayer(nn.Module):
     def weight(self) -> Tensor:
         """The base module's weight, whose dtype backbones read."""
         if self.base is None:
-            raise AttributeError("experts that replace a module have no weight")
+            raise AttributeError("experts that replace a whole module have no single weight")
         return self.base.weight  # type: ignore[return-value]
 
     @property

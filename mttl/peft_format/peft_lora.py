@@ -112,8 +112,8 @@ def check_paths(model: SkilledModel) -> None:
     for path, module in model.backbone.named_modules(remove_duplicate=False):
         if module in layers and path not in first:
             raise CheckpointError(
-                f"the layer '{path}' has several paths, and PEFT would change it at only one of "
-                "them. Write a whole model instead (mttl merge-task)"
+                f"the layer '{path}' has several names in the model, and PEFT would adapt it under "
+                "one only. Write a whole model instead (mttl merge-task)"
             )
 
 

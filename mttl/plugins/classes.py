@@ -91,9 +91,9 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
     if module is None:
         if not (trusted or place in entries.values() or _is_trusted(module_name)):
             raise PluginError(
-                f"'{name}' is code named by a file, which is not run automatically. If you trust "
-                f"it, name it in your configuration (-c), or add --trust {module_name} (in the "
-                f"environment {TRUST}={module_name}; in Python, import it first)"
+                f"'{name}' is code named by a saved file, which is not run automatically. If you "
+                f"trust it, name it in your configuration (-c), or add --trust {module_name} (in "
+                f"the environment {TRUST}={module_name}; in Python, import it first)"
             )
         module = _import(module_name)
     found: Any = module

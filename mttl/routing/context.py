@@ -147,9 +147,9 @@ class Routing:
         tokens = x.reshape(-1, x.shape[-1])
         if len(tokens) != sum(self.segments):
             raise ValueError(
-                f"a layer with skills received {len(tokens)} tokens for segments of "
-                f"{sum(self.segments)}; layers of this backbone read other tokens than the model, "
-                "so it cannot be packed: leave data.packed_length out"
+                f"a layer with skills received {len(tokens)} tokens, but the packed rows have "
+                f"{sum(self.segments)}: this backbone changes the number of tokens and cannot be "
+                "packed; remove data.packed_length"
             )
         return tokens
 
@@ -161,9 +161,9 @@ class Routing:
     def _check_rows(self, n_rows: int) -> None:
         if n_rows != self.n_rows and n_rows != self.n_rows * self.expansion:
             raise ValueError(
-                f"a layer with skills received {n_rows} rows for {self.n_rows} examples with "
-                f"expansion {self.expansion}, not {self.n_rows} or {self.n_rows * self.expansion}. "
-                "Pass one task id per example, and generate through SkilledModel.generate"
+                f"a layer with skills received {n_rows} rows for {self.n_rows} task ids (or "
+                f"{self.n_rows * self.expansion} rows with {self.expansion} beams). Pass one task "
+                "id per example, and generate through SkilledModel.generate"
             )
 
 

@@ -22,12 +22,12 @@ Merged: TypeAlias = tuple[Tensor, ...]
 # Features that are missing for kinds that do more than change a weight.
 NO_WEIGHTS: Mapping[str, str] = dict.fromkeys(
     ("merges", "averages"),
-    "it does more than change a weight; use the run itself (mttl predict, mttl serve)",
+    "these skills do more than change a weight; use the run itself (mttl predict, mttl serve)",
 )
 # Reason why kinds with positions before the text cannot be packed.
 ONE_TEXT = (
-    "it precedes a single text, and packing joins several; leave data.packed_length out, or use "
-    "skills that change layers (lora, ia3, adapter …)"
+    "these skills precede a single text, but packing joins several; remove data.packed_length, or "
+    "use skills that change layers (lora, ia3, adapter …)"
 )
 USES = {
     "task": "mixed by task",
@@ -61,7 +61,7 @@ class Inventory(Bounded, nn.Module, ABC):
         ValueError: If a size is not positive, heads do not divide, or a setting is out of bounds.
     """
 
-    lacks: ClassVar[Mapping[str, Any]] = {"has_factors": "it has none; set its kind to lora"}
+    lacks: ClassVar[Mapping[str, Any]] = {"has_factors": "it has no factors; set {path}.kind: lora"}
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"  # one of `mttl.skills.attachment_points`
@@ -256,11 +256,11 @@ class Inventory(Bounded, nn.Module, ABC):
 
         This and the two methods below raise NotImplementedError if a kind has no such product.
         """
-        raise NotImplementedError(f"{type(self).__name__} do not end in a product")
+        raise NotImplementedError(f"{type(self).__name__} have no matrix product to fuse")
 
     def last_product(self) -> Float[Tensor, "K O r"]:
         """Return the matrix that maps each skill's `hidden_units` to its change."""
-        raise NotImplementedError(f"{type(self).__name__} do not end in a product")
+        raise NotImplementedError(f"{type(self).__name__} have no matrix product to fuse")
 
     def factors(self) -> tuple[Float[Tensor, "K I r"], Float[Tensor, "K O r"]]:
         """Return low-rank factors A and B of each skill, whose weight change is ``B @ Aᵀ``."""

@@ -182,7 +182,7 @@ class SkilledModel(nn.Module):
 def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
     """Raise ValueError if slot, group, skills or heads of a layer do not fit the router."""
     if layer.slot is not slot:
-        raise ValueError(f"'{name}' has another routing slot than the model")
+        raise ValueError(f"the layer '{name}' has another RoutingSlot than the model")
     if layer.group is not None and layer.group >= router.n_groups:
         raise ValueError(
             f"'{name}' has the group {layer.group}, but the router has {router.n_groups} groups"

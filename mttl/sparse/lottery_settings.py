@@ -26,17 +26,17 @@ class LotterySettings:
 
     Args:
         density: Fraction of the maskable entries that are trained.
-        criterion: Criterion of the choice of entries.
-        scope: Set of entries that are compared: those of all tensors, or of each.
-        structure: Unit of the choice.
+        criterion: Criterion by which trained entries are selected.
+        scope: Select the best entries of all tensors together, or of each tensor.
+        structure: Unit of the selection.
         block: Side of a block.
-        form: Entries outside the support: unchanged (θ0 + φ), or 0 (θ0 ∘ b + φ).
-        rounds: Rounds of the first phase, each of which narrows the support by the same factor.
-        schedule: Time of the choice: once after a round, or before every step, with a falling
-            density (gradual pruning); entries then keep their trained values.
+        form: Other entries: kept at their pretrained values (added), or set to 0 (masked).
+        rounds: Rounds of the first phase; each keeps the same fraction of the remaining entries.
+        schedule: Time of the selection: once after a round, or again before every step with a
+            falling density (gradual pruning); entries then keep their trained values.
         dense_steps: Steps before gradual pruning starts.
-        rewind: Step of the first round to whose values entries return after each round.
-        full_steps: Steps of a round of the first phase; random supports need none.
+        rewind: Step of the first round whose values are restored after each round.
+        full_steps: Steps per round of the first phase; not used with the criterion random.
         sparse_steps: Steps of the second phase.
         batch_size: Rows per step.
         lr: Peak learning rate of AdamW, without weight decay.

@@ -151,7 +151,7 @@ class LotteryTicket:
     ) -> SparseSkill:
         """Return the current skill, in the second phase; see `SparseSkill.between`."""
         if not isinstance(self._tuning, SparseTuning):
-            raise RuntimeError("there is no skill before the second phase")
+            raise RuntimeError("there is no skill yet, because the second phase has not begun")
         if not self._starts:
             return self._tuning.skill(about, originals=originals)
         support = self._tuning.support

@@ -105,7 +105,7 @@ def shown(value: Any) -> str:
 
 def _letters(items: Sequence[Any]) -> list[tuple[str, Any]]:
     if len(items) > len(ascii_uppercase):
-        raise RecordError(f"has {len(items)} items; letters exist for {len(ascii_uppercase)}")
+        raise RecordError(f"has {len(items)} options, but there are {len(ascii_uppercase)} letters")
     return list(zip(ascii_uppercase, items, strict=False))
 
 

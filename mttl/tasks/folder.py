@@ -29,7 +29,7 @@ SPLITS = ("train", "dev", "test")
 _FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
 
 _HOW_TO_BUILD = (
-    "Build CrossFit's tasks with `mttl build`, the lexical gym with `python "
+    "Build CrossFit's tasks with `mttl build`, the lexical tasks with `python "
     "scripts/gyms/build_lexical.py`, the grid with `python scripts/gyms/build_grid.py`; data.dir "
     "is the folder."
 )
@@ -60,7 +60,7 @@ class Gym:
         elif not self._files:
             problem = "has no task; files must be <task>/<task>_<k>_<sample>_train.tsv or .jsonl"
         if problem:
-            raise TaskError(f"the gym '{self.directory}' {problem}. {_HOW_TO_BUILD}")
+            raise TaskError(f"the folder of tasks '{self.directory}' {problem}. {_HOW_TO_BUILD}")
         for task in self.metrics:
             self._files_of(task, "data.metrics: ")
 
@@ -117,9 +117,9 @@ class Gym:
         if not name:
             if task not in crossfit():
                 raise TaskError(
-                    f"the metric of the task '{task}' is unknown, and it is not a task of CrossFit."
-                    f"{nearest(task, crossfit())} Add its metric to TASKS.csv of the gym (columns "
-                    "task,metric)"
+                    f"the metric of the task '{task}' is unknown, and it is not a task of "
+                    f"CrossFit.{nearest(task, crossfit())} Add its metric to the folder's "
+                    "TASKS.csv (columns task,metric)"
                 )
             name = crossfit()[task].metric
         place = "data.metrics" if given else f"'{self.table}'"
@@ -193,8 +193,8 @@ class Gym:
     def _files_of(self, task: str, place: str = "") -> dict[tuple[int, str], _File]:
         if task not in self._files:
             raise TaskError(
-                f"{place}the gym '{self.directory}' has no task '{task}'."
-                f"{nearest(task, self._files)}"
+                f"{place}the folder '{self.directory}' has no task "
+                f"'{task}'.{nearest(task, self._files)}"
             )
         return self._files[task]
 

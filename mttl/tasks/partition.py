@@ -56,7 +56,7 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
         )
         hint = nearest(absent[0], held) if len(absent) == 1 else ""
         raise TaskError(
-            f"the gym '{gym.directory}' lacks {len(absent)} of the partition's "
+            f"the folder '{gym.directory}' lacks {len(absent)} of the partition's "
             f"{len(partition_tasks)} tasks: {shown}; {remedy}{hint}"
         )
     return [task for task in partition_tasks if task in held]

@@ -56,7 +56,7 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, I
         if not len(indices):
             lines = f"{n_train} lines of train"
             lines += "" if n_test is None else f" and {n_test} of test"
-            raise TaskError(f"task '{task.name}': no line {side} remains of {lines}.")
+            raise TaskError(f"task '{task.name}': no line is left {side} of {lines}.")
     return found
 
 

@@ -147,5 +147,5 @@ def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, 
 def _file(name: str, where: str, folder: Path) -> str:
     if not name.endswith(RECORD_ENDINGS):
         allowed = ", ".join(RECORD_ENDINGS)
-        raise TaskError(f"{where}: '{name}' must be a file ({allowed}), because there is no 'path'")
+        raise TaskError(f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set")
     return str(folder / name)

@@ -44,8 +44,8 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
         behind = [_logits(model, [(text + shift) % ids, text]) for shift in (1, 2)]
     if max(apart(other, alone) for other in behind) > 1:
         raise ConfigError(
-            f"{fails}: rows of a sequence influence each other, or positions do not start at 0. "
-            "Remove it"
+            f"{fails}: packed rows influence each other, or their positions do not start at 0. "
+            f"Remove {setting}"
         )
 
 

@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     out = Path(options.out)
     if (out / "config.json").is_file():
-        raise ConfigError(f"'{out}' holds a model already; choose another --out or delete it")
+        raise ConfigError(f"'{out}' already contains a model; choose another --out or delete it")
     work = out.with_name(f"{out.name}-run")
     if work.exists() and not (work / "partition.json").is_file():
-        raise ConfigError(f"'{work}' is needed for the training; choose another --out")
+        raise ConfigError(f"'{work}' already exists; choose another --out")
     from mttl.config.load import load_config, resolve_folder
     from mttl.config.worlds import world_of
 
@@ -132,8 +132,8 @@ def write_rows(work: Path, gyms: Mapping[str, Gym], copies: int, generator: rand
         training = sorted(texts_of(gym, SPLITS[:1]) - left_out)
         if not training:
             raise ConfigError(
-                f"the gym '{gym.directory}' has no text in its training rows alone: all of it is "
-                "in rows to validate or to score, too"
+                f"every training text in '{gym.directory}' is also in development or test rows, so "
+                "none is left"
             )
         rows = [
             (corrupt(text, generator, *generator.choice(CORRUPTIONS)), text)

@@ -50,7 +50,7 @@ class StudyMethod(Section):
         """
         if self.file is None and name not in ALL:
             raise ConfigError(
-                f"methods.{name}.file must name a configuration: no method ships with this name"
+                f"'{name}' is not a built-in method: set methods.{name}.file to a configuration"
             )
         base = ALL[name] if self.file is None else Method(self.file, variants=MODE_VARIANTS)
         return replace(

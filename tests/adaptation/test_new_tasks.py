@@ -169,7 +169,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
         ({"samples": [7]}, TaskError, "has no sample 7"),
         ({"samples": []}, TaskError, "samples is empty; give at least one, or None for all"),
-        ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
+        ({"gym": "nowhere"}, TaskError, "the folder of tasks 'nowhere' does not exist"),
         ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],
 )
@@ -180,7 +180,7 @@ def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str)
 
 def test_a_folder_without_a_run_or_its_settings(run: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"' has no trained inventory \(meta.json, also " r"not in skills/\)."
+        CheckpointError, match=r"' has no trained skills \(no meta.json, also " r"not in skills/\)."
     ):
         mttl.adapt(tmp_path)
     shutil.copytree(run / "skills", tmp_path / "skills")

@@ -9,9 +9,9 @@ from helpers.compare import relative_error
 from helpers.quantised import KINDS, ROUNDING, dense_copy, packed_linear, require
 from mttl.aggregation.packed_weights import (
     dense_weight,
-    hold_still,
     is_packed,
     is_plain_linear,
+    keep_format,
     packed_layers,
     stored,
 )
@@ -57,7 +57,7 @@ def test_a_repacked_weight_is_refused() -> None:
         layer.weight.data,
         layer.weight.quant_state,  # type: ignore[attr-defined]
     )
-    with pytest.raises(ValueError, match=r"repacked a 4-bit weight .* call hold_still"):
+    with pytest.raises(ValueError, match=r"repacked a 4-bit weight .* call keep_format"):
         dense_weight(layer)
 
 
@@ -96,7 +96,7 @@ def test_eight_bits_of_bitsandbytes() -> None:
 def test_plain_layers_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
     inner = model[0]
-    hold_still(model)
+    keep_format(model)
     assert model[0] is inner
     assert packed_layers(model) == {}
     assert dense_weight(inner) is inner.weight

@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused(first: Path, tmp_path: Path) -> None:
             ],
         ),
         (["skills.n_skills=3", "data.prefix=none"], ["data.prefix (name there, none here)"]),
-        ([f"aggregation.source={tmp_path}"], ["has no trained inventory"]),
+        ([f"aggregation.source={tmp_path}"], ["has no trained skills"]),
         ([f"aggregation.source={other}"], ["' is a fusion; name the run whose skills it fused"]),
     ):
         with pytest.raises(CheckpointError) as error:

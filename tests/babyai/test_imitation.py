@@ -146,7 +146,7 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
         ({"run": "nowhere"}, "nowhere"),
         (
             {"--episode": "0 1", "--level": " ".join(LEVELS)},
-            "--episode: several levels share one film of one episode number; name one",
+            "--episode: give one number only, because several levels share one film",
         ),
         ({"--episode": "-1"}, "'-1' must be a whole number of at least 0"),
     ],

@@ -151,7 +151,10 @@ def test_training_ends_once_every_level_was_solved_in_ten_rollouts() -> None:
         assert run.should_stop == (number >= 11), number
         if run.should_stop:
             break
-    assert "Every level succeeds in 96% of its last 2 episodes: training ends." in text.getvalue()
+    assert (
+        "The success rate of every level is 96% or more over 2 episodes: training ends."
+        in text.getvalue()
+    )
 
 
 def test_rows_leave_out_what_is_not_known_yet() -> None:

@@ -184,7 +184,7 @@ def test_what_is_not_finite_is_refused(saved: Path) -> None:
 
 def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        assert "has no trained inventory" in refused(folder)
+        assert "has no trained skills" in refused(folder)
     assert "Name the folder of a finished run" in refused(tmp_path)
 
 

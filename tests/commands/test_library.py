@@ -322,8 +322,8 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         (["add", x, adapter, "--backbone", "none"], "backbone.name ('none')"),
         (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
         (["remove", skills, "pst"], "has no member 'pst'"),
-        (["export", skills, "--out", two], "exists already"),
-        ([*run, *on, "--out", two], "exists already"),
+        (["export", skills, "--out", two], "already exists"),
+        ([*run, *on, "--out", two], "already exists"),
         ([*run, *on, "--members", "x*"], "has no member 'x*'"),
         (
             [*run, *on, "-k", "skills.rank=2"],

@@ -299,7 +299,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
             [str(run), "--inventory", "--rank", "2", *out],
             "--rank does not work with --inventory; remove it",
         ),
-        (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
+        (EXPORT, [str(run), "--average", "--out", str(there)], "already exists"),
         (
             MERGE,
             [str(run), "--average", "--backbone", "t5-small", *out],
@@ -307,7 +307,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         ),
         (MERGE, [str(policies), "--average", *out], "' has policies and no language model"),
         (IMPORT, [str(there), *out], "is not a PEFT folder"),
-        (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
+        (IMPORT, [str(adapter), "--out", str(there)], "already exists"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
         (

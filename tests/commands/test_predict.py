@@ -118,7 +118,7 @@ def test_an_interrupted_command_continues(run, tmp_path, monkeypatch, refused, k
         predict.main([*given, "3", "--out", str(out)])
     assert not out.exists()
     told = refused(predict.main, *given, "4", "--out", str(out))
-    assert "has answers of other inputs or settings: seed (3 before, 4 now)" in told
+    assert "has partial results of other inputs or settings: seed (3 before, 4 now)" in told
     assert predict.main([*given, "3", "--out", str(out)]) == 0
     assert out.read_bytes() == whole.read_bytes()
     assert asked == [8]
@@ -152,7 +152,7 @@ def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
     questions.write_text("input,choices\na,a|b\n")
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
     assert "have different formats" in refused(predict.main, *given, str(tmp_path / "a.jsonl"))
-    assert "exists already" in refused(predict.main, *given, str(questions))
+    assert "already exists" in refused(predict.main, *given, str(questions))
     out = tmp_path / "a.csv"
     assert predict.main([*given, str(out), "--per-token"]) == 0  # the row has choices
     assert out.read_text().startswith("input,choices,prediction,probabilities\n")
@@ -192,7 +192,7 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         (
             {"input": "a"},
             [*LONG, "--beams", "2"],
-            "all answers are chosen, so nothing is generated: remove --beams,",
+            "every row has choices, so nothing is generated: remove --beams,",
         ),
     ],
 )

@@ -231,7 +231,7 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, refused):
         ("t5", [f"{skill}=much"], "out", "'much' is not a number"),
         ("t5", [f"{skill}=nan"], "out", "(nan) must be a finite number"),
         ("t5", [skill, f"{skill}=0.5"], "out", "is applied already; use each name once"),
-        ("t5", [skill], "there", "' exists already; choose another path or remove it"),
+        ("t5", [skill], "there", "' already exists; choose another path or remove it"),
     ):
         where = ["--out", tmp_path / out] if out else []
         named = ["--model", models[model], "--tokenizer", "byte", "--skills", *given]

@@ -127,7 +127,8 @@ def test_all_families_are_read() -> None:
 
 def test_a_file_of_a_run_is_read_without_its_code() -> None:
     with pytest.raises(
-        ConfigError, match=r"' is code named by a file, which is not run automatically. If you"
+        ConfigError,
+        match=r"' is code named by a saved file, which is not run automatically. If you",
     ):
         load(GIVEN, plugins=None)
     config = load(GIVEN + "data: {metrics: {a: 'mine_parts:MyMetric'}}", plugins=LEAVE)

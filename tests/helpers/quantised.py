@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from helpers.backbones import fill, tiny_llama, tiny_t5
-from mttl.aggregation.packed_weights import dense_weight, hold_still
+from mttl.aggregation.packed_weights import dense_weight, keep_format
 from mttl.models.quantised import LIBRARIES
 
 KINDS = ("nf4", "int8", "int4")
@@ -60,7 +60,7 @@ def packed_linear(kind: str, n_in: int, n_out: int, *, bias: bool = True) -> nn.
             if kind == "int8"
             else PrototypeInt4WeightOnlyConfig(group_size=32),
         )
-    hold_still(model)
+    keep_format(model)
     return model[0]  # type: ignore[return-value]
 
 

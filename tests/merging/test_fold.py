@@ -32,7 +32,7 @@ def test_the_plain_backbone_answers_as_the_task(family, inventory):
     expected = [model(torch.full((4,), task), **inputs).logits for task in range(3)]
     assert relative_error(expected[0], expected[1]) > 1e-2  # the tasks differ
     if inventory == "bitfit" and family in ("t5", "llama"):  # their layers have no bias
-        with pytest.raises(ValueError, match="cannot be folded: the layer has no bias"):
+        with pytest.raises(ValueError, match="cannot be merged: the layer has no bias"):
             fold(model, task_mixing(model.router, 0))
         return
     for task in range(3):
@@ -142,7 +142,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"mixing has shape \(1, 1, 3\); the router needs \("):
         fold(model, torch.ones(1, 1, 3))
     fold(model, average_mixing(model.router))
-    with pytest.raises(ValueError, match="folded already; unfold it first"):
+    with pytest.raises(ValueError, match="already merged; call `unfold`"):
         fold(model, average_mixing(model.router))
     tied = on(Tied(), "head")
     with pytest.raises(ValueError, match="'head', which shares its weight with 'table'"):

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         (other, frozen, TASK, "was trained on the backbone"),
         (tmp_path / "bare", frozen, TASK, "is not a language model"),
         (tmp_path / "wrong", frozen, TASK, "does not have the weights that its config.json"),
-        (base, tmp_path, TASK, "has no trained inventory"),
+        (base, tmp_path, TASK, "has no trained skills"),
         (
             base,
             with_settings("fused", "aggregation", kind="fusion", source="runs/x"),
@@ -163,5 +163,5 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
 
 def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path, pretrained(base), {"kind": "bitfit", "targets": ["mlp"]})
-    with pytest.raises(CheckpointError, match="the layer has no bias to change"):
+    with pytest.raises(CheckpointError, match="the layer has no bias; use mttl export"):
         merge_models(recipe(base, run), tmp_path / "out")

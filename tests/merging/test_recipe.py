@@ -42,7 +42,7 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
         ("kind: elastic", "kind: elastic, floo: 1", "has no setting 'floo'. Did you mean 'floor'"),
         ("weight: 0.15", "weight: -1", "models.1.weight: '-1' must be greater than 0"),
         ("role: anti_expert", "role: antiexpert", "must be one of expert, anti_expert"),
-        ("run: runs/crossfit, task: verb_past", "run: r", "run needs task, and task needs run"),
+        ("run: runs/crossfit, task: verb_past", "run: r", "needs both run and task"),
         ("model: models/expert, ", "", "must have either model: FOLDER, or run"),
         ("model: models/expert", "model: m, run: r, task: t", "must have either model"),
         ("fisher: expert.safetensors", "weight: 1.0", "models.0.fisher is required for elastic"),

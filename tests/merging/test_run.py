@@ -299,5 +299,5 @@ def test_a_merge_that_is_stopped_leaves_nothing_and_none_overwrites(
         merge_models(make("arithmetic"), tmp_path / "out", on_tensor=stop)
     assert not list(tmp_path.iterdir())
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         merge_models(make("arithmetic"), tmp_path / "out")

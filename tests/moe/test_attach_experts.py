@@ -37,7 +37,7 @@ def test_projections_of_the_encoders_output_see_its_tokens():
     [
         ({"targets": ["nothing"]}, "the target 'nothing' matches no linear layer"),
         ({"stacks": ["encoder"]}, r"stacks: this backbone has no 'encoder'; it has model"),
-        ({"every": 3}, "no layer is left for the targets mlp in every 3-th block of model"),
+        ({"every": 3}, "moe.targets mlp match no layer in every 3-th block of model"),
     ],
 )
 def test_a_selection_of_nothing_is_refused(settings, message):

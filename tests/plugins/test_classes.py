@@ -58,7 +58,8 @@ def test_what_a_file_names_is_not_run(write: Write) -> None:
     write("mine_b.py", "open('ran', 'w')\n" + ROUTER)
     for name in ("mine_b:MyRouter", "./mine_b.py:MyRouter"):
         with pytest.raises(
-            PluginError, match=r"' is code named by a file, which is not run automatically. If you"
+            PluginError,
+            match=r"' is code named by a saved file, which is not run automatically. If you",
         ):
             find_class(ROUTERS, name)
     with pytest.raises(PluginError, match="is code"):
@@ -77,7 +78,8 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
     trust("pack_c")
     assert find_class(ROUTERS, "pack_c.inner:MyRouter")
     with pytest.raises(
-        PluginError, match=r"' is code named by a file, which is not run automatically. If you"
+        PluginError,
+        match=r"' is code named by a saved file, which is not run automatically. If you",
     ):
         find_class(ROUTERS, "pack_cc:MyRouter")
 

@@ -117,7 +117,7 @@ REFUSED = [
     (FeedForwardExperts, (8, 8, 8, K), {"dropout": 1.0}, r"dropout \(1.0\) must be below 1"),
     (FeedForwardExperts, (8, 8, 8, K), {"activation": "swish"}, "must be one of relu, gelu"),
     (tensor_of, (DenseInventory, (3, 3)), {"init": "normal"}, r"init \('normal'\) must be one"),
-    (tensor_of, (LoRAInventory, (4, 4)), {"dropout": 0.1}, "composed parameters, dropout must"),
+    (tensor_of, (LoRAInventory, (4, 4)), {"dropout": 0.1}, "whole parameters dropout must"),
     (tensor_of, (LoRAInventory, (4, 4)), {"init": "pissa"}, "init 'zero' or 'kaiming'"),
     (AttendedInventory, (LoRAInventory(4, 6, K, n_heads=2),), {}, r"n_heads \(2\) must be 1"),
     (AttendedInventory, (LoRAInventory(4, 6, K),), {"query": "key"}, r"query \('key'\) must be"),
@@ -141,7 +141,7 @@ def test_what_a_kind_cannot_do_is_refused():
             masks(x, y, weights)
     with pytest.raises(NotImplementedError, match="the layer has no bias"):
         BitFitInventory(8, 8, 2).fold(torch.randn(8, 8), None, weights[0])
-    with pytest.raises(NotImplementedError, match="IA3Inventory do not end in a product"):
+    with pytest.raises(NotImplementedError, match="IA3Inventory have no matrix product"):
         AttendedInventory(IA3Inventory(8, 8, 2)).merge(weights)
 
 

@@ -140,7 +140,7 @@ def test_skills_come_off_and_are_put_back(family: str) -> None:
     assert torch.equal(bare.backbone(**batch(4)).logits, plain(**batch(4)).logits)
     unfold(bare)
     assert torch.equal(run(model).logits, expected)
-    with pytest.raises(ValueError, match="cannot be folded: they act on "):
+    with pytest.raises(ValueError, match="cannot be merged: they act on "):
         fold(model, average_mixing(model.router))
     assert torch.equal(run(model).logits, expected)
 
@@ -230,7 +230,7 @@ STACKED = r"skills.stages \(\[4, 4\]\)"
         ("ladder", "backbone.compile=true", r"backbone.compile .* work with skills.kind 'ladder'"),
         ("compacter", "trainer.strategy=fsdp2", r"\(fsdp2\) does not work with skills.shared"),
         ("adapter_stacked", "router.kind=hyperformer", f"does not work with {STACKED}"),
-        ("adapter_stacked", FUSED, f"{STACKED} must be None for aggregation fusion"),
+        ("adapter_stacked", FUSED, f"{STACKED} must be null with aggregation.kind 'fusion'"),
     ],
 )
 def test_configurations_that_kinds_refuse(names: str, settings: str, message: str) -> None:

@@ -241,7 +241,7 @@ WRONG = {
     "the backbone has no layer with skills; call attach_skills": lambda m: SkilledModel(
         nn.Linear(2, 2), m.router, m.slot
     ),
-    "'encoder.*q' has another routing slot than the model": lambda m: SkilledModel(
+    "'encoder.*q' has another RoutingSlot than the model": lambda m: SkilledModel(
         m.backbone, m.router, RoutingSlot()
     ),
     "has the group 3, but the router has 3 groups": lambda m: SkilledModel(

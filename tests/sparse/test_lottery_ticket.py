@@ -270,7 +270,7 @@ def test_fisher_information_is_read_by_example_and_trains_nothing():
     ticket = LotteryTicket(
         model, MASKABLE, Regression(), LotterySettings(**SMALL, criterion="fisher")
     )
-    with pytest.raises(RuntimeError, match="there is no skill before the second phase"):
+    with pytest.raises(RuntimeError, match="there is no skill yet, because the second phase"):
         ticket.skill()
     start = parameters(model)
     sums = {name: torch.zeros_like(start[name]) for name in MASKABLE}

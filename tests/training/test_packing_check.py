@@ -136,7 +136,7 @@ def test_a_model_whose_rows_see_each_other_is_refused(family, kind) -> None:
     message = (
         "unexpected keyword"
         if kind == "no positions"
-        else ": rows of a sequence influence each other, or positions do not"
+        else ": packed rows influence each other, or their positions do not"
     )
     with pytest.raises(ConfigError, match=rf"packed_length \(64\) does not work.*{message}"):
         check_packing(model, 64)

@@ -23,7 +23,7 @@ from mttl.io.errors import CheckpointError
 PANELS = 12  # largest number of groups of layers in one figure
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
 SMALLEST_UMAP = 5  # tasks
-TOKENS = ("load entropy", "dropped", "by task, bits", "by token before, bits", "by token, bits")
+TOKENS = ("load entropy", "dropped", "by task, bits", "by previous token, bits", "by token, bits")
 
 
 def drawings(

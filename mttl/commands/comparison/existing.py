@@ -42,7 +42,7 @@ class ExistingRuns:
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
                 yield (
-                    f"'{self.folders[0]}' and '{folder}' differ in more than their seeds: "
+                    f"'{self.folders[0]}' and '{folder}' differ in settings other than the seed: "
                     f"{', '.join(other)}. Give them different names"
                 )
         for folder, seed in zip(self.folders, self.seeds, strict=True):

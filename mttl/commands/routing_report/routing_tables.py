@@ -34,7 +34,7 @@ def statistics_table(view: RoutingView, *, every: bool = True) -> TextTable:
     for stack, values in stack_means(view.statistics, view.record.groups).items():
         table.add("mean" if stack == ALL else f"mean, {stack}", then=values)
     table.caption = (
-        "discreteness: 1 is binary, 0 undecided; active cells: their fraction; usage: 1 if all "
+        "discreteness: 1 is binary, 0 undecided; active cells: fraction above 0.5; usage: 1 if all "
         f"skills are used equally; effective skills: number (of {view.record.weights.shape[2]}) "
         "that a task mixes" + ("" if every else "; --all shows every group of layers")
     )
@@ -57,7 +57,7 @@ def likeness_table(view: RoutingView, n_adapted: int) -> TextTable:
 def load_table(tokens: TokenRoutingRecord) -> TextTable:
     """Return a table of how evenly experts are used, and what determines their choice."""
     table = TextTable("Expert choice of tokens").words("layers")
-    table.numbers("load entropy", "dropped", "bits", "by task", "by token before", "by token")
+    table.numbers("load entropy", "dropped", "bits", "by task", "by previous token", "by token")
     columns = np.stack(
         [
             *(tokens.evenness(), tokens.dropped, tokens.expert_bits),
@@ -71,8 +71,8 @@ def load_table(tokens: TokenRoutingRecord) -> TextTable:
     table.add("mean", then=columns.mean(0).tolist())
     table.caption = (
         "load entropy: 1 for equal loads, 0 for one expert; dropped: fraction of choices beyond "
-        "capacity; bits: entropy of the choice, and information from task, preceding token and "
-        "token"
+        "capacity; bits: entropy of the chosen expert, and its mutual information with the task, "
+        "the previous token and the token"
     )
     return table
 
@@ -84,11 +84,11 @@ def expert_table(tokens: TokenRoutingRecord) -> TextTable:
     """
     layer = int((tokens.token_bits + tokens.previous_bits).argmax())
     table = TextTable(f"Experts of {tokens.layers[layer]}").numbers("expert", "load")
-    table.words("most frequent tokens (fraction of their choices; after what)")
-    table.words("most frequent preceding tokens")
+    table.words("most frequent tokens (fraction of their choices; previous token)")
+    table.words("most frequent previous tokens")
     for expert, load in enumerate(tokens.loads()[layer]):
         table.add(expert, f"{load:.1%}", then=expert_tokens(tokens, layer, expert, n=5))
-    table.caption = "layer whose tokens are most informative; mttl explore shows all"
+    table.caption = "the layer whose choice depends most on tokens; mttl explore shows all"
     return table
 
 

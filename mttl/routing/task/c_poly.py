@@ -26,7 +26,7 @@ class CPolyRouter(PolytroponRouter):
 
     Args:
         n_skills: Number of skills K: the common ones, then B of each task, task by task.
-        n_private: Private skills B of each task; 0 is Polytropon.
+        n_private: Private skills B of each task; 0 is the same as Polytropon.
         **settings: Settings of `PolytroponRouter` except ``shared_skill`` and ``normalise``.
 
     Attributes:
@@ -41,14 +41,14 @@ class CPolyRouter(PolytroponRouter):
     """
 
     lacks: ClassVar = {
-        "weighs_experts": "it has private skills of tasks, and experts belong to no task; use "
-        "polytropon"
+        "weighs_experts": "it gives each task private skills, but experts are shared by all tasks; "
+        "set router.kind: polytropon, or moe.task_prior: none"
     }
     refuses: ClassVar = {
-        f"{condition}": f"{name} ({{{name}}}) must be {needed} for the router c_poly, since other "
+        f"{condition}": f"{name} must be {needed} for the router c_poly, since other "
         "values would involve skills of other tasks; it is a setting of polytropon"
         for condition, name, needed in (
-            ("shared_skill", "shared_skill", False),
+            ("shared_skill", "shared_skill", "false"),
             ("normalise != sum", "normalise", "sum"),
         )
     }

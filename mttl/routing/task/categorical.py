@@ -20,8 +20,8 @@ class CategoricalRouter(TaskRouter):
     the largest weight, and gradients are those of the soft weights.
 
     Args:
-        straight_through: Whether the forward pass uses one skill, or a mixture by soft weights.
-        temperature: Temperature of the Gumbel-softmax; a buffer, so that it can be annealed.
+        straight_through: True: the forward pass uses one skill; false: a mixture.
+        temperature: Temperature of the Gumbel-softmax; see ``final_temperature``.
         final_temperature: Temperature at the end of training, if it is annealed.
         init_scale: Scale of the logits' initialisation, U(-init_scale, init_scale).
 
@@ -33,7 +33,7 @@ class CategoricalRouter(TaskRouter):
     lacks: ClassVar = {
         "weighs_experts": (
             "straight_through",
-            "it chooses one expert per task; use a router that mixes",
+            "it allows one expert per task; set router.kind: polytropon, or moe.task_prior: none",
         )
     }
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
@@ -107,10 +107,10 @@ class ScoreFunctionRouter(CategoricalRouter):
     """
 
     lacks: ClassVar = {
-        "policies": "it learns from the losses of text examples; use categorical",
-        "packs": "it learns from the loss of each example; leave data.packed_length out",
-        "shards": "it learns from the loss of each example; use trainer.strategy ddp",
-        "weighs_experts": "it chooses one expert per task; use a router that mixes",
+        "policies": "it learns from the losses of text examples; set router.kind: categorical",
+        "packs": "it learns from the loss of each example; remove data.packed_length",
+        "shards": "it learns from the loss of each example; set trainer.strategy: ddp",
+        "weighs_experts": "it allows one expert per task; set moe.task_prior: none",
     }
     task_rows: ClassVar = {
         **CategoricalRouter.task_rows,

@@ -12,8 +12,8 @@ from mttl.plugins.part_settings import NonNegative, ReadFrom
 from mttl.routing.task.task_router import STARTS, SignedRouter, TaskRouter, TaskRows
 
 BLIND = {
-    "tells_tasks_apart": "all tasks have the same weights",
-    "weighs_experts": "it has equal weights for all tasks; use another router, such as polytropon",
+    "tells_tasks_apart": "this router has the same weights for all tasks",
+    "weighs_experts": "it has equal weights for all tasks; set router.kind: polytropon",
 }
 
 
@@ -64,7 +64,7 @@ class NoRouter(SharedRouter):
     """Routes no tasks, only tokens; needs `skills.kind: none`."""
 
     lacks: ClassVar = {
-        "policies": "it has no weights of skills; use shared with n_skills: 1",
+        "policies": "it gives skills no weights; set router.kind: shared and skills.n_skills: 1",
     }
 
 
@@ -187,8 +187,8 @@ class RandomRouter(FixedRouter):
     """
 
     lacks: ClassVar = {
-        "policies": ("consistency", "it compares predictions of text; set it to 0"),
-        "shards": ("consistency", "it needs two forward passes; set it to 0, or use ddp"),
+        "policies": ("consistency", "its loss compares tokens; set router.consistency: 0"),
+        "shards": ("consistency", "it needs two forward passes; set router.consistency: 0"),
         **BLIND,
     }
     draws: ClassVar[bool] = True

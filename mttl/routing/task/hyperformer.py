@@ -29,7 +29,7 @@ class HyperFormerRouter(SignedRouter):
         low-rank modules, as in the comparison of Ponti et al., arXiv:2202.13914.
     """
 
-    lacks: ClassVar = {"has_heads": "it generates whole rows; set skills.n_heads: 1"}
+    lacks: ClassVar = {"has_heads": "it supports one head only; set skills.n_heads: 1"}
     draws = False
     task_rows: ClassVar = {"embeddings": TaskRows(axis=1)}
 

@@ -20,7 +20,7 @@ class MetadataRouter(PolytroponRouter):
 
     Args:
         factors: Factors of each task, such as `{de_date_long: [language=de, operation=date_long]}`;
-            by default the column `factors` of the gym's TASKS.csv. Here 1 or 0, shape (T, F).
+            by default the column `factors` of TASKS.csv in the folder of tasks.
         **settings: Settings of `PolytroponRouter`.
 
     References:

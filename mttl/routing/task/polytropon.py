@@ -28,9 +28,9 @@ class PolytroponRouter(TaskRouter):
     own routing weights (multi-head routing).
 
     Args:
-        relaxed: Whether to sample the relaxed Bernoulli in training, or use the probabilities.
+        relaxed: True: sample the relaxed Bernoulli in training; false: use its probabilities.
         straight_through: Whether to round samples and probabilities to 0 or 1, also in evaluation.
-        temperature: Temperature of the relaxed Bernoulli; a buffer, so that it can be annealed.
+        temperature: Temperature of the relaxed Bernoulli; see ``final_temperature``.
         final_temperature: Temperature at the end of training, if it is annealed.
         init_scale: Scale of the logits' initialisation, U(-init_scale, init_scale); small values
             give probabilities near one half.
@@ -53,12 +53,12 @@ class PolytroponRouter(TaskRouter):
     lacks: ClassVar = {
         "weighs_experts": (
             "straight_through and not shared_skill",
-            "a task may get no expert; set it to false, or router.shared_skill: true",
+            "a task may get no expert; set router.straight_through: false (or shared_skill: true)",
         )
     }
     refuses: ClassVar = {
         f"{name} and {name} != 1.0 and not relaxed": f"{name} ({{{name}:g}}) needs relaxed: true, "
-        "since otherwise nothing is sampled. Leave it out"
+        "since otherwise nothing is sampled. Remove it"
         for name in ("temperature", "final_temperature")
     }
     # The probability of -30 is 1e-13, below single precision's resolution in a sum.

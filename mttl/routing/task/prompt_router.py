@@ -17,9 +17,9 @@ class PromptRouter(TaskRouter):
     """Computes weights from a vector of each prompt; for a task, from the mean of its examples."""
 
     lacks: ClassVar = {
-        "tells_tasks_apart": "it reads prompts",
-        "policies": "it reads prompts of text; use a router by task, such as polytropon",
-        "packs": "it reads whole prompts, which packed rows join; use another router",
+        "tells_tasks_apart": "this router reads prompts, not tasks",
+        "policies": "it reads prompts of text; set router.kind: polytropon, for example",
+        "packs": "it reads one prompt per sequence; remove data.packed_length",
         **dict.fromkeys(
             ("merges", "exports_lora"),
             "it mixes skills by prompt, so a task has no fixed weights; use the run itself, or the "
@@ -87,7 +87,7 @@ class RetrievalRouter(PromptRouter):
     averages the retrieved members, as a high temperature does here.
 
     Args:
-        top_k: Number of members that an input uses.
+        top_k: Number of library members that are mixed for each input.
         temperature: Temperature of the softmax over similarities; high values give equal weights.
         by: Text that is compared: each prompt, or examples of its task.
 

@@ -54,8 +54,8 @@ class TaskRouter(Bounded, nn.Module, ABC):
     """
 
     lacks: ClassVar[Mapping[str, Any]] = {
-        "gives_zeros": "its learned weights are never 0; set moe.task_prior: logits, or use the "
-        "router expert or private"
+        "gives_zeros": "its learned weights are never exactly 0, so the mask excludes no expert; "
+        "set moe.task_prior: logits, or router.kind: expert or private"
     }
     role = "router"
     draws = True
@@ -202,8 +202,8 @@ class SignedRouter(TaskRouter):
 
     asks: ClassVar = {"takes_signed_weights": "kind"}
     lacks: ClassVar = {
-        "exports_inventory": "its weights may be negative, but those of Poly sum to 1; export "
-        "single tasks (--task)"
+        "exports_inventory": "its weights can be negative, but PEFT's Poly needs weights with the "
+        "sum 1; export single tasks (--task)"
     }
 
 

@@ -63,8 +63,8 @@ def balanced_assignment(
     require_one_of(get_args(Method), method=method)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(
-            "scores must be finite, since equal loads may send any token to any expert. Use the "
-            "prior 'logits' with positive weights, or a top-k router"
+            "scores must be finite: with equal loads any token may go to any expert. Set "
+            "moe.task_prior: logits with weights above 0, or moe.router.kind: top_k"
         )
     n_rows, n_columns = scores.shape
     if n_rows == 0:

@@ -19,7 +19,7 @@ class HashRouter(TokenRouter):
 
     Args:
         vocabulary_size: Number of entries V.
-        seed: Seed of the table; use different seeds for different tables per layer.
+        seed: Seed of the random table from vocabulary entries to experts.
 
     Raises:
         ValueError: If the vocabulary is smaller than the number of experts, or there is a prior.
@@ -29,7 +29,7 @@ class HashRouter(TokenRouter):
         arXiv:2106.04426.
     """
 
-    lacks: ClassVar = {"balances": "it learns nothing; set it to 0"}
+    lacks: ClassVar = {"balances": "it trains nothing; set all weights of moe.balance to 0"}
     needs_token_ids = True
     table: Tensor
 
@@ -50,7 +50,7 @@ class HashRouter(TokenRouter):
     def choose(self, tokens: Tokens) -> Assignment:
         assert tokens.ids is not None
         if tokens.prior is not None:
-            raise ValueError("HashRouter has no logits, so it cannot use a prior; leave it out")
+            raise ValueError("the hash router cannot use a prior; set moe.task_prior: none")
         experts = self.table[tokens.ids]
         chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
         # Logits are minus infinity elsewhere, so that the softmax is the choice.

@@ -32,11 +32,11 @@ class MemberRouter(TokenRouter):
 
     asks: ClassVar = {"has_factors": "kind"}
     lacks: ClassVar = {
-        "balances": "it uses trained members of a library; set it to 0",
+        "balances": "this router is not trained; set all weights of moe.balance to 0",
         "trains": "it needs trained members of a library. Make a run of them with `mttl library "
         "run`, or train experts with another router, such as top_k",
-        "plots": "its run is made of a library, without records of training; count the members "
-        "that tokens choose (mttl plot RUN --count dev)",
+        "plots": "the run was created from a library and has no routing statistics of training; "
+        "compute them with mttl plot RUN --count dev",
     }
     present: Tensor
 

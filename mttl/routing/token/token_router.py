@@ -15,9 +15,10 @@ from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens
 
 # Features that are missing for routers with equal loads.
-EVEN: Mapping[str, Any] = dict.fromkeys(
-    ("balances", "drops_tokens"), "its experts have equal loads; leave it out"
-)
+EVEN: Mapping[str, Any] = {
+    "balances": "all experts have equal loads; set all weights of moe.balance to 0",
+    "drops_tokens": "loads are equal; remove moe.capacity_factor and moe.eval_capacity_factor",
+}
 
 
 class TokenRouter(Bounded, nn.Module, ABC):
@@ -37,8 +38,8 @@ class TokenRouter(Bounded, nn.Module, ABC):
     """
 
     lacks: ClassVar[Mapping[str, Any]] = {
-        "estimates_load": "it has no estimate of the load; use noisy_top_k",
-        "takes_bias": "it cannot use a bias; use top_k or switch",
+        "estimates_load": "it does not estimate loads; set moe.router.kind: noisy_top_k",
+        "takes_bias": "it cannot use a bias; set moe.router.kind: top_k or switch",
     }
     role = "token_router"
     causal = True
@@ -113,6 +114,6 @@ def check_prior(prior: Float[Tensor, "N E"] | None) -> None:
     forbidden = (prior == -torch.inf).all(dim=-1)
     if forbidden.any():
         raise ValueError(
-            f"the prior excludes all {prior.shape[1]} experts for {int(forbidden.sum())} of "
-            f"{len(prior)} tokens; each row needs an entry above minus infinity"
+            f"moe.task_prior excludes all {prior.shape[1]} experts for {int(forbidden.sum())} of "
+            f"{len(prior)} tokens; every task needs an allowed expert"
         )

@@ -57,7 +57,7 @@ class TopKRouter(LinearRouter):
         if normalise and top_k == 1 and n_experts > 1:
             raise ValueError(
                 "with normalise and top_k (1) every gate is 1 and the router learns nothing; set "
-                "normalise to False, as the Switch Transformer does"
+                "normalise: false, as the Switch Transformer does"
             )
         self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
 
@@ -111,7 +111,7 @@ class ExampleRouter(TopKRouter):
 
     causal = False
     internal = ("jitter",)
-    lacks: ClassVar = {"takes_bias": "it chooses by example; use top_k or switch"}
+    lacks: ClassVar = {"takes_bias": "it routes examples; set moe.router.kind: top_k or switch"}
 
     def choose(self, tokens: Tokens) -> Assignment:
         assert tokens.examples is not None
@@ -168,7 +168,7 @@ class GShardRouter(LinearRouter):
     :math:`g_2 > \tau`. Without it, :math:`g_1` does not change.
 
     Args:
-        threshold: Smallest second gate τ that is always kept.
+        threshold: Gate τ from which the second expert is always used in training.
 
     Raises:
         ValueError: If there are fewer than 2 experts.

@@ -40,10 +40,10 @@ class BottleneckInventory(Inventory):
     Args:
         hidden_features: Width of the bottleneck.
         activation: Activation between the two projections.
-        parallel: Whether to read the input of the block, in parallel, or its output, in sequence.
+        parallel: True: read the block's input; false: read its output (sequential adapter).
         scale: Factor on the change.
         layer_norm: Whether to normalise the adapter's input.
-        mix: Object of the averaging: parameters (``"factors"``) or ``"outputs"``.
+        mix: What is averaged over the skills: parameters (``"factors"``) or ``"outputs"``.
         stages: Numbers of skills of each stage, which sum to n_skills. A stage reads and changes
             the output of the previous one, as a task's adapter on top of a language's (MAD-X).
 
@@ -56,8 +56,8 @@ class BottleneckInventory(Inventory):
         **NO_WEIGHTS,
         "takes_signed_weights": (
             "stages",
-            "a stage normalises its routing weights, which this router lets be negative; use "
-            "another router",
+            "each stage normalises its routing weights, which can be negative with this router; "
+            "use another router.kind, or remove {path}.stages",
         ),
     }
     section_defaults: ClassVar = {"parallel": False}
@@ -159,7 +159,7 @@ class BottleneckInventory(Inventory):
     def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
         """Return the hidden units of every adapter, and a 1 that multiplies the last bias."""
         if len(self.stages) > 1:
-            raise NotImplementedError("adapters in stages have no common hidden units")
+            raise NotImplementedError("adapters in stages cannot be fused (skills.stages)")
         dtype = active_dtype(x)
         h = self._read(x if self.reads == "input" else y, dtype)
         down, down_bias, _, _ = (part.to(dtype) for part in self.projections())

@@ -35,7 +35,7 @@ class CompacterInventory(BottleneckInventory):
     """
 
     lacks: ClassVar = {
-        "shards": ("shared", "factors that all layers share belong to no block; set it to false")
+        "shards": ("shared", "fsdp2 shards blocks, which share factors; set {path}.shared: false")
     }
     undecayed = ("down_bias", "up_bias")
 

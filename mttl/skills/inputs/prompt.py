@@ -29,7 +29,7 @@ class PromptInventory(Inventory):
         in_features: Entries of the vocabulary.
         out_features: Features of an embedding.
         length: Number of vectors of a prompt.
-        spread: Largest entry of a fresh prompt; choose the scale of the embeddings.
+        spread: Largest initial entry of a prompt; about the scale of the backbone's embeddings.
 
     References:
         Lester, Al-Rfou and Constant, *The Power of Scale for Parameter-Efficient Prompt Tuning*,

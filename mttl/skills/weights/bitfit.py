@@ -46,6 +46,6 @@ class BitFitInventory(Inventory):
     ) -> tuple[Tensor, Tensor | None]:
         if bias is None:
             raise NotImplementedError(
-                "the layer has no bias to change; use mttl export, which writes one for PEFT"
+                "the layer has no bias; use mttl export, which writes one for PEFT"
             )
         return weight, bias + mix_blocks(self.bias, weights[None])[0]

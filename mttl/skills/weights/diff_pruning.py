@@ -36,11 +36,11 @@ class DiffPruningInventory(Inventory):
     Logits are stored divided by ``rate``, so that they move ``rate`` times as fast under Adam.
 
     Args:
-        penalty: Weight in the loss of an entry that changes.
+        penalty: Weight of the L0 penalty in the loss, per changed entry.
         temperature: Temperature of the samples in training; the lower, the more masks are 0 or 1.
         stretch: Limits to which masks are stretched before they are clipped to [0, 1].
-        start: Logit of a fresh mask.
-        rate: Speed of the logits of masks relative to that of changes, under Adam.
+        start: Initial logit of the masks.
+        rate: Learning rate of the mask logits, relative to that of the changes.
         groups: Group of entries with a common additional mask: rows of the weight, or the layer.
         keep: Fraction of the entries of each layer that a skill may change in evaluation.
 

@@ -25,7 +25,7 @@ class HeadMaskInventory(Inventory):
     Args:
         attention_heads: Attention heads A; must divide I.
         hard: Whether gates are 0 or 1; otherwise they scale a head.
-        start: Logit of a fresh gate.
+        start: Initial logit of the gates.
         n_heads: Heads H of the router: blocks of attention heads with separate routing weights.
 
     References:

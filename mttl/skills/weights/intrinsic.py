@@ -112,7 +112,7 @@ class IntrinsicInventory(Inventory):
 
     internal = ("init",)
     lacks: ClassVar = {
-        "shards": ("vector != layer", "FSDP2 gathers one block at a time; set it to layer")
+        "shards": ("vector != layer", "fsdp2 gathers one block at a time; set {path}.vector: layer")
     }
     uses = ("task", "token", "composed")
     composed_defaults: ClassVar = {"vector": "layer"}

@@ -44,10 +44,10 @@ class LoRAInventory(ProductInventory):
         rslora: Whether to divide alpha by the square root of the rank (rsLoRA).
         dropout: Probability that an entry of the change's input is dropped in training.
         shared_down: Whether skills of a layer share the factor that reads the input (HydraLoRA).
-        mix: Object of the averaging: factors, their products (``"deltas"``), or outputs; the
-            products by default for the use ``"composed"``.
-        init: Initialisation: one factor 0; the leading singular directions of the layer's weight
-            for each skill (PiSSA); or different ones for each. None changes the output before
+        mix: What is averaged over the skills: the two ``"factors"``, their products (``"deltas"``,
+            the default for the use ``"composed"``), or the ``"outputs"``.
+        init: ``"zero"``: one factor is 0; ``"pissa"``: every skill has the leading singular vectors
+            of the layer's weight; ``"orthogonal"``: each has others. None changes the output before
             training. ``"kaiming"``, for networks without a pretrained base, draws both factors.
 
     References:
@@ -120,9 +120,7 @@ class LoRAInventory(ProductInventory):
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Any:
         """Return skills of a tensor; ValueError for settings that need inputs or a layer."""
         if settings.get("dropout") or settings.get("init") in STARTS:
-            raise ValueError(
-                "for composed parameters, dropout must be 0, and init 'zero' or 'kaiming'"
-            )
+            raise ValueError("for whole parameters dropout must be 0, and init 'zero' or 'kaiming'")
         return super().of_tensor(shape, n_skills, **settings)
 
     def reset_parameters(self) -> None:

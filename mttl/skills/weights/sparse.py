@@ -332,8 +332,8 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
     found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
     if not found:
         raise ValueError(
-            "the support has no layer with skills; it has "
-            f"{', '.join(list(support)[:3])}, and the layers are {', '.join(list(layers)[:3])}"
+            f"it has no entries for the layers with skills ({', '.join(list(layers)[:3])}), only "
+            f"for {', '.join(list(support)[:3])}; change skills.targets"
         )
     for path, layer in layers.items():
         inventory = layer.inventory

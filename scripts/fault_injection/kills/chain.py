@@ -192,5 +192,5 @@ class ChainFolders:
             logs=self.folder / "logs" / command.name,
         )
         if found.status != 0:
-            raise RuntimeError(f"'{command.name}' failed undisturbed:\n{found.output[-2000:]}")
+            raise RuntimeError(f"'{command.name}' failed without a fault:\n{found.output[-2000:]}")
         return found

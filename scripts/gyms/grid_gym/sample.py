@@ -41,5 +41,5 @@ def draw(name: str, items: Iterable[Item]) -> Files:
 
 def _take(name: str, pool: list[Item], n: int, seed: str) -> list[Item]:
     if len(pool) < n:
-        raise ValueError(f"{name}: {len(pool)} of {n} {seed} rows; its pool is too small.")
+        raise ValueError(f"{name}: {len(pool)} of {n} {seed} rows; it has too few examples.")
     return random.Random(f"{name}/{seed}").sample(pool, n)

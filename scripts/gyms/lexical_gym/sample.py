@@ -64,6 +64,6 @@ def _take(
             counts[item.outputs[0]] += 1
             chosen.append(item)
     if exact and len(chosen) < n:
-        raise ValueError(f"{task.name}: {len(chosen)} of {n} {seed} rows; its pool is too small.")
+        raise ValueError(f"{task.name}: {len(chosen)} of {n} {seed} rows; it has too few examples.")
     # Labels that ran full early would otherwise be missing from the last rows.
     return rng.sample(chosen, len(chosen))

@@ -325,7 +325,7 @@ def test_partition_is_that_of_the_table_and_too_small_a_pool_an_error():
 
     path = ROOT / "configs/partitions/lexical.json"
     assert settings() == {"partitions/lexical.json": path.read_bytes()}
-    with pytest.raises(ValueError, match=r"0 of 200 test rows; its pool is too small"):
+    with pytest.raises(ValueError, match=r"0 of 200 test rows; it has too few examples"):
         draw(TASKS[0], [])
 
 

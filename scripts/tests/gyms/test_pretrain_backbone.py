@@ -61,9 +61,9 @@ def test_a_frozen_backbone_and_folders_of_others_are_refused(given_, tmp_path, c
         (tmp_path / name).mkdir()
     (tmp_path / "full" / "config.json").touch()
     for files, out, message in (
-        (given_[1], "full", "holds a model already"),
+        (given_[1], "full", "already contains a model"),
         (f"{given_[1]}+backbone/t5_small.yaml", "out", "is frozen, and only the backbone"),
-        (given_[1], "other", "is needed for the training"),
+        (given_[1], "other", "already exists; choose another"),
     ):
         given = ["-c", files, "--out", str(tmp_path / out)]
         assert run_command(lambda given=given: SCRIPT.main(given)) == USER_MISTAKE

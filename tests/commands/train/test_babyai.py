@@ -193,7 +193,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["adapt.mode=in_context"], "adapt: mode 'in_context' needs text examples"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (["router.kind=random"], r"with router.consistency \(1.0\): it compares predictions"),
+        (["router.kind=random"], r"with router.consistency \(1.0\): its loss compares tokens"),
         (
             ["router.kind=score_function"],
             "policy .* with router.kind 'score_function': it learns from the losses of text",
@@ -211,7 +211,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["trainer.early_stopping=3"], "trainer.early_stopping is only for text-to-text tasks"),
         (["skills.n_skills=per_task"], "skills.n_skills 'per_task' is for the private"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
-        (["router.kind=none"], "with router.kind 'none': it has no weights of skills"),
+        (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts of text"),
         (["moe.n_experts=4"], "moe: the configuration has no setting 'moe'"),
     ],
@@ -236,7 +236,7 @@ def test_levels_are_recorded_to_one_file(tmp_path, capsys, refused) -> None:
         f"6 demonstrations with {sum(len(one.actions) for one in record)} steps are in " in printed
     )
     before = out.read_bytes()
-    assert "record.npz' exists already" in refused(babyai_record.main, *given)
+    assert "record.npz' already exists" in refused(babyai_record.main, *given)
     assert out.read_bytes() == before
 
 

@@ -131,7 +131,7 @@ def test_supports_are_placed_by_the_names_of_weights():
     }
     again = saved_supports(state)
     assert place_supports(layers, again) == []
-    with pytest.raises(ValueError, match="the support has no layer with skills"):
+    with pytest.raises(ValueError, match="it has no entries for the layers with skills"):
         place_supports(layers, {"x.weight": torch.tensor([2])})
     with pytest.raises(ValueError, match=r"must be in \[0, 15\).*\(layer '1'\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
