@@ -65,6 +65,6 @@ def _name(path: str, part: Section, condition: str) -> str:
     value = getattr(part, setting or "kind", part)
     if setting in ("", "kind") or isinstance(value, Section):
         return f"section {path}" if isinstance(value, Section) else f"{path}.kind '{value}'"
-    if isinstance(value, list):
+    if setting not in type(part).model_fields:  # a property: names of settings
         return f"{path} ({', '.join(value)})"
     return f"{path}.{setting} ({str(value).lower() if isinstance(value, bool) else value})"

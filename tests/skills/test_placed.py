@@ -205,7 +205,7 @@ def test_skills_are_folded_or_refused(family: str, kind: str) -> None:
         assert relative_error(folded.backbone(**batch(4)).logits, expected) < ROUNDING
         unfold(folded)
     else:
-        with pytest.raises(ValueError, match="cannot be folded"):
+        with pytest.raises(ValueError, match="cannot be merged"):
             fold(model, task_mixing(model.router, 1))
     without = strip(model)
     assert relative_error(without.backbone(**batch(4)).logits, bare) < ROUNDING

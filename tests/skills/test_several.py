@@ -230,7 +230,7 @@ STACKED = r"skills.stages \(\[4, 4\]\)"
         ("ladder", "backbone.compile=true", r"backbone.compile .* work with skills.kind 'ladder'"),
         ("compacter", "trainer.strategy=fsdp2", r"\(fsdp2\) does not work with skills.shared"),
         ("adapter_stacked", "router.kind=hyperformer", f"does not work with {STACKED}"),
-        ("adapter_stacked", FUSED, f"{STACKED} must be null with aggregation.kind 'fusion'"),
+        ("adapter_stacked", FUSED, "skills.stages must be null with aggregation.kind 'fusion'"),
     ],
 )
 def test_configurations_that_kinds_refuse(names: str, settings: str, message: str) -> None:
