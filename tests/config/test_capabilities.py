@@ -41,7 +41,7 @@ class Whole(Section):
         (Part(size=1), "sized", None),
         (Part(), "formed", None),
         (Part(form="x"), "formed", "part.form (x): no form"),
-        (Part(), "both", "part.on (True): on its own"),
+        (Part(), "both", "part.on (true): on its own"),
         (Part(on=False), "both", None),
         (Part(form="x"), "named", "part.form (x): a name"),
         (Derived(), "always", None),
