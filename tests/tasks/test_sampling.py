@@ -84,9 +84,9 @@ def test_cuts_that_differ():
 @pytest.mark.parametrize(
     ("task", "sizes", "message"),
     [
-        (make_task, (0, 5), "'colours': no line for samples remains of 0 lines of train and 5"),
-        (make_task, (5, 0), "no line for the test file remains of 5 lines of train and 0"),
-        (copying_task, (1,), "'copying': no line for samples remains of 1 lines of"),
+        (make_task, (0, 5), "'colours': no line is left for samples of 0 lines of train and 5"),
+        (make_task, (5, 0), "no line is left for the test file of 5 lines of train and 0"),
+        (copying_task, (1,), "'copying': no line is left for samples of 1 lines of"),
     ],
 )
 def test_empty_sides(task, sizes, message):
