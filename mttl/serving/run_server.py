@@ -42,6 +42,8 @@ def serve(options: Namespace) -> None:
     key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
         raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty; set or remove them")
+    if options.load_from is not None and not Path(options.load_from).is_dir():
+        raise ConfigError(f"--load-from '{options.load_from}' is not a folder")
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
@@ -50,8 +52,6 @@ def serve(options: Namespace) -> None:
         queue = RequestQueue(
             batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
         )
-        if options.load_from is not None and not Path(options.load_from).is_dir():
-            raise ConfigError(f"--load-from '{options.load_from}' is not a folder")
 
         def add_routes(*application: Any) -> None:
             allow_origins(options.cors, *application)
