@@ -62,7 +62,7 @@ def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
         assert httpx.options(f"{address}/v1/completions", headers=page).status_code == 200
         load = {"lora_name": "mine", "lora_path": run.name}
         told = httpx.post(f"{address}/v1/load_lora_adapter", json=load, timeout=60)
-        assert "has 3 tasks; name one adapted task" in told.text
+        assert "is a run, not an adapted task" in told.text
         parts = ask.completions.create(model="copy", prompt="ab", max_tokens=300, stream=True)
         text = next(parts).choices[0].text
         process.send_signal(signal.SIGTERM)
