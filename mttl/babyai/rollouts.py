@@ -196,13 +196,14 @@ class RolloutLoader:
     def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
         """Go to a saved position; the next `iter` begins there.
 
-        Of the state of another process only the counts are taken: both would play its episodes.
+        Of the state of another process, or for another number of environments, only the counts are
+        taken.
 
         Raises:
             CheckpointError: If it is of other environments.
         """
         self.log.load_state_dict(state["log"])
-        if of_other:
+        if of_other or np.shape(state.get("begins", self.begins)) != self.begins.shape:
             return
         self.generator.set_state(state["generator"])
         self.shuffling.set_state(state["order"])
