@@ -28,10 +28,12 @@ class World(NamedTuple):
 
 POLICY_COMMANDS = {
     "training": "mttl.babyai.train:train_babyai",
+    "dry run": "mttl.babyai.dry_run:dry_run",
     "adaptation": "mttl.babyai.new_levels:adapt_run",
 }
 TEXT_COMMANDS = {
     "training": "mttl.commands.train_tasks:train",
+    "dry run": "mttl.commands.dry_run:dry_run",
     "adaptation": "mttl.commands.adapt:adapt_run",
     "search": "mttl.adaptation.search:search_run",
 }
