@@ -113,6 +113,8 @@ NAMES = {
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "already exists. Continue"),
         (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
+        (["-c", "crossfit.yaml", "-k", "backbone.name=./absent"], "is not a folder, and cannot be"),
+        (["-c", "crossfit.yaml", "--print-config"], "0"),
     ],
     "adapt": [
         (["-c", "crossfit.yaml", "EMPTY"], "has no trained inventory"),
@@ -123,6 +125,8 @@ NAMES = {
         (["RUN", "--reference", "EMPTY"], "has no results"),
     ],
     "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],
+    "list": [(["absent"], "'absent' is not a folder; name the folder of the runs")],
+    "show": [(["EMPTY"], "is not a run, because it has no config.yaml")],
     "add-tasks": [
         (
             ["RUN", "--adapted", "EMPTY", "--out", "x"],
