@@ -113,7 +113,10 @@ NAMES = {
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "already exists. Continue"),
         (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
-        (["-c", "crossfit.yaml", "-k", "backbone.name=./absent"], "is not a folder, and cannot be"),
+        (
+            ["-c", "crossfit.yaml", "-k", "backbone.name=./absent"],
+            "is neither a folder nor a valid",
+        ),
         (["-c", "crossfit.yaml", "--print-config"], "0"),
     ],
     "adapt": [

@@ -1,4 +1,4 @@
-"""Checks that the name of a model is a folder, or can be a name on the hub; without PyTorch."""
+"""Checks that a model is a folder, or can be one on the hub, before PyTorch is imported."""
 
 from pathlib import Path
 
@@ -7,18 +7,16 @@ from mttl.io.reading import reason
 
 
 def check_model_name(key: str, name: str) -> None:
-    """Raise a `ConfigError` for a folder that does not exist, naming the setting ``key``.
+    """Raise a `ConfigError`, with the setting ``key``, if a folder does not exist.
 
-    A name that may be one on the hub is refused if the hub cannot be reached: the client of the hub
-    would try every file again and again. Cached models need no hub.
+    An uncached name on the hub is refused if the hub cannot be reached: otherwise, its client would
+    try again for each file.
     """
     if Path(name).is_dir():
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ConfigError(
-            f"{key} ('{name}') is not a folder, and cannot be the name of a model on the hub. "
-            f"{elsewhere(key)}"
-        )
+        where = "is neither a folder nor a valid name of a model on the hub."
+        raise ConfigError(f"{key} ('{name}') {where} {_advice(key)}")
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import http_backoff
@@ -35,12 +33,11 @@ def check_model_name(key: str, name: str) -> None:
 def unreachable(key: str, name: str, cause: str) -> str:
     """Return the message about a model that is neither a folder nor could be downloaded."""
     return (
-        f"{key} ('{name}') is not a folder here and could not be loaded from the model hub: "
-        f"{cause.removesuffix('.')}. Copy it here by `hf download {name} --local-dir DIR`. "
-        f"{elsewhere(key)}"
+        f"{key} ('{name}') is not a local folder and could not be loaded from the model hub: "
+        f"{cause.removesuffix('.')}. Download it by `hf download {name} --local-dir DIR`. "
+        f"{_advice(key)}"
     )
 
 
-def elsewhere(key: str) -> str:
-    """Return the advice to name another folder."""
-    return f"Give the folder where it is now: {key}=DIR, or --backbone DIR of a trained run"
+def _advice(key: str) -> str:
+    return f"Set its current folder: {key}=DIR, or --backbone DIR for a trained run"
