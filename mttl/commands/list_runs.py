@@ -7,12 +7,11 @@ Unfinished runs are listed with the last logged step. `mttl show RUN` shows one 
 """
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mttl.commands import show
 from mttl.commands.options import CommandParser, command
-from mttl.commands.show import mean_scores, method_of, read_settings, size_of, status_of
 from mttl.io.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
@@ -29,18 +28,19 @@ def main(options: argparse.Namespace) -> None:
     root = Path(options.folder)
     if not root.is_dir():
         raise ConfigError(f"'{root}' is not a folder; name the folder of the runs (run.dir)")
-    table = TextTable(f"Runs in {root}").words("run", "method", "mean scores (%)")
+    table = TextTable(f"Runs in {root}", digits=1).words("run", "method", "mean scores (%)")
     table.numbers("MB").words("status")
     for run in _runs(root):
-        name = str(run.relative_to(root)) if run != root else run.name
         try:
-            settings = read_settings(run)
-            cells = method_of(settings), mean_scores(run), size_of(run), status_of(run, settings)
+            settings = show.read_settings(run)
+            rows = [row for row in show.scores_of(run) if row["metric"] in ("mean", "success")]
+            means = [row for row in rows if row["task"] == "mean"]
+            scores = ", ".join(f"{show.label_of(row)} {show.percent(row):.1f}" for row in means)
+            method, status = show.method_of(settings), show.status_of(run, settings)
         except MttlError as error:
-            cells = "", "", size_of(run), f"damaged: {error}"
-        table.add(name, *cells)
-    console = make_console()
-    console.print(table if table.rows else f"There are no runs in '{root}'.")
+            method, scores, status = "", "", f"damaged: {error}"
+        table.add(run.relative_to(root), method, scores, show.megabytes(run), status)
+    make_console().print(table if table.rows else f"There are no runs in '{root}'.")
 
 
 def _runs(folder: Path) -> Iterator[Path]:
@@ -48,6 +48,6 @@ def _runs(folder: Path) -> Iterator[Path]:
     if (folder / "config.yaml").is_file():
         yield folder
         return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-            yield from _runs(Path(entry.path))
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+            yield from _runs(path)

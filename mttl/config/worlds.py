@@ -28,7 +28,6 @@ class World(NamedTuple):
 
 POLICY_COMMANDS = {
     "training": "mttl.babyai.train:train_babyai",
-    "dry run": "mttl.babyai.dry_run:dry_run",
     "adaptation": "mttl.babyai.new_levels:adapt_run",
 }
 TEXT_COMMANDS = {

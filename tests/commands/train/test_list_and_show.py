@@ -56,7 +56,7 @@ def test_runs_are_listed_with_scores_sizes_and_status(runs: Path, capsys) -> Non
 def test_a_run_is_shown_with_its_tasks_baselines_and_adaptations(runs: Path, capsys) -> None:
     assert show.main([str(runs / "whole")]) == 0
     printed = capsys.readouterr().out
-    assert f"{runs / 'whole'}: finished, 3 tasks" in printed.replace("\n", "")
+    assert f"{runs / 'whole'}: finished" in printed.replace("\n", "")
     assert "adapt-all: 3 finished jobs on 2 tasks, mean test score 37.5 %" in printed
     lines = [line.split("│")[1:-1] for line in printed.splitlines() if "│" in line]
     cells = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
