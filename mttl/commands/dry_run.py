@@ -115,4 +115,4 @@ class _Watch(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.ends[trainer.global_step] = time.perf_counter()
+        self.ends.setdefault(trainer.global_step, time.perf_counter())
