@@ -3,6 +3,7 @@
 import math
 import time
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,7 +17,8 @@ from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.memory_plan import GIB, needs_of
 from mttl.assembly.trainer import processes_of, with_shared_batches
-from mttl.commands.train_tasks import build_module
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.commands.train_tasks import build_module, dated
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule
@@ -31,7 +33,8 @@ def dry_run(config: Config) -> None:
     """Print the plan of a training; only the cache of tokenised rows is written."""
     n_processes, problem = processes_of(config.trainer)
     pl.seed_everything(config.run.seed, verbose=False)
-    config = with_shared_batches(config, n_processes)
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    config = with_shared_batches(dated(config, folder, resume=False), n_processes)
     gym, tasks = training_tasks(config)
     config = with_factors(config, gym, tasks)
     cached = {"cache_dir": str(cache_folder(config)), "global_batch_size": None}

@@ -52,7 +52,7 @@ from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
 
-def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
+def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     """Return the configuration with the date for the chat template, if it shows one."""
     day = config.data.date
     if config.data.template != "chat" or day is not None:
@@ -77,7 +77,7 @@ def build_module(config: Config, built: Built, metrics: Mapping[str, str]) -> Te
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    config = _dated(config, folder, resume=resume)
+    config = dated(config, folder, resume=resume)
     text = dump_config(config)
     config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
