@@ -91,11 +91,12 @@ def load_any_config(
         find_file("")
     for text in overrides:
         tree = _override(tree, text, sources)
-    for section, key, value in (("data", "prefix", "auto"), ("skills", "n_skills", "per_column")):
-        if tree.get(section, {}).get(key) == value:
-            sources[f"{section}.{key}"] += f" ({value})"
     if origins is not None:
         origins |= {"run.name": "names of the files", **sources}
+        for name, value in (("data.prefix", "auto"), ("skills.n_skills", "per_column")):
+            section, _, key = name.partition(".")
+            if tree.get(section, {}).get(key) == value:
+                origins[name] += f" ({value})"
     tree = _of_the_gym(tree)
     name = "-".join(path.stem for path in paths)
     tree = {**tree, "run": {"name": name, **tree.get("run", {})}}
@@ -163,7 +164,7 @@ def listed_config(config: Section, origins: Sources) -> str:
 def _listed(tree: Tree, origins: Sources, above: tuple[str, ...]) -> Iterator[str]:
     for key, value in tree.items():
         path = (*above, str(key))
-        start = "  " * len(above) + (key if key.isidentifier() else json.dumps(key)) + ":"
+        start = "  " * len(above) + yaml12.dump({key: 0}).strip().removesuffix(" 0")
         if isinstance(value, dict) and value:
             yield start
             yield from _listed(value, origins, path)
