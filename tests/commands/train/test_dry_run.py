@@ -78,7 +78,9 @@ def test_the_merged_configuration_is_printed_with_its_sources(
     config: Path, tmp_path: Path, capsys
 ) -> None:
     other = tmp_path / "other.yaml"
-    other.write_text("optim: {lr: 0.5}\ndata: {prefix: auto, metrics: {a b: EM, 'null': EM}}\n")
+    other.write_text(
+        "optim: {label_smoothing: 0.5}\ndata: {prefix: auto, metrics: {a b: EM, 'null': EM}}\n"
+    )
     given: list[Any] = ["-c", f"{config}+{other}", "-k", "skills.rank=1", "run.dir=x y"]
     assert train.main([*given, "--print-config"]) == 0
     printed = capsys.readouterr().out
@@ -86,7 +88,7 @@ def test_the_merged_configuration_is_printed_with_its_sources(
     written.write_text(printed)
     assert load_any_config([str(written)]) == load_any_config([str(config), str(other)], given[3:])
     sources = dict(re.findall(r"^ *(\S.*?): .*? # (.*)$", printed, re.MULTILINE))
-    assert sources["lr"] == sources["a b"] == str(other)
+    assert sources["label_smoothing"] == sources["a b"] == str(other)
     assert sources["rank"] == "-k"
     assert sources["prefix"] == f"{other} (auto)"
     assert sources["max_input_length"] == str(config)
