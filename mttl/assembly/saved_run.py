@@ -85,7 +85,7 @@ class Built(Predictor):
         layers, router = self.model.skilled_layers(), self.model.router
         kinds = ", ".join(sorted({type(x.inventory).__name__ for x in layers.values()})) or "none"
         n_own = sum(part.numel() for x in layers.values() for part in x.inventory.parameters())
-        means = self.scores.get("mean" if len(self.tasks) > 1 else self.tasks[0], {})
+        means: dict[str, float] = next(reversed(self.scores.values()), {})
         scored = ", ".join(f"{split} {100 * score:.1f} %" for split, score in means.items())
         names = ", ".join(self.tasks[:5]) + (", …" if len(self.tasks) > 5 else "")
         groups = f"{router.n_groups} groups of layers"
