@@ -90,8 +90,9 @@ def check_model(config: "Config") -> None:
     from mttl.config.load import resolve_folder
     from mttl.models.model_names import check_model_name
 
-    if config.backbone.kind == "pretrained":
-        check_model_name("backbone.name", str(resolve_folder(config.backbone.name)))
+    backbone = config.backbone
+    if backbone.kind == "pretrained" and not resolve_folder(backbone.name).is_dir():
+        check_model_name("backbone.name", backbone.name)
 
 
 def check_tasks(config: "Config") -> None:
