@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_files import inventory_folder
-from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError, nearest, raised_as
+from mttl.io.errors import (
+    CheckpointError,
+    ConfigError,
+    MttlError,
+    TaskError,
+    nearest,
+    raised_as,
+    some,
+)
 from mttl.io.reading import read_json
 from mttl.tasks.folder import Gym
 
@@ -35,7 +43,9 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
     tasks = [name for names in known for name in names]
     if task is not None and all(known) and task not in tasks:
         named = ", ".join(f"'{run}'" for run in runs)
-        raise TaskError(f"{named} has no task '{task}'.{nearest(task, tasks)}")
+        raise TaskError(
+            f"{named} has no task '{task}'.{nearest(task, tasks) or f' It has {some(tasks)}.'}"
+        )
 
 
 def check_different(name: str, folders: Sequence[str]) -> None:
