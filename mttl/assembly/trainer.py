@@ -18,6 +18,7 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.config.skills_schema import Mixture, Router
 from mttl.io.errors import ConfigError, raised_as
+from mttl.io.reading import exact_fraction
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
 from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
@@ -102,7 +103,8 @@ def _validation_interval(section: TrainerSection) -> int | float:
         return interval
     if section.max_steps < 1:
         return interval or 1.0
-    steps = max(1, round((interval or VALIDATED_AFTER) * section.max_steps))
+    # Rounded up: 100 steps have three validations, not a fourth after the last step.
+    steps = max(1, math.ceil(exact_fraction(interval or VALIDATED_AFTER, section.max_steps)))
     return steps * section.accumulate_grad_batches
 
 
