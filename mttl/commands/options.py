@@ -172,7 +172,7 @@ class CommandParser(argparse.ArgumentParser):
         """Add the run, the new tasks, and the part of the jobs to run."""
         self.add_source(required=required)
         add, names = self.read.add_argument, {"nargs": "+", "action": _Names}
-        help = "new tasks: test or dev of the partition, or names (%(default)s)"
+        help = "new tasks: test or dev of the partition, names, or a task file (%(default)s)"
         add("--tasks", default=tasks, metavar="TASK", help=help, **names)
         add("--samples", metavar="N", help="few-shot samples per task (all)", **names)
         add("--allow-seen", action="store_true", help="allow training tasks as new tasks")

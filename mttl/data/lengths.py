@@ -41,9 +41,7 @@ def with_lengths(
     found = {task: _lengths(data, gym, task, tokenizer, decoder_only) for task in tasks}
     limits = np.array([data.max_input_length, data.max_output_length])
     if data.fit_lengths:
-        wanted = np.max(
-            [np.percentile(n, _PERCENTILE, 0, method="higher") for n in found.values()], 0
-        )
+        wanted = np.max([_long(lengths) for lengths in found.values()], 0)
         limits = np.minimum(limits, -(-wanted // _MULTIPLE) * _MULTIPLE)
         if n_positions is not None:
             limits[1] = min(limits[1], n_positions // 2 if decoder_only else n_positions)
@@ -52,7 +50,7 @@ def with_lengths(
     shares = {task: float((n > limits).any(1).mean()) for task, n in found.items()}
     worst = max(shares, key=shares.__getitem__)
     if data.max_cut is not None and shares[worst] > data.max_cut:
-        p99 = np.percentile(found[worst], _PERCENTILE, 0, method="higher")
+        p99 = _long(found[worst])
         raise ConfigError(
             f"{100 * shares[worst]:.0f} % of the rows of '{worst}' would be cut: inputs may have "
             f"{limits[0]} tokens, answers {limits[1]}, and 99 % of its rows have at most {p99[0]} "
@@ -61,6 +59,10 @@ def with_lengths(
         )
     lengths = {"max_input_length": int(limits[0]), "max_output_length": int(limits[1])}
     return data.model_copy(update={**lengths, "fit_lengths": False})
+
+
+def _long(lengths: np.ndarray) -> np.ndarray:
+    return np.percentile(lengths, _PERCENTILE, 0, method="higher")
 
 
 def _lengths(
@@ -76,9 +78,8 @@ def _lengths(
     for file in sorted(files):
         source = RowFile.scan(file).rows(MOST_ROWS)
         while rows := list(islice(source, AT_ONCE)):
-            prompts = encoder.prompts(
-                [prefix.text + row.input for row in rows], [prefix] * len(rows)
-            )
+            texts = [prefix.text + row.input for row in rows]
+            prompts = encoder.prompts(texts, [prefix] * len(rows))
             answers = encoder.answers([row.outputs[0] for row in rows])
             lengths += zip(map(len, prompts), map(len, answers), strict=True)
     return np.array(lengths)

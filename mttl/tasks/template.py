@@ -77,8 +77,8 @@ def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
 def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     """Return a function from records to the truth of ``{field} is [not] value or value``.
 
-    Conditions may be joined by ``and``. Values are compared as text; ``empty`` is white space, and booleans are ``true`` or
-    ``false``.
+    Conditions may be joined by ``and``. Values are compared as text; ``empty`` is white space, and
+    booleans are ``true`` or ``false``.
 
     Raises:
         TaskError: If the condition is malformed.
@@ -86,9 +86,7 @@ def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     parts = re.split(r" and (?=\{[^{}]*\} is )", condition)
     if len(parts) > 1:
         each = [compile_condition(part, labels) for part in parts]
-        return lambda records: [
-            all(row) for row in zip(*(one(records) for one in each), strict=True)
-        ]
+        return lambda records: list(map(all, zip(*(one(records) for one in each), strict=True)))
     match = re.fullmatch(r"(\{[^{}]*\}) is (not )?(.+)", condition)
     if match is None:
         raise TaskError(
