@@ -146,8 +146,7 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
     if "train" not in files:
         return f"  # {name}: no training file, only {', '.join(map(str, files.values()))}\n"
     delimiter = _delimiter(files["train"])
-    records = read_records(files["train"], (), delimiter)
-    columns, n_rows = _columns(records, _class_names(files["train"]))
+    columns, n_rows = _columns(files["train"], delimiter)
     usable = {key: one for key, one in columns.items() if not re.search(r"[{}|]|^\[", key)}
     output = _output(usable)
     inputs = [] if output is None else _inputs(usable, output)
@@ -244,16 +243,15 @@ def _class_names(path: Path) -> dict[str, list[str]]:
     return {key: one.names for key, one in features.items() if hasattr(one, "names")}
 
 
-def _columns(
-    records: Iterator[Mapping[str, Any]], names: Mapping[str, list[str]]
-) -> tuple[dict[str, _Column], int]:
+def _columns(path: Path, delimiter: str | None) -> tuple[dict[str, _Column], int]:
     """Return the columns, with those of nested objects, and the number of records."""
     columns: dict[str, _Column] = {}
     n_rows = 0
-    for record in records:
+    for record in read_records(path, (), delimiter):
         n_rows += 1
         for key, value in _flat(record):
             columns.setdefault(key, _Column()).add(value)
+    names = _class_names(path)
     for key, one in columns.items():
         one.n_empty = n_rows - one.n_rows
         one.names = ["false", "true"] if one.kinds == {bool} else names.get(key, [])
