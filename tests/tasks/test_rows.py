@@ -116,7 +116,7 @@ def test_formats(tmp_path, kind, text, ending):
 def test_columns_are_named_where_there_is_no_header(tmp_path):
     path = write(tmp_path / "x.tsv", "1\t2\n3\t4\n")
     assert list(read_records(path, ("a", "b"))) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
-    with pytest.raises(TaskError, match=": JSON Lines have named fields; remove 'columns'"):
+    with pytest.raises(TaskError, match=": its fields have names; remove 'columns' and 'delimiter'"):
         list(read_records(write(tmp_path / "x.jsonl", "{}\n"), ("a",)))
 
 
@@ -133,7 +133,7 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),
-        ("x.parquet", "", " must end in one of .tsv, .csv, .jsonl"),
+        ("x.txt", "", " must end in one of .tsv, .csv, .jsonl"),
     ],
 )
 def test_malformed_files(tmp_path, name, text, message):
