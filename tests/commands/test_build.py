@@ -13,6 +13,7 @@ from mttl.commands import build
 from mttl.io import yaml12
 from mttl.io.files import locked
 from mttl.runtime.command import run_command
+from mttl.tasks.building.build_gym import Outcome
 from mttl.tasks.folder import Gym
 
 TOPIC = {
@@ -113,6 +114,12 @@ def test_choice_of_tasks(mine, tmp_path):
     partition = tmp_path / "few.json"
     partition.write_text(json.dumps({"train": ["boolq"], "test": ["colours"]}))
     assert names(None, str(partition), str(mine)) == ["boolq", "colours", "hues"]
+
+
+def test_addresses_are_not_cut(capsys):
+    address = f"https://huggingface.co/datasets/{'owner' * 30}/name"
+    build.print_outcomes([Outcome("boolq", "unavailable", f"Download it from {address}, then")])
+    assert f"boolq: Download it from {address}, then\n" in capsys.readouterr().out
 
 
 def test_mistakes(refused):
