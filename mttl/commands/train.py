@@ -4,6 +4,8 @@ mttl train --tasks tasks.yaml --backbone DIR [--router private]     # from mttl 
 mttl train -c crossfit.yaml
 mttl train -c crossfit.yaml+router/private.yaml -k skills.rank=8 trainer.max_steps=500
 mttl train -c babyai.yaml
+mttl train -c crossfit_paper.yaml+trainer/nodes.yaml --dry-run
+mttl train -c crossfit.yaml+router/private.yaml --print-config
 """
 
 import argparse
@@ -22,6 +24,10 @@ def _declare(parser: CommandParser) -> None:
     add("--backbone", metavar="DIR", help="language model, a folder or a name: backbone.name")
     help = "private, polytropon, shared, ...: router/NAME.yaml; or a file, merged last"
     add("--router", metavar="NAME", help=help)
+    help = "print steps, rows per step, parameters, memory and a time estimate; train nothing"
+    parser.work.add_argument("--dry-run", action="store_true", help=help)
+    help = "print the merged configuration with the source of each value; train nothing"
+    parser.work.add_argument("--print-config", action="store_true", help=help)
     help = "continue the interrupted run with this name"
     parser.work.add_argument("--resume", action="store_true", help=help)
 
@@ -45,6 +51,18 @@ def main(options: argparse.Namespace) -> None:
     if options.backbone is not None:
         kind = "backbone.kind=pretrained"
         given += [kind, f"backbone.name={json.dumps(options.backbone)}"]
-    config = load_any_config("+".join(files), [*given, *options.override])
+    origins: dict[str, str] = {}
+    config = load_any_config("+".join(files), [*given, *options.override], origins=origins)
+    if options.print_config:
+        from mttl.config.load import listed_config
+        from mttl.runtime.command import make_console
+
+        text = listed_config(config, origins)
+        make_console().print(text, markup=False, soft_wrap=True)
+        if not options.dry_run:
+            return
     check_training(config, resume=options.resume)
+    if options.dry_run:
+        world_of(config).run("dry run", config)
+        return
     world_of(config).run("training", config, resume=options.resume)
