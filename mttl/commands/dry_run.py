@@ -18,7 +18,7 @@ from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.memory_plan import GIB, needs_of
 from mttl.assembly.trainer import processes_of, with_shared_batches
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.commands.train_tasks import build_module, dated
+from mttl.commands.train_tasks import build_module, dated, fitted
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule
@@ -34,7 +34,7 @@ def dry_run(config: Config) -> None:
     n_processes, problem = processes_of(config.trainer)
     pl.seed_everything(config.run.seed, verbose=False)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    config = with_shared_batches(dated(config, folder, resume=False), n_processes)
+    config = with_shared_batches(fitted(dated(config, folder, resume=False)), n_processes)
     gym, tasks = training_tasks(config)
     config = with_factors(config, gym, tasks)
     cached = {"cache_dir": str(cache_folder(config)), "global_batch_size": None}
