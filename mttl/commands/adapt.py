@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.adaptation.shard import start_workers
-from mttl.commands.options import CommandParser, command
+from mttl.commands.options import CommandParser, command, task_overrides
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
 
@@ -51,6 +51,9 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
     from mttl.config.worlds import world_of
 
     source, overrides = options.source, options.override
+    if options.tasks.endswith(".yaml"):  # a file of custom tasks
+        overrides = [*task_overrides(options.tasks), *overrides]
+        options.tasks = ",".join(tasks_to_adapt_to(options.tasks, source))
     config = load_any_config(options.config or "", overrides, run=source)
     if source is not None:
         names = (source, options.tasks, options.samples)
@@ -60,6 +63,18 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
         check_overrides(source, config, overrides)
     command = [sys.executable, "-m", "mttl", name, *options.arguments]
     world_of(config).run(work, config, options, command)
+
+
+def tasks_to_adapt_to(file: str, run: str | None) -> list[str]:
+    """Return the tasks of a file with `side: test`, or else all that the run was not trained on."""
+    from mttl.commands.name_checks import run_tasks
+    from mttl.config.load import find_file
+    from mttl.tasks.task_file import load_tasks
+
+    tasks = load_tasks(find_file(file, setting="--tasks"))
+    seen = () if run is None else run_tasks(run)
+    new = [name for name in tasks if name not in seen]
+    return [name for name in new if tasks[name].side == "test"] or new
 
 
 @only_warnings("mttl.data")  # every job reads small files

@@ -74,7 +74,8 @@ def main(options: argparse.Namespace) -> int:
         return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
     if raw is not None and not raw.is_dir():
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
-    if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
+    names = [task.source.path for task in tasks if not task.source.unavailable]
+    if raw is None and any(name and not Path(name).is_dir() for name in names):
         look_for_hub()
     refusal = TaskError(f"another mttl build is writing to '{out}'; wait for it or stop it.")
     with locked(out / ".lock", refusal):
@@ -103,7 +104,7 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
     for name in wanted:
         if name not in known:
             raise TaskError(f"unknown task '{name}'.{nearest(name, known)}")
-    return [known[name] for name in dict.fromkeys([*wanted, *own])]
+    return [known[name] for name in dict.fromkeys([*wanted, *(() if names else own)])]
 
 
 def look_for_hub() -> None:
@@ -143,12 +144,19 @@ def build(
 def print_outcomes(outcomes: "Sequence[Outcome]") -> None:
     """Print the status of each task, and counts by status."""
     table = Table("task", "status", "")
+    details = []
     for outcome in outcomes:
         colour = COLOURS.get(outcome.status, "red")
         words = [*(["existed"] if outcome.skipped else []), *filter(None, [outcome.detail])]
-        table.add_row(outcome.task, f"[{colour}]{outcome.status}", escape("; ".join(words)))
+        detail = "; ".join(words)
+        if "://" in detail:  # a cell would break an address
+            details.append(f"{outcome.task}: {detail}")
+            detail = "see below"
+        table.add_row(outcome.task, f"[{colour}]{outcome.status}", escape(detail))
     console = make_console()
     console.print(table)
+    for line in details:
+        console.print(line, markup=False, soft_wrap=True)
     counts = Counter(outcome.status for outcome in outcomes)
     console.print(", ".join(f"{n} {status}" for status, n in counts.most_common()))
 

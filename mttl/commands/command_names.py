@@ -1,10 +1,11 @@
 """Names of the commands, without importing them."""
 
 # Modules of this package by command. `mttl --help` lists these, and the others under "more".
-FIRST = ("train", "adapt", "predict", "serve", "explore", "compare", "export", "plan", "build")
+FIRST = ("init", "train", "adapt", "predict", "serve", "explore", "compare", "export", "plan")
 COMMANDS = {name: name for name in FIRST}
 MORE = {
-    **{name: name for name in ("search", "sparse", "plot", "ablate", "merge", "fisher")},
+    **{"list": "list_runs", "show": "show"},
+    **{name: name for name in ("build", "search", "sparse", "plot", "ablate", "merge", "fisher")},
     **{name: name for name in ("compose", "library", "convert")},
     **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},
     **{"babyai record": "babyai_record", "babyai film": "babyai_film"},

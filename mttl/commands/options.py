@@ -1,6 +1,7 @@
 """Command-line parser with groups, and options shared by several commands."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,11 +151,12 @@ class CommandParser(argparse.ArgumentParser):
         help = "check only names and shapes of the output; needs less memory than comparing answers"
         self.written.add_argument("--no-probe", action="store_true", help=help)
 
-    def add_config(self, *, required: bool = True) -> None:
-        """Add configuration files and overrides."""
+    def add_config(self, *, required: bool = True, default: str = "") -> None:
+        """Add configuration files and overrides; ``default`` names the file without the option."""
         add = self.read.add_argument
         help = "YAML files, merged left to right; searched here, in configs/, and in the package"
-        help += "" if required else " (RUN/config.yaml; files with some sections only extend it)"
+        default = default or "RUN/config.yaml; files with some sections only extend it"
+        help += "" if required else f" ({default})"
         add(*("-c", "--config"), required=required, metavar="FILE[+FILE...]", help=help)
         self.add_overrides("settings that override the files; may be repeated")
         shown: dict[str, Any] = {"action": _ShowSettings, "default": argparse.SUPPRESS}
@@ -170,7 +172,7 @@ class CommandParser(argparse.ArgumentParser):
         """Add the run, the new tasks, and the part of the jobs to run."""
         self.add_source(required=required)
         add, names = self.read.add_argument, {"nargs": "+", "action": _Names}
-        help = "new tasks: test or dev of the partition, or names (%(default)s)"
+        help = "new tasks: test or dev of the partition, names, or a task file (%(default)s)"
         add("--tasks", default=tasks, metavar="TASK", help=help, **names)
         add("--samples", metavar="N", help="few-shot samples per task (all)", **names)
         add("--allow-seen", action="store_true", help="allow training tasks as new tasks")
@@ -180,6 +182,13 @@ class CommandParser(argparse.ArgumentParser):
         add("--workers", **POSITIVE, default=1, help=help)
         add("--shard", type=_shard, default=one, metavar="I/N", help="run only part I of N")
         self.written.add_argument("--out", metavar="DIR", help=out)
+
+
+def task_overrides(file: str | None) -> list[str]:
+    """Return the settings of a file of custom tasks, as overrides."""
+    if file is None:
+        return []
+    return [f"data.tasks={json.dumps(file)}", "data.dir=null", "data.partition=auto"]
 
 
 Declare = Callable[[CommandParser], object]

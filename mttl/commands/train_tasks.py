@@ -1,14 +1,18 @@
 """Train an inventory of skills and a router jointly on many text-to-text tasks."""
 
 import datetime
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytorch_lightning as pl
+from datasets import Dataset
 
-from mttl.assembly.build_backbone import build_tokenizer, check_packable
+from mttl.assembly.build_backbone import architecture, build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
+from mttl.assembly.saved_run import Built
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_callbacks import SaveBest
 from mttl.checkpoints.run_folder import (
@@ -22,8 +26,9 @@ from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import cache_folder, training_tasks
-from mttl.data.data_module import TextToTextDataModule
+from mttl.data.data_module import TextToTextDataModule, numbers_of
 from mttl.data.encode import check_positions
+from mttl.data.lengths import with_lengths
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
@@ -50,7 +55,7 @@ from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
 
-def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
+def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     """Return the configuration with the date for the chat template, if it shows one."""
     day = config.data.date
     if config.data.template != "chat" or day is not None:
@@ -62,10 +67,46 @@ def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
 
 
+def fitted(config: Config) -> Config:
+    """Return the configuration with the lengths of the data, if it asks for them."""
+    if not config.data.fit_lengths and config.data.max_cut is None:
+        return config
+    gym, tasks = training_tasks(config)
+    sizes = architecture(config.backbone)[1]
+    positions = getattr(sizes, "max_position_embeddings", None)
+    n_prompt = sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt")
+    data = with_lengths(
+        *(config.data, gym, tasks, build_tokenizer(config.backbone)),
+        decoder_only=not sizes.is_encoder_decoder,
+        n_positions=None if positions is None else positions - n_prompt,
+    )
+    return config.model_copy(update={"data": data})
+
+
+def _dominance(sampler: str, rows: Dataset, tasks: Sequence[str]) -> str | None:
+    """Return a note about a task with most of the rows of an epoch, if there is one."""
+    counts = np.bincount(numbers_of(rows, "task_id"), minlength=len(tasks))
+    largest, others = counts.max(), (counts.sum() - counts.max()) / max(len(tasks) - 1, 1)
+    share = largest / counts.sum()
+    if sampler not in ("proportional", "homogeneous") or share < 0.25 or largest < 3 * others:
+        return None
+    return f"{tasks[counts.argmax()]} has {100 * share:.0f} % of all rows; see data.sampler"
+
+
+def build_module(config: Config, built: Built, metrics: Mapping[str, str]) -> TextToTextModule:
+    """Return the Lightning module of a configuration."""
+    kind = TextToTextModule if config.optim.meta is None else MetaModule
+    return kind(
+        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
+        max_output_length=config.data.max_output_length,
+        loss=config.loss,
+    )
+
+
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    config = _dated(config, folder, resume=resume)
+    config = fitted(dated(config, folder, resume=resume))
     text = dump_config(config)
     config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
@@ -98,17 +139,15 @@ def train(config: Config, *, resume: bool = False) -> None:
         seed=config.run.seed,
     )
     step = step_to_start_from(folder, text, resume=resume)
-    kind = TextToTextModule if config.optim.meta is None else MetaModule
-    module = kind(
-        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
-        max_output_length=config.data.max_output_length,
-        loss=config.loss,
-    )
+    module = build_module(config, built, metrics)
     module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Until here, only the cache has been written.
     data.prepare_data()
+    note = _dominance(config.data.sampler.kind, data.train_rows, tasks)
+    if note is not None and trainer.is_global_zero and len(tasks) > 1:
+        console.print(note, markup=False)
     embed_tasks(built.model, data)
     open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:

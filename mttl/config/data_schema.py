@@ -113,6 +113,10 @@ class Data(Section):
     """Maximum tokens of an input."""
     max_output_length: PositiveInt = 64
     """Maximum tokens of an answer."""
+    fit_lengths: bool = False
+    """Lower the two lengths to the 99th percentile of the data, and to the model's positions."""
+    max_cut: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Maximum share of a task's rows that may be cut; with more, training does not start."""
     truncate: Truncate = "end"
     """Side of a long input that is cut; text before the input (`prefix`, `descriptions`) is
     kept."""

@@ -14,6 +14,7 @@ from mttl.io.reading import require_file
 from mttl.io.record import check
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import SIDES, Partition, select_tasks
+from mttl.tasks.rows import record_files
 from mttl.tasks.sample_files import fingerprint, update_task_table, write_samples
 from mttl.tasks.task import Task
 from mttl.tasks.task_file import load_tasks
@@ -82,7 +83,7 @@ def _files(task: Task, data: Data) -> list[Path]:
             f"data.tasks ('{data.tasks}'): the records of '{task.name}' are on the hub; run `mttl "
             f"build --config {data.tasks} --out DIR`, and set data.dir=DIR data.tasks=null"
         )
-    files = [Path(file) for file in task.source.splits]
+    files = [file for split in task.source.splits for file in record_files(split)]
     for file in files:
         require_file(file, TaskError)
     return files

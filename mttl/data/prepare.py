@@ -82,9 +82,7 @@ def prepare(
     """
     encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
-    if form.descriptions:
-        texts = gym.descriptions(tasks, "data.descriptions needs descriptions of tasks")
-        form = form.model_copy(update={"task_descriptions": texts})
+    form = described(form, gym, tasks)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     if form.prefix == "code":
         check_codes(tasks)
@@ -108,6 +106,14 @@ def prepare(
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _with_log(cached(build, COLUMNS, key, cache_dir))
+
+
+def described(form: PromptForm, gym: Gym, tasks: Sequence[str]) -> PromptForm:
+    """Return the form with the descriptions of tasks, if it shows them."""
+    if not form.descriptions:
+        return form
+    texts = gym.descriptions(tasks, "data.descriptions needs descriptions of tasks")
+    return form.model_copy(update={"task_descriptions": texts})
 
 
 def _read_sources(

@@ -87,7 +87,7 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
     found: set[str] = set()
     n_rows = 0
     for sample in samples:
-        if sample not in gym.samples(task):
+        if not gym.has_sample(task, sample):
             continue
         for row in RowFile.scan(gym.file(task, "train", sample)).rows():
             found.add(row.outputs[0].strip())

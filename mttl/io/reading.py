@@ -102,16 +102,21 @@ def table_rows(
     *,
     names: Sequence[str] = (),
     delimiter: str = ",",
+    quoted: bool | None = None,
     advice: str = "Copy the file again",
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the last line number of each row, and its cells by column; blank lines are skipped.
 
     A text may be given as lines with their ends. ``columns`` are required; ``names`` are the
-    columns of a table without a header. Tab-separated tables have no quoting.
+    columns of a table without a header. By default all but tab-separated cells may be ``quoted``.
     """
+    quoted = delimiter != "\t" if quoted is None else quoted
     if isinstance(lines, str):
-        lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
-    cells = _tsv_cells(lines) if delimiter == "\t" else _csv_cells(lines, place, error, advice)
+        lines = io.StringIO(lines, newline="" if quoted else "\n")
+    if quoted:
+        cells = _csv_cells(lines, delimiter, place, error, advice)
+    else:
+        cells = _tsv_cells(lines, delimiter)
     header = list(names) or next(cells, (0, []))[1]
     absent = [column for column in columns if column not in header]
     if absent or not header or len(set(header)) < len(header):
@@ -129,16 +134,16 @@ def table_rows(
         yield number, dict(zip(header, row, strict=True))
 
 
-def _tsv_cells(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+def _tsv_cells(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, 1):
         if line.strip(" \r\n"):
-            yield number, line.rstrip("\r\n").split("\t")
+            yield number, line.rstrip("\r\n").split(delimiter)
 
 
 def _csv_cells(
-    lines: Iterable[str], place: str, error: type[MttlError], advice: str
+    lines: Iterable[str], delimiter: str, place: str, error: type[MttlError], advice: str
 ) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for cells in reader:
             if cells and not (len(cells) == 1 and cells[0].isspace()):

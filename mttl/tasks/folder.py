@@ -85,6 +85,7 @@ class Gym:
     def file(self, task: str, split: str, sample: int) -> Path:
         """Return the path of one file, or raise a `TaskError` that lists the existing ones."""
         files = self._files_of(task)
+        sample = self._stored(task, sample)
         if (sample, split) in files:
             return files[sample, split].path
         present: Iterable[object] = (s for s in SPLITS if (sample, s) in files)
@@ -102,6 +103,7 @@ class Gym:
 
     def digest(self, task: str, sample: int) -> str:
         """Return a hash of a sample's rows and metric; equal hashes mean comparable scores."""
+        sample = self._stored(task, sample)
         files = [file.path for (of, _), file in self._files_of(task).items() if of == sample]
         parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
@@ -164,6 +166,17 @@ class Gym:
         raise TaskError(
             f"'{self.table}' has no category for '{task}'; add it in the column 'category'"
         )
+
+    def _stored(self, task: str, sample: int) -> int:
+        """Return the number of a sample's files: all rows (`k: all`) are the same sample."""
+        files = self._files_of(task)
+        if any(of == sample for of, _ in files) or {file.k for file in files.values()} != {"all"}:
+            return sample
+        return min(of for of, _ in files)
+
+    def has_sample(self, task: str, sample: int) -> bool:
+        """Return whether a task has the files of a sample."""
+        return self._stored(task, sample) in self.samples(task)
 
     def _said(self, task: str, column: str) -> str:
         """Return a cell of TASKS.csv; empty if it is missing."""

@@ -12,12 +12,15 @@ JSON Lines may. Malformed lines raise errors with file, line and reason, so that
 never used for training.
 """
 
+import csv
 import gzip
 import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,8 +29,9 @@ from mttl.io.reading import parse_json, reason, require_file, shown, table_rows
 
 TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
-# Endings of record files: a table, or JSON Lines; optionally compressed.
-RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+# Endings of record files: a table or JSON Lines, optionally compressed, or Parquet.
+RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".parquet")
+DELIMITERS = ",;\t|"
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _FORM = {
     TSV: "input<TAB>output",
@@ -145,35 +149,89 @@ def _row(source: str, outputs: Sequence[str], place: str) -> Row:
     return Row(source, tuple(outputs))
 
 
-def read_records(path: str | Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def is_saved(path: str | Path) -> bool:
+    """Return whether a folder is a data set that `datasets.Dataset.save_to_disk` wrote."""
+    return (Path(path) / "state.json").is_file()
+
+
+def record_files(path: str | Path) -> list[Path]:
+    """Return the files of a source: a record file, or the files of a saved data set."""
+    return sorted(Path(path).iterdir()) if is_saved(path) else [Path(path)]
+
+
+def read_records(
+    path: str | Path, columns: Sequence[str] = (), delimiter: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, without loading it as a whole.
 
     Args:
-        path: UTF-8 file with one of `RECORD_ENDINGS`; TSV is read without quoting, CSV with.
+        path: UTF-8 file with one of `RECORD_ENDINGS`, or the folder of a saved data set; TSV is
+            read without quoting, CSV with.
         columns: Columns of a TSV or CSV file without a header.
+        delimiter: Separator of the cells; by default a tab for TSV; a comma for CSV, or another of
+            `DELIMITERS` if the first line has no comma.
 
     Yields:
-        Records: texts by column, or the content of a line of JSON.
+        Records: texts by column, or the content of a line of JSON, or the values of a table.
 
     Raises:
         TaskError: If the file is missing or truncated, or a line is malformed.
     """
     path = Path(path)
+    saved = is_saved(path)
+    is_table = not saved and bool({".tsv", ".csv"} & {*path.suffixes[-2:]})
     problem = ""
-    if not path.name.endswith(RECORD_ENDINGS):
-        problem = f" must end in one of {', '.join(RECORD_ENDINGS)}"
-    elif columns and ".jsonl" in path.suffixes[-2:]:
-        problem = ": JSON Lines have named fields; remove 'columns'"
+    if not saved and not path.name.endswith(RECORD_ENDINGS):
+        problem = f" must end in one of {', '.join(RECORD_ENDINGS)}, or be a saved data set"
+    elif (columns or delimiter) and not is_table:
+        problem = ": its fields have names; remove 'columns' and 'delimiter', which are for tables"
     if problem:
         raise TaskError(f"'{path}'{problem}.")
-    if ".jsonl" not in path.suffixes[-2:]:
-        delimiter = "\t" if ".tsv" in path.suffixes[-2:] else ","
-        table = {"delimiter": delimiter, "names": columns}
-        yield from (row for _, row in table_rows(_lines(path), str(path), TaskError, **table))
-        return
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            yield parse_json(line, f"{path}, line {number}", TaskError, dict)
+    if saved or path.suffix == ".parquet":
+        yield from _arrow_records(path, saved=saved)
+    elif is_table:
+        lines, quoted = _lines(path), ".csv" in path.suffixes[-2:]
+        first = next(lines, "")
+        if delimiter is None:
+            delimiter = _delimiter_of(first) if quoted else "\t"
+        advice = "Correct the line, or set the separator of the cells by 'delimiter' in source"
+        table = {"delimiter": delimiter, "quoted": quoted, "names": columns, "advice": advice}
+        lines = chain([first], lines)
+        yield from (row for _, row in table_rows(lines, str(path), TaskError, **table))
+    else:
+        for number, line in enumerate(_lines(path), 1):
+            if line.strip():
+                yield parse_json(line, f"{path}, line {number}", TaskError, dict)
+
+
+def _arrow_records(path: Path, *, saved: bool) -> Iterator[dict[str, Any]]:
+    """Yield the records of a Parquet file or a saved data set, as stored."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not saved:
+        require_file(path, TaskError)
+    try:
+        if saved:
+            import datasets
+
+            data: Any = datasets.load_from_disk(str(path))
+            batches = data.with_format("arrow").iter(1000)
+        else:
+            batches = pq.ParquetFile(path).iter_batches(1000)
+        for batch in batches:
+            yield from batch.to_pylist()
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise TaskError(f"'{path}' cannot be read ({reason(error)}); copy it again") from error
+
+
+def _delimiter_of(line: str) -> str:
+    """Return the separator of a first line: a comma, or else the one with the most cells."""
+    counts = dict.fromkeys(DELIMITERS, 1)
+    with suppress(csv.Error):
+        for mark in DELIMITERS:
+            counts[mark] = len(next(csv.reader([line], delimiter=mark), ()))
+    return "," if counts[","] > 1 else max(DELIMITERS, key=counts.__getitem__)
 
 
 def _lines(path: Path) -> Iterator[str]:

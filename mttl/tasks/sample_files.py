@@ -19,7 +19,7 @@ from mttl.io.reading import read_table
 from mttl.tasks.convert import convert
 from mttl.tasks.folder import SPLITS
 from mttl.tasks.rows import TSV, line_of, read_records
-from mttl.tasks.sampling import Indices, Line, cut, few_shot
+from mttl.tasks.sampling import SAMPLES, Indices, Line, cut, few_shot
 from mttl.tasks.task import Source, Task
 from mttl.tasks.template import Record
 
@@ -27,7 +27,8 @@ _COLUMNS = ("task", "metric", "category", "description")
 
 
 def file_names(task: Task, samples: Iterable[int]) -> list[str]:
-    """Return the names of a task's files."""
+    """Return the names of a task's files; all rows are one sample."""
+    samples = samples if task.k is not None else SAMPLES[:1]
     k = "all" if task.k is None else task.k
     return [f"{task.name}_{k}_{s}_{split}{task.ending}" for s in samples for split in SPLITS]
 
@@ -58,8 +59,8 @@ def write_samples(
     """
 
     def lines_of(split: str) -> Lines:
-        columns = task.source.columns
-        found = open_records(task.source, split) if open_records else read_records(split, columns)
+        form = task.source.columns, task.source.delimiter
+        found = open_records(task.source, split) if open_records else read_records(split, *form)
         return Lines(task, split, found, scratch=folder)
 
     train = lines_of(task.source.train)
@@ -70,7 +71,7 @@ def write_samples(
     pool, held_out = cut(task, len(train), None if test is train else len(test))
     sums: dict[str, str] = {}
     first_test: Path | None = None
-    for sample in samples:
+    for sample in samples if task.k is not None else SAMPLES[:1]:
         train_name, dev_name, test_name = file_names(task, [sample])
         train_indices, dev_indices = few_shot(task, train.labels, pool, sample)
         sums[train_name] = train.write(folder / train_name, train_indices)

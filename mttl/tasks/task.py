@@ -72,6 +72,7 @@ class Source:
         test_share: Fraction of the test lines to use: the first ``int(share * n)`` after shuffling
             with seed 42. None: all, in order.
         columns: Column names of a TSV or CSV file without a header.
+        delimiter: Separator of the cells of a TSV or CSV file; None: detected.
         dev: Split or file for development rows; None: `train`.
         mirrors: Other names of the data set, to try in turn.
         unavailable: Reason why the hub cannot provide it, and where to download it.
@@ -88,6 +89,7 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unavailable: Text | None = None
     dev: Text | None = None
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
     @property
     def splits(self) -> list[str]:

@@ -26,7 +26,7 @@ from mttl.io import yaml12
 from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
-from mttl.tasks.rows import RECORD_ENDINGS
+from mttl.tasks.rows import RECORD_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
@@ -132,6 +132,9 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
 
 
 def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
+    path, local = keys.get("path"), folder.is_absolute()  # CrossFit's are on the hub
+    if local and isinstance(path, str) and path and (folder / path).is_dir():
+        keys = _saved(keys, folder / path, where)
     if "path" not in keys:
         if "train" not in keys:
             raise TaskError(f"{where}: needs a data set on the hub (path) or a file (train)")
@@ -144,8 +147,23 @@ def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, 
     return {"path": None, "train": "train", **held_out, **keys}
 
 
+def _saved(keys: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
+    """Return a source whose path is a folder; a saved data set has a folder for each split."""
+    if is_saved(path):
+        return {key: value for key, value in keys.items() if key != "path"} | {"train": str(path)}
+    splits = sorted(each.name for each in path.iterdir() if is_saved(each))
+    if not splits:
+        return keys | {"path": str(path)}  # other files, which `datasets` reads
+    named = {"train": "train"} | {k: keys[k] for k in ("train", "dev", "test") if keys.get(k)}
+    for key, split in named.items():
+        if split not in splits:
+            raise TaskError(f"{where}.{key}: '{path}' has the splits {', '.join(splits)}")
+    keys = {key: value for key, value in keys.items() if key != "path"}
+    return keys | {key: str(path / str(split)) for key, split in named.items()}
+
+
 def _file(name: str, where: str, folder: Path) -> str:
-    if not name.endswith(RECORD_ENDINGS):
+    if not name.endswith(RECORD_ENDINGS) and not is_saved(folder / name):
         allowed = ", ".join(RECORD_ENDINGS)
         raise TaskError(f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set")
     return str(folder / name)

@@ -77,12 +77,16 @@ def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
 def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     """Return a function from records to the truth of ``{field} is [not] value or value``.
 
-    Values are compared as text; ``empty`` is the empty text, and booleans are ``true`` or
-    ``false``.
+    Conditions may be joined by ``and``. Values are compared as text; ``empty`` is white space, and
+    booleans are ``true`` or ``false``.
 
     Raises:
         TaskError: If the condition is malformed.
     """
+    parts = re.split(r" and (?=\{[^{}]*\} is )", condition)
+    if len(parts) > 1:
+        each = [compile_condition(part, labels) for part in parts]
+        return lambda records: list(map(all, zip(*(one(records) for one in each), strict=True)))
     match = re.fullmatch(r"(\{[^{}]*\}) is (not )?(.+)", condition)
     if match is None:
         raise TaskError(
@@ -98,7 +102,8 @@ def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
 def _comparable(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return "" if value is None else as_text(value)
+    text = "" if value is None else as_text(value)
+    return "" if text.isspace() else text
 
 
 def compile_field(field: str, labels: Sequence[str], template: str) -> Read:
@@ -153,9 +158,13 @@ def _field(field: str) -> Read:
     first, *path = field.split(".")
 
     def read(records: Sequence[Record]) -> Column:
+        if path and isinstance(records[0], Mapping) and field in records[0]:
+            keys = [field]  # a column whose name has a dot
+        else:
+            keys = [first, *path]
         try:
-            column = [record[first] for record in records]
-            for key in path:
+            column = [record[keys[0]] for record in records]
+            for key in keys[1:]:
                 column = [_follow(value, key) for value in column]
         except (KeyError, TypeError) as error:
             what = f"the record is {shown(records[0])}; it must be a mapping of fields"

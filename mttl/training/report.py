@@ -107,7 +107,7 @@ def baseline_results(
     """
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():
-        sample = next(sample for sample in data.samples if sample in gym.samples(task))
+        sample = next(sample for sample in data.samples if gym.has_sample(task, sample))
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
         trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
         answers = {

@@ -13,6 +13,7 @@ from mttl.commands import build
 from mttl.io import yaml12
 from mttl.io.files import locked
 from mttl.runtime.command import run_command
+from mttl.tasks.building.build_gym import Outcome
 from mttl.tasks.folder import Gym
 
 TOPIC = {
@@ -68,7 +69,7 @@ def test_own_tasks_become_a_gym(mine, capsys):
 
 
 def test_samples_and_status_and_verify(mine, capsys):
-    assert run(*options(mine, "--tasks", "hues", "--samples", 13, 13, 5)) == 0
+    assert run(*options(mine, "--tasks", "hues", "colours", "--samples", 13, 13, 5)) == 0
     capsys.readouterr()
     assert run(*options(mine, "--status", "--samples", 13, 5, 21)) == 0
     shown = capsys.readouterr().out
@@ -109,10 +110,16 @@ def test_choice_of_tasks(mine, tmp_path):
     assert names(["boolq", "ag_news", "boolq"], None, None) == ["boolq", "ag_news"]
     assert len(names(None, "random", None)) == 160
     assert names(None, None, str(mine)) == ["colours", "hues"]
-    assert names(["boolq"], None, str(mine)) == ["boolq", "colours", "hues"]
+    assert names(["boolq", "hues"], None, str(mine)) == ["boolq", "hues"]
     partition = tmp_path / "few.json"
     partition.write_text(json.dumps({"train": ["boolq"], "test": ["colours"]}))
     assert names(None, str(partition), str(mine)) == ["boolq", "colours", "hues"]
+
+
+def test_addresses_are_not_cut(capsys):
+    address = f"https://huggingface.co/datasets/{'owner' * 30}/name"
+    build.print_outcomes([Outcome("boolq", "unavailable", f"Download it from {address}, then")])
+    assert f"boolq: Download it from {address}, then\n" in capsys.readouterr().out
 
 
 def test_mistakes(refused):

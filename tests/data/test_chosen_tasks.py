@@ -63,7 +63,11 @@ def test_tasks_are_converted_once_into_the_cache(tasks: Path, run_file: Path) ->
     assert len(before) == 9
     open_gym(config)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert open_gym(config, samples=[13]).samples("first") == [13]
+    other = open_gym(config, samples=[13])
+    assert (other.samples("first"), other.samples("second")) == (
+        [100],
+        [13],
+    )  # all rows: one sample
     write_jsonl(tasks.with_name("dev.jsonl"), [{"text": "new", "answer": "x"}])
     assert len(open_gym(config).rows("first", "dev", 100)) == 1
 

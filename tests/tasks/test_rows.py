@@ -116,7 +116,9 @@ def test_formats(tmp_path, kind, text, ending):
 def test_columns_are_named_where_there_is_no_header(tmp_path):
     path = write(tmp_path / "x.tsv", "1\t2\n3\t4\n")
     assert list(read_records(path, ("a", "b"))) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
-    with pytest.raises(TaskError, match=": JSON Lines have named fields; remove 'columns'"):
+    with pytest.raises(
+        TaskError, match=": its fields have names; remove 'columns' and 'delimiter'"
+    ):
         list(read_records(write(tmp_path / "x.jsonl", "{}\n"), ("a",)))
 
 
@@ -133,7 +135,7 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),
-        ("x.parquet", "", " must end in one of .tsv, .csv, .jsonl"),
+        ("x.txt", "", " must end in one of .tsv, .csv, .jsonl"),
     ],
 )
 def test_malformed_files(tmp_path, name, text, message):
@@ -157,3 +159,24 @@ def test_damage_inside_an_archive_and_a_disk_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(gzip, "open", fail)
     with pytest.raises(TaskError, match=r"cannot read '.*x.jsonl.gz': Input/output error"):
         list(read_records(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "delimiter"),
+    [
+        ("x.csv", 'a;b\n"1;2";3,4\n', None),
+        ("x.csv", 'a\tb\n"1;2"\t3,4\n', None),
+        ("x.csv", "a|b\n1;2|3,4\n", None),
+        ("x.csv", '"a"#b\n1;2#"3,4"\n', "#"),
+        ("x.tsv", "a;b\n1:2;3,4\n", ";"),
+    ],
+)
+def test_separators_of_cells(tmp_path, name, text, delimiter):
+    (record,) = read_records(write(tmp_path / name, text), (), delimiter)
+    assert record == {"a": "1:2" if name == "x.tsv" else "1;2", "b": "3,4"}
+
+
+def test_a_comma_in_the_first_line_separates(tmp_path):
+    assert list(read_records(write(tmp_path / "x.csv", "a;b;c,d\n1;2;3,4\n"))) == [
+        {"a;b;c": "1;2;3", "d": "4"}
+    ]

@@ -124,7 +124,8 @@ def test_records_that_cannot_be_written(template, record, message):
         ("{x} is not 2 or 3", [1, 2, 3], [True, False, False]),
         ("{x} is false", [False, True, "false"], [True, False, True]),
         ("{x|clean} is not empty", [" \n ", "a"], [False, True]),
-        ("{x} is empty", [None, "", "a"], [True, True, False]),
+        ("{x} is empty", [None, " ", "a"], [True, True, False]),
+        ("{x} is not empty and {x} is not a and b", ["", "a", "a and b"], [False, True, False]),
         ("{x|name} is yes", [0, 1], [False, True]),
     ],
 )

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from mttl.io.errors import TaskError
 from mttl.io.files import DISK_REFUSES
-from mttl.tasks.rows import read_records
+from mttl.tasks.rows import read_records, record_files
 from mttl.tasks.task import Source
 from mttl.tasks.template import Record
 
@@ -50,7 +50,7 @@ def open_records(source: Source, split: str, raw: Path | None = None) -> Iterato
         TaskError: If a file cannot be read as records.
     """
     if source.path is None:
-        return read_records(split, source.columns)
+        return read_records(split, source.columns, source.delimiter)
     if raw is not None:
         return read_records(_raw_file(source, split, raw))
     if source.unavailable is not None:
@@ -71,7 +71,8 @@ def _raw_file(source: Source, split: str, raw: Path) -> Path:
 def local_files(source: Source, raw: Path | None) -> list[Path]:
     """Return the existing files that a source is read from."""
     if source.path is None:
-        return [path for path in map(Path, source.splits) if path.is_file()]
+        files = (file for split in source.splits for file in record_files(split))
+        return [file for file in files if file.is_file()]
     try:
         return [] if raw is None else [_raw_file(source, split, raw) for split in source.splits]
     except UnavailableError:

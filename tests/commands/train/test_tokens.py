@@ -105,5 +105,5 @@ def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> t
     monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     monkeypatch.setenv("COLUMNS", "160")
     capsys.readouterr()
-    assert plot.main([str(run.path)]) == 0
+    assert plot.main([str(run.path), "--all"]) == 0
     return {path.name for path in run.plots.iterdir()}, capsys.readouterr().out

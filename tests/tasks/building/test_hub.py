@@ -11,6 +11,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import HfHubHTTPError
 
 from helpers.raw import rows, write_raw
+from mttl.io.errors import TaskError
 from mttl.tasks.building import hub
 from mttl.tasks.building.hub import (
     PARQUET,
@@ -20,6 +21,7 @@ from mttl.tasks.building.hub import (
     open_records,
 )
 from mttl.tasks.task import Source
+from mttl.tasks.task_file import parse_tasks
 
 
 def source(path, **changes):
@@ -115,3 +117,27 @@ def test_own_files_and_all_else_is_on_the_hub(tmp_path, monkeypatch):
     assert local_files(mine, None) == [path]
     monkeypatch.setattr(hub, "hub_records", lambda source, split: [(source.path, split)])
     assert open_records(COLOURS, "train") == [("maker/colours", "train")]
+
+
+def test_a_folder_that_exists_is_never_looked_up(tmp_path, monkeypatch):
+    """`save_to_disk` writes a folder per split; a data set without splits is the train split."""
+    monkeypatch.setattr(hub, "hub_records", raising(AssertionError("a request")))
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": ["x", "y"]})
+    rows.save_to_disk(tmp_path / "alone")
+    datasets.DatasetDict({"train": rows, "new": rows.select([1])}).save_to_disk(tmp_path / "both")
+
+    def read(source):
+        keys = 'kind: text-to-text\nmetric: ACC\ninput: "{text}"\noutput: "{label}"'
+        text = f"{keys}\ntasks: {{one: {{source: {source}}}}}"
+        return parse_tasks(text, "mine.yaml", tmp_path)["one"].source
+
+    both = read("{path: both, test: new}")
+    assert [len(list(open_records(both, split))) for split in both.splits] == [2, 1]
+    alone = read("{path: alone}")
+    assert list(open_records(alone, alone.train)) == list(rows)
+    assert {path.name for path in local_files(alone, None)} >= {"state.json", "dataset_info.json"}
+    with pytest.raises(TaskError, match=r"source\.dev: '.*both' has the splits new, train"):
+        read("{path: both, dev: newer}")
+    (tmp_path / "alone" / "state.json").write_text("{}")
+    with pytest.raises(TaskError, match="alone' cannot be read"):
+        list(open_records(alone, alone.train))
