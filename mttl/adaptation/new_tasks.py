@@ -43,7 +43,7 @@ from mttl.io.files import write_table, write_text
 from mttl.metrics.metric_names import check_metric
 from mttl.plugins.classes import METRICS, find_class
 from mttl.runtime.processes import device_of
-from mttl.tasks.folder import Gym
+from mttl.tasks.folder import Gym, options_cell
 from mttl.tasks.rows import JSON_LINES, line_of
 from mttl.training.precision import precision_plugin
 
@@ -301,14 +301,15 @@ class Adaptation:
         texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
         scorer = module.option_scorer
         options = {} if scorer is None else {task: list(scorer.texts[0])}
+        template = self.gym.template(task)
+        by_task = {"task_descriptions": texts, "task_options": options}
+        by_task["task_templates"] = {task: template} if template else {}
         assert run.folder is not None
         return AdaptedModel(
             model=run.model,
             tokenizer=run.tokenizer,
             tasks=(task,),
-            form=outcome.form.model_copy(
-                update={"task_descriptions": texts, "task_options": options}
-            ),
+            form=outcome.form.model_copy(update=by_task),
             search=module.generation,
             per_token=self.config.generation.per_token,
             precision=precision_plugin(self.config.trainer.precision, module.device.type),
@@ -363,10 +364,8 @@ def write_examples(
         path = folder / task / f"{task}_{len(training)}_0_{split}{JSON_LINES}"
         lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
         write_text(path, "".join(lines))
-    if any("|" in option for option in options):
-        raise TaskError(f"options {list(options)}: an option must not contain '|', the separator")
     row = {"task": task, "metric": metric, "description": description}
-    row |= {"options": "|".join(options), "factors": " ".join(factors)}
+    row |= {"options": options_cell(options), "factors": " ".join(factors)}
     write_table(folder / "TASKS.csv", list(row), [row])
     return Gym(folder)
 

@@ -165,7 +165,7 @@ def test_without_rows_the_score_is_undefined_and_silent(name):
 
 
 def test_an_unknown_name():
-    with pytest.raises(ValueError, match=r"\('Rouge'\) must be one of ACC, .*mean 'Rouge-L'\?"):
+    with pytest.raises(ValueError, match=r"\('Rouge'\) must be one of exact, .*mean 'Rouge-L' or 'rouge'\?"):
         build_metric("Rouge")
 
 
