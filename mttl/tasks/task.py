@@ -41,8 +41,10 @@ def _count(value: Any) -> int | None:
 
 def _options(value: Any) -> tuple[str, ...]:
     """Return the options; one that is not a list stands for the distinct training answers."""
-    if value in (FROM_TRAIN, ()):
-        return (FROM_TRAIN,) if value else ()
+    if isinstance(value, tuple):
+        return value
+    if value == FROM_TRAIN:
+        return (FROM_TRAIN,)
     texts = [str(one).strip() for one in value] if isinstance(value, list) else []
     if any(isinstance(one, bool | list | dict | None) for one in value if texts) or (
         len(set(texts)) < max(2, len(texts)) or "" in texts
