@@ -127,7 +127,7 @@ def adapt_to(
     *,
     task: str,
     dev: Sequence[Example] | None = None,
-    metric: str = "EM",
+    metric: str = "exact",
     description: str | None = None,
     options: Sequence[str] = (),
     factors: Sequence[str] = (),
@@ -144,7 +144,7 @@ def adapt_to(
         task: Name of the task, also used as the task prefix in runs with a prefix.
         dev: Pairs for selecting the best weights. By default every second example of each answer;
             with fewer than 8, all are trained on, and the start is chosen by leave-one-out.
-        metric: Metric on ``dev``: one of CrossFit's seven, or ``module:Class``.
+        metric: Metric on ``dev``: a name such as ``accuracy``, or ``module:Class``; by default ``exact``.
         description: Description of the task; required in runs with descriptions, and only there.
         options: Possible answers, to be ranked by likelihood.
         factors: Factors of the task, such as ``"language=de"``; for ``init="factors"``.
@@ -425,7 +425,7 @@ def write_examples(
     development: Sequence[Example],
     test: Sequence[Example] = (),
     *,
-    metric: str = "EM",
+    metric: str = "exact",
     description: str | None = None,
     options: Sequence[str] = (),
     factors: Sequence[str] = (),

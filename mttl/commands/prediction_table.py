@@ -235,7 +235,9 @@ def _report(
         if not places:
             continue
         metric = TaskMetric(
-            metrics.get(task, "EM"), published=task in published_sums(), options=choices[places[0]]
+            metrics.get(task, "exact"),
+            published=task in published_sums(),
+            options=choices[places[0]],
         )
         right, answers = [references[p] for p in places], [found[p][ANSWER] for p in places]
         sources = [{"input": text_of(rows[p], "input"), "columns": rows[p]} for p in places]
