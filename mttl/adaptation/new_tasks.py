@@ -144,7 +144,7 @@ def adapt_to(
         task: Name of the task, also used as the task prefix in runs with a prefix.
         dev: Pairs for selecting the best weights. By default every second example of each answer;
             with fewer than 8, all are trained on, and the start is chosen by leave-one-out.
-        metric: Metric on ``dev``: a name such as ``accuracy``, or ``module:Class``; by default ``exact``.
+        metric: Metric on ``dev``: a name, such as ``accuracy``, or ``module:Class``.
         description: Description of the task; required in runs with descriptions, and only there.
         options: Possible answers, to be ranked by likelihood.
         factors: Factors of the task, such as ``"language=de"``; for ``init="factors"``.

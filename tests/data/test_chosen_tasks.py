@@ -225,10 +225,8 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
     chosen = run.choose("reply", ["Mail: x"], ["one", "two words"])[0]
     assert json.loads(row["probabilities"]) == pytest.approx(chosen.probabilities, abs=1e-6)
     (tmp_path / "out.csv").unlink()
-    assert predict.main([*given, "--task", "reply", "--input", "{txet}"]) == 2
-    assert "new.csv, row 1: the field 'txet' is missing; the record has text" in (
-        capsys.readouterr().err
-    )
+    with pytest.raises(TaskError, match=r"csv, row 1: the field 'txet' is missing; .* has text"):
+        predict.main([*given, "--task", "reply", "--input", "{txet}"])
 
     assert export.main([str(path), "--task", "mood", "--out", str(tmp_path / "peft")]) == 0
     card = (tmp_path / "peft" / "README.md").read_text()
