@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_files import inventory_folder
-from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError, nearest, raised_as
+from mttl.io.errors import (
+    CheckpointError,
+    ConfigError,
+    MttlError,
+    TaskError,
+    nearest,
+    raised_as,
+    some,
+)
 from mttl.io.reading import read_json
 from mttl.tasks.folder import Gym
 
@@ -35,7 +43,9 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
     tasks = [name for names in known for name in names]
     if task is not None and all(known) and task not in tasks:
         named = ", ".join(f"'{run}'" for run in runs)
-        raise TaskError(f"{named} has no task '{task}'.{nearest(task, tasks)}")
+        raise TaskError(
+            f"{named} has no task '{task}'.{nearest(task, tasks) or f' It has {some(tasks)}.'}"
+        )
 
 
 def check_different(name: str, folders: Sequence[str]) -> None:
@@ -82,6 +92,17 @@ def check_training(config: object, *, resume: bool) -> None:
     if config.run.start is not None:
         inventory_folder(config.run.start)
     check_tasks(config)
+    check_model(config)
+
+
+def check_model(config: "Config") -> None:
+    """Raise a `ConfigError` if a pretrained backbone is neither a folder nor can be downloaded."""
+    from mttl.config.load import resolve_folder
+    from mttl.models.model_names import check_model_name
+
+    backbone = config.backbone
+    if backbone.kind == "pretrained" and not resolve_folder(backbone.name).is_dir():
+        check_model_name("backbone.name", backbone.name)
 
 
 def check_tasks(config: "Config") -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mttl.adaptation.job import with_settings
 from mttl.assembly.build_backbone import build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
+from mttl.assembly.saved_run import Built
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_callbacks import SaveBest
 from mttl.checkpoints.run_folder import (
@@ -54,7 +56,7 @@ from mttl.training.text_to_text import TextToTextModule
 _log = logging.getLogger(__name__)
 
 
-def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
+def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     """Return the configuration with the date for the chat template, if it shows one."""
     day = config.data.date
     if config.data.template != "chat" or day is not None:
@@ -66,10 +68,20 @@ def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
 
 
+def build_module(config: Config, built: Built, metrics: Mapping[str, str]) -> TextToTextModule:
+    """Return the Lightning module of a configuration."""
+    kind = TextToTextModule if config.optim.meta is None else MetaModule
+    return kind(
+        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
+        max_output_length=config.data.max_output_length,
+        loss=config.loss,
+    )
+
+
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    config = _dated(config, folder, resume=resume)
+    config = dated(config, folder, resume=resume)
     text = dump_config(config)
     config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
@@ -106,12 +118,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         seed=config.run.seed,
     )
     step = step_to_start_from(folder, text, resume=resume)
-    kind = TextToTextModule if config.optim.meta is None else MetaModule
-    module = kind(
-        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
-        max_output_length=config.data.max_output_length,
-        loss=config.loss,
-    )
+    module = build_module(config, built, metrics)
     module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
