@@ -7,6 +7,7 @@ task's routing weights and other trained tensors; ``plots/routing_history.npz`` 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mttl.adaptation.job import Outcome
 from mttl.adaptation.modes import TRAINED_ROLES
@@ -31,6 +32,20 @@ POLYTROPON = ("relaxed", "straight_through", "normalise", "shared_skill", "init_
 POLYTROPON += ("logit_dropout",)
 
 
+class LeftOut(NamedTuple):
+    """Estimate by leave-one-out: each example was answered by a model adapted to the others."""
+
+    init: str  # initial routing
+    score: float  # of the answers, by the metric
+    confidence: float | None  # mean probability of the right answers, if there are options
+    n: int  # number of examples
+
+    def __str__(self) -> str:
+        """Return the estimate as a sentence."""
+        sure = "" if self.confidence is None else f", confidence {100 * self.confidence:.0f} %"
+        return f"leave-one-out on {self.n} examples: score {100 * self.score:.0f} %{sure}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModel(Predictor):
     """A model adapted to one task; call it with inputs to get answers."""
@@ -39,6 +54,7 @@ class AdaptedModel(Predictor):
     config: Config  # configuration of the adaptation
     skills: Path  # inventory folder of the original run
     inventory: str  # digest of that inventory
+    left_out: LeftOut | None = None  # of a few examples without development examples
 
     @property
     def result(self) -> FewShotResult:

@@ -17,7 +17,7 @@ from mttl.routing.task.task_router import TaskRouter
 from mttl.training.loss import global_mean
 from mttl.training.monitors import routing_weights, write_arrays
 from mttl.training.optim import build_optimizer, build_schedule
-from mttl.training.text_to_text import Prediction, TextToTextModule
+from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
 
 N_RECORDS = 20
@@ -143,10 +143,7 @@ def score_batches(
             rows += module.predict(move_data_to_device(batch, module.device))
     rows.sort(key=lambda row: row.row)
     (metric,) = module.metric_names
-    value = score_answers(
-        metric, [row.prediction for row in rows], [row.references for row in rows]
-    )
-    return value, rows
+    return score_answers(metric, *answers_of(rows)), rows
 
 
 def rank(score: float) -> float:

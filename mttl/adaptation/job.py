@@ -1,5 +1,6 @@
 """Run one adaptation job."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,15 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError
+from mttl.metrics.crossfit import ignored_differences
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.training.precision import PRECISIONS, precision_plugin
 from mttl.training.task_embeddings import embed_tasks
-from mttl.training.text_to_text import Prediction, TextToTextModule
+from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
+
+_log = logging.getLogger(__name__)
 
 CONTEXT = 1024  # default tokens of an input with examples
 
@@ -105,11 +109,12 @@ class JobRun:
         if config.adapt.mode == "in_context":
             self.form = self._with_examples()
         form = self.form
-        options = wanted_options(gym, [(job.task, [job.sample])], ranking_mode(config))
-        if search.mode != "generate":
-            self.module.set_options(options, form, per_token=search.per_token)
+        samples = [(job.task, [job.sample])]
+        options = wanted_options(gym, samples, search.mode)
+        self.module.set_options(options, form, per_token=search.per_token)
         if weights := config.adapt.option_weights:
-            self.module.contrast(options, form, **weights)
+            contrasted = wanted_options(gym, samples, ranking_mode(config))
+            self.module.contrast(contrasted, form, **weights)
 
     def run(
         self,
@@ -218,6 +223,9 @@ class JobRun:
         if score_test:
             batches = data.evaluation_dataloader("test")
             test, answers["test"] = score_batches(module, batches, precision)
+            metric, texts = module.metric_names[0], answers_of(answers["test"])[:2]
+            if differing := ignored_differences(metric, job.task, *texts):
+                _log.warning("%s", differing)
         rows = answers.get("test", answers.get("dev", []))
         result = FewShotResult(
             **vars(job),

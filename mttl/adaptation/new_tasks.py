@@ -4,10 +4,11 @@ References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2.
 """
 
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from jaxtyping import Float
 from rich.console import Console
 from torch import Tensor
 
-from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.adaptation.adapted_model import AdaptedModel, LeftOut
+from mttl.adaptation.fine_tune import rank
 from mttl.adaptation.job import JobRun, Outcome, job_config, ranking_mode, with_settings
 from mttl.adaptation.modes import row_starts
 from mttl.adaptation.plan import (
@@ -40,14 +42,19 @@ from mttl.data.prompt_form import BY_TASK
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.files import write_table, write_text
+from mttl.metrics.crossfit import score_answers
 from mttl.metrics.metric_names import check_metric
 from mttl.plugins.classes import METRICS, find_class
 from mttl.runtime.processes import device_of
-from mttl.tasks.folder import Gym
+from mttl.tasks.folder import Gym, options_cell
 from mttl.tasks.rows import JSON_LINES, line_of
 from mttl.training.precision import precision_plugin
 
+_log = logging.getLogger(__name__)
+
 Example = tuple[str, str]
+# With fewer examples, none is kept from training.
+LEAVE_ONE_OUT = 8
 # By initialisation: the required router, its name, and its file.
 KNOWN_ROWS = {
     "expert_row": ("expert", "Expert", "router/expert.yaml"),
@@ -120,7 +127,7 @@ def adapt_to(
     *,
     task: str,
     dev: Sequence[Example] | None = None,
-    metric: str = "EM",
+    metric: str = "exact",
     description: str | None = None,
     options: Sequence[str] = (),
     factors: Sequence[str] = (),
@@ -135,8 +142,9 @@ def adapt_to(
         run: The run's folder, or its ``skills/``.
         examples: Pairs of input and output; a few dozen are enough.
         task: Name of the task, also used as the task prefix in runs with a prefix.
-        dev: Pairs for selecting the best weights; by default every second example.
-        metric: Metric on ``dev``: one of CrossFit's seven, or ``module:Class``.
+        dev: Pairs for selecting the best weights. By default every second example of each answer;
+            with fewer than 8, all are trained on, and the start is chosen by leave-one-out.
+        metric: Metric on ``dev``: a name, such as ``accuracy``, or ``module:Class``.
         description: Description of the task; required in runs with descriptions, and only there.
         options: Possible answers, to be ranked by likelihood.
         factors: Factors of the task, such as ``"language=de"``; for ``init="factors"``.
@@ -146,7 +154,8 @@ def adapt_to(
         **settings: Settings of the section ``adapt``, except ``seeds``.
 
     Returns:
-        The adapted model; call it with a list of inputs. ``.result`` has the score on ``dev``.
+        The adapted model; call it with a list of inputs. ``.result`` has the score on ``dev``, and
+        ``.left_out`` the estimate by leave-one-out.
 
     Raises:
         CheckpointError: If the folder is not a trained run.
@@ -161,6 +170,7 @@ def adapt_to(
     if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
+    left_out = dev is None and len(examples) < LEAVE_ONE_OUT
     inventory = inventory_digest(read_inventory(run).folder)
     built = load_run(run, backbone=backbone)
     if built.form.descriptions != (description is not None):
@@ -169,18 +179,75 @@ def adapt_to(
     every = ("data.max_rows", "data.max_eval_rows", "adapt.examples")
     ranked = {"generation.mode": "rank"} if options else {}
     given = with_settings(given, dict.fromkeys(every) | ranked)
+    job = FewShotJob(task, 0, seed)
+    facts = {"metric": metric, "description": description, "options": options, "factors": factors}
     with tempfile.TemporaryDirectory() as folder:
-        gym = write_examples(
-            *(Path(folder), task, training, development),
-            metric=metric,
-            description=description,
-            options=options,
-            factors=factors,
+
+        def adaptation(*rows: Sequence[Example], config: Config = given) -> Adaptation:
+            place = Path(tempfile.mkdtemp(dir=folder))
+            gym = write_examples(place, task, *rows, **facts)
+            return Adaptation(built, inventory, gym, [job], config)
+
+        last = adaptation(training, development)
+        last.to_device()
+        if not left_out:
+            return last.adapted(last.outcome(job, score_test=False, stay=True))
+        config, estimate = leave_one_out(adaptation, examples, options)
+        last = adaptation(examples, examples, config=config)
+        outcome = last.outcome(job, score_test=False, stay=True)
+        result = replace(outcome.result, dev=estimate.score)
+        return replace(last.adapted(outcome._replace(result=result)), left_out=estimate)
+
+
+def leave_one_out(
+    adaptation: Callable[..., "Adaptation"], examples: Sequence[Example], options: Sequence[str]
+) -> tuple[Config, LeftOut]:
+    """Return the configuration with the best initial routing, and its estimate.
+
+    Each example is answered by a model that is adapted to the others, for each initial routing.
+    The best has the highest score, then the highest mean probability of the right answers.
+    ``adaptation`` returns one for training, development and test examples, and a configuration.
+    """
+    whole = adaptation(examples, examples)
+    job, given = whole.jobs[0], whole.given
+    both = {"init": "best_of_two"} if given.adapt.init == "auto" else {}
+    found: dict[str, LeftOut] = {}
+    configs: dict[str, Config] = {}
+    for init in row_starts(whole.run.model.router, given.adapt.model_copy(update=both)):
+        configs[init] = with_settings(given, {"adapt.init": init})
+        held_out = []
+        for place, example in enumerate(examples):
+            rest = [*examples[:place], *examples[place + 1 :]]
+            one = adaptation(rest, rest, [example], config=configs[init])
+            held_out.append(_held_out(one, example, options))
+        answers, sure = zip(*held_out, strict=True)
+        right = [[answer.strip()] for _, answer in examples]
+        sources = [{"input": text, "columns": {}} for text, _ in examples]
+        score = score_answers(whole.gym.metric(job.task), answers, right, sources)
+        found[init] = LeftOut(
+            init, score, sum(sure) / len(sure) if options else None, len(examples)
         )
-        job = FewShotJob(task, 0, seed)
-        adaptation = Adaptation(built, inventory, gym, [job], given)
-        adaptation.to_device()
-        return adaptation.adapted(adaptation.outcome(job, score_test=False, stay=True))
+    best = max(found, key=lambda init: (rank(found[init].score), found[init].confidence or 0))
+    _log.log(logging.INFO if found[best].score > 0.5 else logging.WARNING, "%s", found[best])
+    return configs[best], found[best]
+
+
+def _held_out(
+    adaptation: "Adaptation", example: Example, options: Sequence[str]
+) -> tuple[str, float]:
+    """Return the answer to an example, and the probability of the right option."""
+    (job,), found = adaptation.jobs, []
+
+    def answer(outcome: Outcome) -> None:
+        model, sure = adaptation.adapted(outcome), 0.0
+        if options:
+            given = [example[0]], options
+            (choice,) = model.choose(job.task, *given, per_token=model.per_token)
+            sure = choice.probabilities.get(example[1].strip(), 0.0)
+        found.append((outcome.answers["test"][0].prediction, sure))
+
+    adaptation.outcome(job, keep=answer)
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -301,14 +368,15 @@ class Adaptation:
         texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
         scorer = module.option_scorer
         options = {} if scorer is None else {task: list(scorer.texts[0])}
+        template = self.gym.template(task)
+        by_task = {"task_descriptions": texts, "task_options": options}
+        by_task["task_templates"] = {task: template} if template else {}
         assert run.folder is not None
         return AdaptedModel(
             model=run.model,
             tokenizer=run.tokenizer,
             tasks=(task,),
-            form=outcome.form.model_copy(
-                update={"task_descriptions": texts, "task_options": options}
-            ),
+            form=outcome.form.model_copy(update=by_task),
             search=module.generation,
             per_token=self.config.generation.per_token,
             precision=precision_plugin(self.config.trainer.precision, module.device.type),
@@ -324,7 +392,8 @@ def split_examples(
 ) -> tuple[list[Example], list[Example]]:
     """Return the training examples and the development examples.
 
-    Without ``dev``, every second example is a development example: CrossFit's 32 become 16 and 16.
+    Without ``dev``, every second example of each answer is a development example: CrossFit's 32
+    become 16 and 16. Examples whose answers all differ alternate.
     """
     for name, pairs in (("examples", examples), ("dev", dev or ())):
         for place, pair in enumerate(pairs):
@@ -335,7 +404,12 @@ def split_examples(
                 )
             if not all(map(str.strip, pair)):
                 raise TaskError(f"{name}[{place}] has an empty text; remove this example")
-    own = (examples[::2], examples[1::2]) if dev is None else (examples, dev)
+    answers = [answer.strip() for _, answer in examples]
+    grouped = examples
+    if len({*answers}) < len(answers):
+        order = sorted(range(len(answers)), key=lambda place: answers.index(answers[place]))
+        grouped = [examples[place] for place in order]
+    own = (grouped[::2], grouped[1::2]) if dev is None else (examples, dev)
     if not all(own):
         raise TaskError(
             f"examples has {len(examples)} pairs; at least one pair is needed for training and "
@@ -349,8 +423,9 @@ def write_examples(
     task: str,
     training: Sequence[Example],
     development: Sequence[Example],
+    test: Sequence[Example] = (),
     *,
-    metric: str = "EM",
+    metric: str = "exact",
     description: str | None = None,
     options: Sequence[str] = (),
     factors: Sequence[str] = (),
@@ -359,14 +434,14 @@ def write_examples(
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
     check_metric(metric, TaskError)
-    for split, rows in (("train", training), ("dev", development)):
+    for split, rows in (("train", training), ("dev", development), ("test", test)):
+        if not rows:
+            continue
         path = folder / task / f"{task}_{len(training)}_0_{split}{JSON_LINES}"
         lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
         write_text(path, "".join(lines))
-    if any("|" in option for option in options):
-        raise TaskError(f"options {list(options)}: an option must not contain '|', the separator")
     row = {"task": task, "metric": metric, "description": description}
-    row |= {"options": "|".join(options), "factors": " ".join(factors)}
+    row |= {"options": options_cell(options), "factors": " ".join(factors)}
     write_table(folder / "TASKS.csv", list(row), [row])
     return Gym(folder)
 

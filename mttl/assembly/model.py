@@ -26,6 +26,7 @@ from mttl.config.schema import Config
 from mttl.config.skills_schema import Aggregation, Fusion, kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
+from mttl.io.record import as_row
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
@@ -38,6 +39,7 @@ from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
+from mttl.tasks.record_template import RecordTemplate
 from mttl.training.precision import answering_precision
 
 _log = logging.getLogger(__name__)
@@ -176,6 +178,7 @@ def inventory_settings(
     config: Config,
     descriptions: Mapping[str, str | None] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
+    templates: Mapping[str, RecordTemplate | None] | None = None,
 ) -> dict[str, Any]:
     """Return the settings that a saved inventory needs to rebuild its model, as JSON."""
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
@@ -185,7 +188,9 @@ def inventory_settings(
     if own["moe"] is not None:
         del own["moe"]["parallel"]  # a training setting
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
-    by_task = {"task_descriptions": descriptions, "task_options": options}
+    by_task: dict[str, Any] = {"task_descriptions": descriptions, "task_options": options}
+    kept = {task: as_row(one) for task, one in (templates or {}).items() if one}
+    by_task["task_templates"] = kept
     return own | {"data": form | {name: texts for name, texts in by_task.items() if texts}}
 
 

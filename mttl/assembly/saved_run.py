@@ -169,6 +169,7 @@ class Built(Predictor):
                 tasks=self.tasks,
                 decoder_only=is_decoder_only(self.model.backbone),
                 scores=scores_of(source, self.tasks),
+                inputs={task: one.input for task, one in self.form.task_templates.items()},
             ).write(new)
 
     def without_networks(self) -> Self:

@@ -28,7 +28,7 @@ from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
 from mttl.training.loss import example_means
 from mttl.training.monitors import as_rows, head_names, write_arrays
-from mttl.training.text_to_text import Prediction, TextToTextModule
+from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 
 # Skill number that stands for no ablation.
 NONE = -1
@@ -142,8 +142,7 @@ class _Study:
         return SwitchedOff(job=switch, losses=mean, scores=scores)
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
-        texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
-        score = score_answers(self.module.metric_names[task], texts, references)
+        score = score_answers(self.module.metric_names[task], *answers_of(rows))
         return score if math.isfinite(score) else None
 
     def write(self, path: Path, results: ResumableJobs[SwitchedOff], layers: Sequence[str]) -> None:

@@ -110,6 +110,7 @@ def score(
             do_sample=False,
         )
     metric = gym.metric(options.score)
-    value = 100 * score_answers(metric, answers, [row.outputs for row in rows])
+    whole = [row.outputs for row in rows], [row.source for row in rows]
+    value = 100 * score_answers(metric, answers, *whole)
     shown = f"{options.score}, {options.split} rows: {metric} {value:.1f} % of {len(rows)}"
     make_console().print(shown)

@@ -4,9 +4,10 @@ mttl predict --from runs/crossfit --task verb_past < words.tsv > answers.tsv
 mttl predict --from runs/crossfit --adapted models/past --in mixed.jsonl --out answers.jsonl
 mttl predict --from runs/crossfit --in reviews.csv --choices good bad
 
-The input is TSV, CSV (with a header) or JSONL with the column input and optionally task, output
-(reference answer, for scoring) and choices. The output file appears when it is complete; an
-interrupted command continues.
+The input is TSV, CSV (with a header) or JSONL. A row has the columns that its task's training file
+had, columns for --input TEMPLATE, or the column input; optionally also task, output (reference
+answer, for scoring) and choices. The output file appears when it is complete; an interrupted
+command continues.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from mttl.checkpoints.inventory_files import check_named
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import ConfigError, TaskError
-from mttl.io.reading import require_file
+from mttl.io.reading import read_text, require_file
 
 
 def _declare(parser: CommandParser) -> None:
@@ -24,10 +25,12 @@ def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
     add("--task", metavar="NAME", help="task of rows whose column task is empty or missing")
     add("--in", dest="questions", metavar="FILE", help="table of inputs (standard input)")
+    help = "input of a row by its columns, such as '{message}' (as in the run's task file)"
+    add("--input", dest="template", metavar="TEMPLATE", help=help)
     help = "format of input and output (from the file names, or the first character)"
     add("--format", choices=("tsv", "csv", "jsonl"), help=help)
     add = parser.work.add_argument
-    help = "answers to choose from by likelihood"
+    help = "answers to choose from by likelihood, or @FILE with one per line"
     add("--choices", nargs="+", default=[], metavar="ANSWER", help=help)
     help = "rank choices by mean instead of total token log-likelihood"
     add("--per-token", action="store_true", help=help)
@@ -38,7 +41,7 @@ def _declare(parser: CommandParser) -> None:
     add("--max-tokens", **POSITIVE, help="maximum tokens of an answer (as in training)")
     add("--seed", **NATURAL, default=13, help="seed of sampling (%(default)s)")
     add("--batch-size", **POSITIVE, default=64, help="inputs per batch (%(default)s)")
-    help = "metric (as in the run's results, or EM)"
+    help = "metric (as in the run's results, or exact)"
     add("--metric", metavar="NAME", help=help)
     parser.add_out("table with answers (standard output)", metavar="FILE", required=False)
 
@@ -58,6 +61,8 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError(problem)
     if drawn:
         search |= draws | {"num_beams": 1, "do_sample": True, "top_k": 0}
+    if len(options.choices) == 1 and (given := options.choices[0]).startswith("@"):
+        options.choices = list(filter(str.strip, read_text(given[1:], TaskError).splitlines()))
     check_named(options.source, options.adapted)
     if options.questions is not None:
         require_file(options.questions, TaskError)

@@ -36,11 +36,12 @@ from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text
 from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
-from mttl.metrics.crossfit import score_answers
+from mttl.metrics.crossfit import ignored_differences, score_answers
 from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
+from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.task import published_sums
 
 Models = Mapping[str, Built]
@@ -74,9 +75,10 @@ def prediction_table(options: Namespace) -> None:
         text = read_text(options.questions, TaskError)
     kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
-    check_questions(rows, place)
     models, metrics = load_tasks(options.source, options.adapted, options.backbone)
-    names = _tasks_of(rows, options.task, models, place)
+    asked = _with_inputs(rows, options, models, place)
+    check_questions(asked, place)
+    names = _tasks_of(asked, options.task, models, place)
     n_empty = names.count("")
     if n_empty:  # from an earlier start
         rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
@@ -94,7 +96,7 @@ def prediction_table(options: Namespace) -> None:
     def answer(start: int) -> Answered:
         part = slice(start, start + size)
         torch.manual_seed(options.seed + start)  # the same samples after an interruption
-        found = _answer(rows[part], names[part], choices[part], models, options)
+        found = _answer(asked[part], names[part], choices[part], models, options)
         if options.out is None:
             both = [row | own for row, own in zip(rows[part], found, strict=True)]
             sys.stdout.write((header if start == 0 else "") + format_rows(both, columns, kind))
@@ -107,7 +109,7 @@ def prediction_table(options: Namespace) -> None:
         if hidden:
             folders = {built.folder for built in models.values()}
             digests = sorted(inventory_digest(folder) for folder in folders if folder)
-            questions = json.dumps([rows, names, choices]).encode()
+            questions = json.dumps([asked, names, choices]).encode()
             settings = {
                 **{"questions": hashlib.sha256(questions).hexdigest(), "inventories": digests},
                 **{"search": options.search, "seed": options.seed},
@@ -125,7 +127,7 @@ def prediction_table(options: Namespace) -> None:
             write_text(options.out, header + format_rows(done, columns, kind))
     if hidden:
         shutil.rmtree(hidden, ignore_errors=True)
-    _report(rows, names, found, metrics, choices)
+    _report(asked, names, found, metrics, choices)
     if n_empty:
         empty = f"{n_empty:,} of {len(rows):,} rows have no answer because their inputs are empty"
         say(empty, stderr=True)
@@ -157,6 +159,20 @@ def _answer(
             for place, answer in zip(places, answers, strict=True):
                 found[place] = {ANSWER: answer}
     return found
+
+
+def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> Rows:
+    """Return the rows with inputs and right answers by the given or the run's templates."""
+    given = None if options.template is None else RecordTemplate(input=options.template)
+    known = {name: model.form.task_templates.get(name) for name, model in models.items()}
+    alone = next(iter(models)) if len(models) == 1 else None
+    asked = []
+    for number, row in enumerate(rows, 1):
+        template = given or known.get(str(row.get("task") or options.task or alone))
+        if template is not None and (given or template.fits(row)):
+            row = template.filled(row, f"{place}, row {number}")
+        asked.append(row)
+    return asked
 
 
 def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[str]:
@@ -219,10 +235,16 @@ def _report(
         if not places:
             continue
         metric = TaskMetric(
-            metrics.get(task, "EM"), published=task in published_sums(), options=choices[places[0]]
+            metrics.get(task, "exact"),
+            published=task in published_sums(),
+            options=choices[places[0]],
         )
         right, answers = [references[p] for p in places], [found[p][ANSWER] for p in places]
-        table.add(task, metric, 100 * score_answers(metric, answers, right), len(places))
+        sources = [{"input": text_of(rows[p], "input"), "columns": rows[p]} for p in places]
+        value = score_answers(metric, answers, right, sources)
+        table.add(task, metric, 100 * value, len(places))
+        if differing := ignored_differences(metric, task, answers, right):
+            say(differing, stderr=True)
         firsts = [each[0] for each in right]
         if any(choices) and len({*firsts, *answers}) <= MOST_LABELS:
             matrices.append(confusion_table(task, firsts, answers))

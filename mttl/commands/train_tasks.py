@@ -1,6 +1,7 @@
 """Train an inventory of skills and a router jointly on many text-to-text tasks."""
 
 import datetime
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytorch_lightning as pl
 from datasets import Dataset
 
+from mttl.adaptation.job import with_settings
 from mttl.assembly.build_backbone import architecture, build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
@@ -29,7 +31,7 @@ from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule, numbers_of
 from mttl.data.encode import check_positions
 from mttl.data.lengths import with_lengths
-from mttl.inference.task_options import wanted_options
+from mttl.inference.task_options import missing_options, wanted_options
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
@@ -53,6 +55,8 @@ from mttl.training.report import (
 )
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
+
+_log = logging.getLogger(__name__)
 
 
 def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
@@ -115,10 +119,14 @@ def train(config: Config, *, resume: bool = False) -> None:
     # Prepare tasks, rows and model.
     gym, tasks = training_tasks(config)
     metrics = {task: gym.metric(task) for task in tasks}
-    for scored in product(tasks, config.data.evaluate, config.data.samples):
-        gym.rows(*scored)  # finds malformed files before training
     samples = [(task, config.data.samples) for task in tasks]
     options = wanted_options(gym, samples, config.generation.mode)
+    for task, *place in product(tasks, config.data.evaluate, config.data.samples):
+        rows = gym.rows(task, *place)  # finds malformed files before training
+        if missing := missing_options(options.get(task, ()), rows):
+            _log.warning("%s, %s rows: %s", task, place[0], missing)
+    if options and config.generation.mode == "auto":
+        with_settings(config, {"generation.mode": "both"})  # rejects what does not work together
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
     config = with_factors(config, gym, tasks)
@@ -152,6 +160,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
+        n_generated = len(tasks) - len(options)
+        console.print(f"scored options: {len(options)} tasks; generated: {n_generated}")
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
     start = folder.last if step else None
     trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
@@ -180,7 +190,9 @@ def train(config: Config, *, resume: bool = False) -> None:
         write_baselines(folder.baselines, baselines)
     if trainer.is_global_zero or is_sharded(built.model):  # all processes gather the shards
         shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
-        built.save_skills(folder.skills, inventory_settings(config, shown or None, options))
+        templates = {task: gym.template(task) for task in tasks}
+        settings = inventory_settings(config, shown or None, options, templates)
+        built.save_skills(folder.skills, settings)
         if groups := built.attachment.groups:
             attention = None
             if has_attention(built.model):

@@ -41,7 +41,7 @@ class Generation(Section):
     lacks: ClassVar = dict.fromkeys(
         ("shards", "shares_experts"),
         (
-            "mode != generate",
+            "mode = rank|both",
             "processes would run different numbers of passes; set generation.mode: generate",
         ),
     )
@@ -60,10 +60,11 @@ class Generation(Section):
     """Apply the backbone's own generation settings, such as `repetition_penalty`,
     `suppress_tokens`, `min_length` and `forced_bos_token_id`; by default only its start, end and
     padding ids are used."""
-    mode: Literal["generate", "rank", "both"] = "generate"
-    """`generate` answers; `rank` a task's options by likelihood; `both`: rank if the task has
-    options. Options come from the column options of TASKS.csv, or from the rows' distinct
-    answers."""
+    mode: Literal["auto", "generate", "rank", "both"] = "auto"
+    """`auto`: score declared options by likelihood, and generate the answers of other tasks;
+    `generate` all answers; `rank` options in all tasks; `both`: rank if a task has options.
+    Options are declared in the task file or in TASKS.csv; `rank` and `both` also take the
+    distinct answers of the rows if there are few."""
     per_token: bool = True
     """Rank options by mean instead of total token log-likelihood."""
 

@@ -14,6 +14,7 @@ Several rows may be packed into one sequence, first-fit. A batch has the same ro
 packing, but less padding.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,13 @@ class EvalCollator(TrainCollator):
             "generation_inputs": padded_inputs(prompts, self.pad_id, left=self.decoder_only),
             "references": [list(row["references"]) for row in rows],
             "inputs": [row["input"] for row in rows],
+            "sources": [
+                {
+                    "input": row["input"][row["prefix_length"] :],
+                    "columns": json.loads(row["columns"] or "{}"),
+                }
+                for row in rows
+            ],
             "samples": [row["sample"] for row in rows],
             "rows": [row["row"] for row in rows],
         }

@@ -23,7 +23,7 @@ from mttl.tasks.rows import RowFile
 _log = logging.getLogger(__name__)
 
 # Increase it when columns, text format or encoding change.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 # Rows tokenised and written together.
 AT_ONCE = 1000
@@ -34,6 +34,8 @@ COLUMNS = Features(
         "task_id": Value("int64"),
         "sample": Value("int64"),
         "input": Value("string"),
+        "prefix_length": Value("int64"),
+        "columns": Value("string"),
         "references": List(Value("string")),
         "input_ids": List(Value("int32")),
         "labels": List(Value("int32")),
@@ -74,8 +76,9 @@ def prepare(
 
     Returns:
         A data set with the columns `row` (its index), `task_id`, `sample`, `input` (the formatted
-        text), `references` (all accepted outputs), `input_ids` (of the prompt) and `labels` (ids of
-        the first output, end token included).
+        text), `prefix_length` (characters before the row's own input), `columns` (JSON of other
+        columns, or empty), `references` (all accepted outputs), `input_ids` (of the prompt) and
+        `labels` (ids of the first output, end token included).
 
     Raises:
         TaskError: If a file is missing or malformed, or a required description is missing.
@@ -159,6 +162,8 @@ def _build(
                 "task_id": tasks,
                 "sample": samples,
                 "input": inputs,
+                "prefix_length": [len(prefix.text) for prefix in before],
+                "columns": [json.dumps(row.columns) if row.columns else "" for row in read],
                 "references": [list(row.outputs) for row in read],
                 "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
                 "labels": encoder.answers(answers, lost["max_output_length"]),

@@ -14,10 +14,11 @@ from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.io.errors import ConfigError, TaskError
+from mttl.tasks.record_template import RecordTemplate
 
 _CODE_LETTERS = 6
 # Fields with entries for single tasks.
-BY_TASK = ("task_descriptions", "task_options", "task_examples")
+BY_TASK = ("task_descriptions", "task_options", "task_examples", "task_templates")
 
 
 class PromptForm(Section):
@@ -43,6 +44,8 @@ class PromptForm(Section):
     """Descriptions by task."""
     task_options: dict[str, list[str]] = {}  # noqa: RUF012 -- as above
     """Options to rank, by task."""
+    task_templates: dict[str, RecordTemplate] = {}  # noqa: RUF012 -- as above
+    """Templates of the task files, for records instead of inputs."""
     task_examples: dict[str, list[list[str]]] = {}  # noqa: RUF012 -- as above
     """Pairs of input and answer before every input, by task (`adapt.mode: in_context`)."""
 

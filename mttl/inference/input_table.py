@@ -62,7 +62,7 @@ def check_questions(rows: Rows, place: str) -> None:
         found = ", ".join(map(str, rows[0])) or "nothing"
         raise TaskError(
             f"{place}, row 1: the column 'input' is missing; columns are {shown(found)}. Add a "
-            "header with it"
+            "header with it, or name the columns with --input TEMPLATE"
         )
     for number, row in enumerate(rows, 1):
         for name in ("input", "task", "output", "choices"):

@@ -7,7 +7,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ class Card:
     dtype: str = "auto"
     template: QuestionTemplate | None = None
     scores: Sequence[dict[str, str]] = ()  # rows of ``results.csv``
+    inputs: Mapping[str, str] = field(default_factory=dict)  # templates of inputs by task
 
     def write(self, folder: Path) -> None:
         """Write ``README.md`` into a folder."""
@@ -85,7 +86,7 @@ class Card:
         if self.template is None:
             return (
                 f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
-                f"print(run.predict({_quoted(task)}, [{_quoted(QUESTION)}])[0])"
+                f"print(run.predict({_quoted(task)}, [{self._input(task)}])[0])"
             )
         auto = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
         peft, first = auto.replace("Auto", "AutoPeft", 1), _quoted(f"{self.place}/{task}")
@@ -135,22 +136,35 @@ class Card:
         if self.template.exact:
             named = f", task={_quoted(task)}" if len(self.template.prompt_prefixes) > 1 else ""
             return [
-                f'question = [{{"role": "user", "content": {_quoted(QUESTION)}}}]',
+                f'question = [{{"role": "user", "content": {self._input(task)}}}]',
                 'settings = {"return_tensors": "pt", "return_dict": True}',
                 "inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True"
                 f"{named}, **settings)",
             ]
         before, after = self.template.ends
         return [
-            f"question = {_quoted(self.template.prompt_prefixes[task])} + {_quoted(QUESTION)}",
+            f"question = {_quoted(self.template.prompt_prefixes[task])} + {self._input(task)}",
             'settings = {"add_special_tokens": False, "split_special_tokens": True}',
             'ids = tokenizer(question, **settings)["input_ids"]',
             f"ids = torch.tensor([{before} + ids + {after}])",
             'inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}',
         ]
 
+    def _input(self, task: str) -> str:
+        """Return code for an input: that of a record, if its template has no filters."""
+        template = self.inputs.get(task, "")
+        fields = re.findall(r"\{(.*?)\}", template)
+        if not fields or not all(map(str.isidentifier, fields)):
+            return _quoted(QUESTION)
+        return f"{_quoted(template)}.format(**{_quoted(dict.fromkeys(fields, QUESTION))})"
+
     def _form(self) -> str:
-        """Return a description of the prompts."""
+        """Return a description of the prompts, and of inputs made of records."""
+        made = "\n".join(f"- `{task}`: `{text}`" for task, text in self.inputs.items())
+        inputs = f"\n\nInputs are made of records by these templates:\n\n{made}" if made else ""
+        return self._prompts() + inputs
+
+    def _prompts(self) -> str:
         if self.template is None:
             return f"Tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
         prompt_prefixes = self.template.prompt_prefixes
@@ -312,4 +326,6 @@ class PromptExport:
         pad_id = pad_id_of(self.tokenizer)
         search_file(self.generation, self.search, pad_id).save_pretrained(folder)
         described |= {"tasks": tuple(self.forms), "template": template, "dtype": self.dtype}
+        of_tasks = [(task, form.task_templates.get(task)) for task, form in self.forms.items()]
+        described["inputs"] = {task: one.input for task, one in of_tasks if one}
         Card(kind=kind, decoder_only=self.decoder_only, **described).write(folder)

@@ -33,7 +33,7 @@ from mttl.routing.token.masks import IGNORED
 from mttl.skills.inputs.prompt import SkilledEmbedding
 from mttl.skills.skilled_model import SkilledModel
 
-# Maximum answers computed together, unless one prompt has more.
+# Maximum answers computed together.
 MOST_ROWS = 512
 
 Ids = Sequence[int]
@@ -54,7 +54,15 @@ def option_scores(
     The model must be in evaluation mode. Options are ids including the end token.
     """
     found: list[list[float]] = []
-    step = max(1, MOST_ROWS // max(map(len, options)))
+    most = max(map(len, options))
+    if most > MOST_ROWS:  # one prompt, and a part of its options at a time
+        for place, own in enumerate(options):
+            one = model, task_ids[place : place + 1], prompts[place : place + 1]
+            parts = [own[start : start + MOST_ROWS] for start in range(0, len(own), MOST_ROWS)]
+            same = {"pad_id": pad_id, "per_token": per_token}
+            found.append([x for part in parts for x in option_scores(*one, [part], **same)[0]])
+        return found
+    step = max(1, MOST_ROWS // most)
     for start in range(0, len(prompts), step):
         part = slice(start, start + step)
         losses, counted = option_losses(

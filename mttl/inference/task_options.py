@@ -8,7 +8,7 @@ import torch
 from mttl.data.encode import TextEncoder
 from mttl.io.errors import TaskError, some
 from mttl.tasks.folder import Gym
-from mttl.tasks.rows import RowFile
+from mttl.tasks.rows import Row, RowFile
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,29 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
     return sorted(found) if len(found) > 1 and n_rows >= ROWS_EACH * len(found) else []
 
 
+def missing_options(options: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return a warning if rows have options, but none of their answers is one; else nothing."""
+    lost = [row.outputs[0] for row in rows if options and not {*row.outputs} & {*options}]
+    if not lost:
+        return ""
+    return f"{len(lost)} of {len(rows)} answers are not among the options, such as '{lost[0][:60]}'"
+
+
 def wanted_options(
     gym: Gym, samples: Iterable[tuple[str, Sequence[int]]], mode: str
 ) -> dict[str, list[str]]:
     """Return the options of the ranked tasks; ``samples`` are pairs of task and samples.
 
-    Mode ``"generate"`` ranks none, ``"rank"`` all, ``"both"`` the tasks with options.
+    Mode ``"auto"`` ranks the tasks with declared options, ``"generate"`` none, ``"rank"`` all,
+    ``"both"`` the tasks with options.
 
     Raises:
         TaskError: If all are to be ranked, and some have no options; the message lists them.
     """
     if mode == "generate":
         return {}
+    if mode == "auto":
+        samples = [(task, own) for task, own in samples if gym.options(task)]
     found = [(task, task_options(gym, task, own)) for task, own in samples]
     lacking = list(dict.fromkeys(task for task, options in found if not options))
     if lacking and mode == "rank":

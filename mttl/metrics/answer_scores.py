@@ -13,6 +13,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from mttl.io.errors import TaskError
+from mttl.io.reading import parse_json
 
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -43,6 +47,47 @@ def exact_match(
 ) -> float:
     """Return 1 if both are equal after normalisation, else 0."""
     return float(normalise(prediction) == normalise(reference))
+
+
+def same_text(prediction: str, reference: str) -> float:
+    """Return 1 if both are equal as written, else 0."""
+    return float(prediction == reference)
+
+
+def same_json(prediction: str, reference: str) -> float:
+    """Return 1 if both are equal as JSON data, or as texts, else 0.
+
+    Order of keys, white space and the form of numbers do not count; true is not 1.
+    """
+    if prediction == reference:
+        return 1.0
+    try:
+        found = [parse_json(text, "", TaskError) for text in (prediction, reference)]
+    except TaskError:
+        return 0.0
+    return float(_same_data(*found))
+
+
+def _same_data(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_data(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same_data, one, other))
+    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
+
+
+def matches(prediction: str, reference: str) -> float:
+    """Return 1 if the whole answer matches the reference, a regular expression, else 0.
+
+    Raises:
+        TaskError: If the reference is not a regular expression.
+    """
+    try:
+        return float(re.fullmatch(reference, prediction, re.DOTALL) is not None)
+    except re.error as error:
+        raise TaskError(
+            f"metric regex: the reference '{reference[:80]}' is not a regular expression ({error})"
+        ) from error
 
 
 def word_f1(prediction: str, reference: str, normalise: Callable[[str], str] = normalise) -> float:
@@ -86,18 +131,25 @@ def rouge_l_or_same(prediction: str, reference: str) -> float:
     return rouge_l(prediction, reference) or float(prediction == reference)
 
 
+def rouge_f(prediction: str, reference: str) -> float:
+    """Return ROUGE-L: the F-score of the longest common subsequence of words.
+
+    Words are letters and digits of any script in lower case, and repeated words count, as in the
+    package ``rouge_score`` for English. Texts without words are compared as written.
+    """
+    predicted, expected = (re.findall(r"[^\W_]+", text.lower()) for text in (prediction, reference))
+    if not predicted or not expected:
+        return same_text(prediction, reference)
+    return 2 * _subsequences(expected, predicted)[-1][-1] / (len(predicted) + len(expected))
+
+
 def common_words(first: Sequence[str], second: Sequence[str]) -> set[str]:
     """Return the words of the longest common subsequence of two sentences.
 
     Among several, that of the package: from the end, words are dropped from ``second`` unless this
     would shorten the subsequence and dropping them from ``first`` would not.
     """
-    lengths = [[0] * (len(second) + 1)]
-    for word in first:
-        above, row = lengths[-1], [0]
-        for place, other in enumerate(second):
-            row.append(above[place] + 1 if word == other else max(above[place + 1], row[place]))
-        lengths.append(row)
+    lengths = _subsequences(first, second)
     words, i, j = set(), len(first), len(second)
     while i and j:
         if first[i - 1] == second[j - 1]:
@@ -108,6 +160,17 @@ def common_words(first: Sequence[str], second: Sequence[str]) -> set[str]:
         else:
             j -= 1
     return words
+
+
+def _subsequences(first: Sequence[str], second: Sequence[str]) -> list[list[int]]:
+    """Return the length of the longest common subsequence of every two beginnings."""
+    lengths = [[0] * (len(second) + 1)]
+    for word in first:
+        above, row = lengths[-1], [0]
+        for place, other in enumerate(second):
+            row.append(above[place] + 1 if word == other else max(above[place + 1], row[place]))
+        lengths.append(row)
+    return lengths
 
 
 def _sentences(text: str) -> list[list[str]]:

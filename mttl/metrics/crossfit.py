@@ -1,10 +1,11 @@
-"""CrossFit's seven metrics as torchmetrics metrics, exact across processes."""
+"""Metrics of answers as torchmetrics metrics, exact across processes."""
 
+import inspect
 import json
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,13 +18,17 @@ from torchmetrics import Metric
 
 from mttl.metrics.answer_scores import (
     exact_match,
+    matches,
     normalise_some,
+    rouge_f,
     rouge_l,
     rouge_l_or_same,
     same_ignoring_case,
+    same_json,
+    same_text,
     word_f1,
 )
-from mttl.metrics.metric_names import TaskMetric, check_metric
+from mttl.metrics.metric_names import IGNORES, TaskMetric, check_metric
 from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
 
@@ -96,6 +101,14 @@ class MeanComparison(TextMetric):
         return math.fsum(rows) / len(rows)
 
 
+class PatternMatch(MeanComparison):
+    """Share of answers that match a reference as a pattern; the first of several is a text."""
+
+    def row(self, prediction: str, accepted: Sequence[str]) -> float:
+        same = len(accepted) > 1 and prediction.strip() == accepted[0]
+        return max(float(same), super().row(prediction, accepted[1:] or accepted))
+
+
 class LabelMetric(TextMetric):
     """Base class of metrics that compare an answer with the first reference, the label."""
 
@@ -164,6 +177,12 @@ class PearsonCorrelation(LabelMetric):
 
 
 METRICS: dict[str, Callable[[], Metric]] = {
+    "exact": lambda: MeanComparison(same_text),
+    "accuracy": lambda: MeanComparison(same_text),
+    "json": lambda: MeanComparison(same_json),
+    "regex": lambda: PatternMatch(matches),
+    "f1": lambda: MeanComparison(partial(word_f1, normalise=str)),
+    "rouge": lambda: MeanComparison(rouge_f),
     "ACC": lambda: MeanComparison(same_ignoring_case),
     "EM": lambda: MeanComparison(exact_match),
     "QA-F1": lambda: MeanComparison(word_f1),
@@ -208,14 +227,67 @@ def _unit_vector(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     return centred / (largest * np.linalg.norm(centred / largest))
 
 
+Source = Mapping[str, Any]
+
+
 def score_answers(
-    name: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    sources: Sequence[Source] = (),
 ) -> float:
-    """Return the score of a list of answers by the metric of `build_metric`."""
+    """Return the score of a list of answers by the metric of `build_metric`.
+
+    ``sources`` have the input and other columns of every row; see `add_answers`.
+    """
     metric = build_metric(name)
-    with plugins.plugin_call(metric):
-        metric.update(predictions, references)
+    add_answers(metric, name, predictions, references, sources)
     return computed(metric)
+
+
+def add_answers(
+    metric: Metric,
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    sources: Sequence[Source] = (),
+) -> None:
+    """Add answers to a metric, with their rows if its ``update`` has an argument ``rows``.
+
+    A row has the keys ``input``, ``columns`` (other columns), ``references`` and ``options``.
+    """
+    given = {}
+    if "rows" in inspect.signature(metric.update).parameters:
+        options = list(getattr(name, "options", ()))
+        pairs = zip(sources or [{}] * len(references), references, strict=True)
+        given["rows"] = [{**row, "references": [*own], "options": options} for row, own in pairs]
+    with plugins.plugin_call(metric):
+        metric.update(predictions, references, **given)
+
+
+def ignored_differences(
+    name: str, task: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
+) -> str:
+    """Return a warning if a tenth of the answers are right only by what the metric ignores.
+
+    It is empty otherwise, and for tasks of CrossFit, whose metrics are published.
+    """
+    if name not in IGNORES or getattr(name, "published", False):
+        return ""
+    metric = build_metric(name)
+    assert isinstance(metric, MeanComparison)
+    found = [
+        (answer, own[0])
+        for answer, own in zip(predictions, references, strict=True)
+        if answer.strip() not in own and metric.row(answer, own) == 1
+    ]
+    if len(found) < max(2, len(predictions) / 10):
+        return ""
+    return (
+        f"{name} counts {len(found)} of {len(predictions)} answers of '{task}' as right that "
+        f"differ from their references in {IGNORES[name]}, such as '{found[0][0][:60]}' for "
+        f"'{found[0][1][:60]}'; the metric 'exact' counts them as wrong"
+    )
 
 
 def computed(metric: Metric) -> float:

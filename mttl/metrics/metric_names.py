@@ -7,6 +7,12 @@ from mttl.io.errors import nearest
 from mttl.plugins.classes import METRICS
 
 MetricName = Literal[
+    "exact",
+    "accuracy",
+    "json",
+    "regex",
+    "f1",
+    "rouge",
     "ACC",
     "EM",
     "QA-F1",
@@ -16,10 +22,13 @@ MetricName = Literal[
     "Pearson-Correlation",
 ]
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
+# What a metric ignores, for warnings; metrics that are meant to ignore the form are left out.
+_MARKS = "case, punctuation or articles"
+IGNORES = {"ACC": "case", "EM": _MARKS, "QA-F1": _MARKS, "rouge": "case or punctuation"}
 
 
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
-    """Check that a metric is one of CrossFit's, or the name of a custom class.
+    """Check that a metric is one of `METRIC_NAMES`, or the name of a custom class.
 
     Raises:
         Exception: Error of the given class, if it is neither.

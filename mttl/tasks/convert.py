@@ -17,6 +17,7 @@ from mttl.tasks.template import (
     Read,
     Record,
     compile_condition,
+    compile_field,
     compile_template,
     compile_values,
     texts,
@@ -109,6 +110,7 @@ def _writer(task: Task) -> Read:
     fill_input = compile_template(task.input, task.labels)
     clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else None
     one = task.references == "one"
+    columns = {name: compile_field(name, task.labels, f"{{{name}}}") for name in task.columns}
     fill_output = (compile_template if one else compile_values)(task.output, task.labels)
 
     def write(records: Sequence[Record]) -> list[Line]:
@@ -116,7 +118,10 @@ def _writer(task: Task) -> Read:
         if clean is not None:
             inputs = list(map(clean, inputs))
         answers = [(text,) if one else _answers(text) for text in fill_output(records)]
-        lines = [(text, *own) for text, own in zip(inputs, answers, strict=True)]
+        lines = [Line((text, *own)) for text, own in zip(inputs, answers, strict=True)]
+        for name, read in columns.items():
+            for line, value in zip(lines, read(records), strict=True):
+                line.columns = {**line.columns, name: value}
         if task.ending != TSV:  # CrossFit's files have empty texts
             for line in lines:
                 if not all(map(str.strip, line)):
@@ -129,7 +134,7 @@ def _writer(task: Task) -> Read:
     return write
 
 
-def _answers(items: object) -> Line:
+def _answers(items: object) -> tuple[str, ...]:
     """Return reference answers; an empty list becomes one empty answer, as in CrossFit."""
     if not isinstance(items, list):
         raise RecordError(f"the output is {shown(items)}; with 'references: all' it must be a list")

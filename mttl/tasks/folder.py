@@ -10,17 +10,19 @@ References:
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import read_text, table_rows
-from mttl.metrics.metric_names import TaskMetric, check_metric
+from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric, check_metric
+from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import ENDINGS, Row, RowFile, read_rows
-from mttl.tasks.task import published_sums
+from mttl.tasks.task import FROM_TRAIN, published_sums
 from mttl.tasks.task_file import crossfit
 
 SPLITS = ("train", "dev", "test")
@@ -33,6 +35,12 @@ _HOW_TO_BUILD = (
     "scripts/gyms/build_lexical.py`, the grid with `python scripts/gyms/build_grid.py`; data.dir "
     "is the folder."
 )
+
+
+def options_cell(options: Sequence[str]) -> str:
+    """Return options as a cell of TASKS.csv."""
+    plain = not any("|" in option for option in options)
+    return "|".join(options) if plain else json.dumps(list(options), ensure_ascii=False)
 
 
 class _File(NamedTuple):
@@ -54,6 +62,7 @@ class Gym:
         self.directory = Path(directory)
         self.table = self.directory / "TASKS.csv"
         self.metrics = metrics or {}
+        self._train_answers: dict[str, list[str]] = {}
         problem = ""
         if not self.directory.is_dir():
             problem = "is not a folder" if self.directory.exists() else "does not exist"
@@ -126,7 +135,7 @@ class Gym:
             name = crossfit()[task].metric
         place = "data.metrics" if given else f"'{self.table}'"
         check_metric(name, TaskError, f"{place}: the metric of '{task}'")
-        published = task in published_sums()
+        published = task in published_sums() and name in METRIC_NAMES
         return TaskMetric(name, published=published, options=self.options(task))
 
     def description(self, task: str) -> str | None:
@@ -145,9 +154,31 @@ class Gym:
         return found
 
     def options(self, task: str) -> list[str]:
-        """Return the options of a task in TASKS.csv; empty if there are none."""
+        """Return the options of a task in TASKS.csv; empty if there are none.
+
+        The cell has options separated by ``|``, a JSON list, or ``from train``: the sorted distinct
+        first answers of the training rows.
+        """
         named = self._said(task, "options")
-        return [option.strip() for option in named.split("|")] if named else []
+        if named == FROM_TRAIN:
+            if task not in self._train_answers:
+                files = (self.file(task, "train", sample) for sample in self.samples(task))
+                answers = {row.outputs[0] for file in files for row in RowFile.scan(file).rows()}
+                self._train_answers[task] = sorted(answers)
+            return self._train_answers[task]
+        try:
+            listed = json.loads(named)
+        except ValueError:
+            listed = None
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            listed = named.split("|") if named else []
+        return [option.strip() for option in listed]
+
+    def template(self, task: str) -> RecordTemplate | None:
+        """Return the templates of a custom task, or None."""
+        text = self._said(task, "template")
+        place = f"'{self.table}', template of '{task}'"
+        return RecordTemplate.parse(text, place) if text else None
 
     def factors(self, task: str) -> list[str]:
         """Return the factors of a task as ``name=value``; raises a `TaskError` without any."""

@@ -5,7 +5,8 @@ In a file of a gym, each line is a row.
 | ending | line |
 |---|---|
 | ``.tsv`` | ``input<TAB>output[<TAB>another accepted output ...]``, as in CrossFit's files |
-| ``.jsonl`` | ``{"input": "...", "outputs": ["...", "another accepted output"]}`` |
+| ``.jsonl`` | ``{"input": "...", "outputs": ["...", "another accepted output"]}``, and optionally
+``"columns": {...}`` with other columns for metrics |
 
 TSV files have no quoting and no header, so their texts contain no tabs or line breaks; those of
 JSON Lines may. Malformed lines raise errors with file, line and reason, so that damaged data are
@@ -17,9 +18,9 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -45,6 +46,12 @@ class Row:
 
     input: str
     outputs: tuple[str, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The input and other columns, as metrics receive them."""
+        return {"input": self.input, "columns": self.columns}
 
 
 @dataclass(frozen=True)
@@ -116,11 +123,15 @@ def _decoded(line: bytes, place: str, *, first: bool) -> str:
         ) from error
 
 
-def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:
+def line_of(
+    ending: str, source: str, outputs: Sequence[str], columns: Mapping[str, Any] | None = None
+) -> str:
     """Return a row as a line of a file; TSV texts must not have tabs or line breaks."""
     if ending == TSV:
         return "\t".join((source, *outputs)) + "\n"
-    return json.dumps({"input": source, "outputs": list(outputs)}, ensure_ascii=False) + "\n"
+    more = {"columns": columns} if columns else {}
+    row = {"input": source, "outputs": list(outputs), **more}
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
 
 
 def _parse_tsv_line(text: str, place: str) -> Row:
@@ -132,13 +143,17 @@ def _parse_tsv_line(text: str, place: str) -> Row:
 
 def _parse_json_line(text: str, place: str) -> Row:
     match parse_json(text, place, TaskError):
-        case {"input": str(source), "outputs": [_, *_] as outputs, **more} if not more:
-            if all(isinstance(output, str) for output in outputs):
-                return _row(source, outputs, place)
+        case {"input": str(source), "outputs": [_, *_] as outputs, **more}:
+            columns = more.pop("columns", {})
+            texts = all(isinstance(output, str) for output in outputs)
+            if texts and not more and isinstance(columns, dict):
+                return _row(source, outputs, place, columns)
     raise TaskError(f"{place}: {shown(text)} is not a row; it must look like {_FORM[JSON_LINES]}.")
 
 
-def _row(source: str, outputs: Sequence[str], place: str) -> Row:
+def _row(
+    source: str, outputs: Sequence[str], place: str, columns: Mapping[str, Any] | None = None
+) -> Row:
     source, outputs = source.strip(), [output.strip() for output in outputs]
     if not (source and all(outputs)):
         which = "the input"
@@ -146,7 +161,7 @@ def _row(source: str, outputs: Sequence[str], place: str) -> Row:
             number, count = outputs.index("") + 1, len(outputs)
             which = "the output" if count == 1 else f"output {number} of {count}"
         raise TaskError(f"{place}: {which} is empty.")
-    return Row(source, tuple(outputs))
+    return Row(source, tuple(outputs), columns or {})
 
 
 def is_saved(path: str | Path) -> bool:

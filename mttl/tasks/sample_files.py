@@ -17,9 +17,10 @@ from mttl.io.errors import TaskError
 from mttl.io.files import atomic_path, write_table
 from mttl.io.reading import read_table
 from mttl.tasks.convert import convert
-from mttl.tasks.folder import SPLITS
+from mttl.tasks.folder import SPLITS, options_cell
+from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import TSV, line_of, read_records
-from mttl.tasks.sampling import SAMPLES, Indices, Line, cut, few_shot
+from mttl.tasks.sampling import SAMPLES, Indices, cut, few_shot
 from mttl.tasks.task import Source, Task
 from mttl.tasks.template import Record
 
@@ -100,9 +101,10 @@ class Lines:
     ):
         self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 -- closed with this object
         lengths, labels = array("q"), array("q")
-        numbers: dict[Line, int] = {}
+        numbers: dict[tuple[str, ...], int] = {}
         for line in convert(task, split, records):
-            lengths.append(self._file.write(line_of(task.ending, line[0], line[1:]).encode()))
+            text = line_of(task.ending, line[0], line[1:], line.columns)
+            lengths.append(self._file.write(text.encode()))
             if task.kind == "classification":
                 outputs = line[1:]
                 if task.ending != TSV:  # texts are stripped when read
@@ -134,6 +136,10 @@ def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
     rows = {row["task"]: row for row in found}
     for task in tasks:
         new = {column: getattr(task, column) for column in _COLUMNS[1:]} | {"task": task.name}
+        if task.options:
+            new["options"] = options_cell(task.options)
+        if task.prepare is None and task.ending != TSV:
+            new["template"] = RecordTemplate.of(task).model_dump_json(exclude_defaults=True)
         rows[task.name] = rows.get(task.name, {}) | new
-    columns = list(dict.fromkeys([*_COLUMNS, *(found[0] if found else ())]))
-    write_table(path, columns, (row for _, row in sorted(rows.items())))
+    columns = list(dict.fromkeys([*_COLUMNS, *(name for row in rows.values() for name in row)]))
+    write_table(path, columns, (dict.fromkeys(columns, "") | r for _, r in sorted(rows.items())))

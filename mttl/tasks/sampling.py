@@ -13,6 +13,10 @@ References:
     EMNLP 2021, arXiv:2104.08835.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +27,12 @@ SAMPLES = (100, 13, 21, 42, 87)
 HOLDOUT_SEED = 42
 
 Indices = NDArray[np.int64]
-Line = tuple[str, ...]
+
+
+class Line(tuple[str, ...]):
+    """An input and its reference answers, with other columns of the record."""
+
+    columns: Mapping[str, Any] = MappingProxyType({})
 
 
 def shuffled(n: int, seed: int) -> Indices:

@@ -19,6 +19,7 @@ from mttl.tasks.rows import JSON_LINES, TSV
 Kind = Literal["classification", "text-to-text"]
 References = Literal["one", "all", "distinct"]
 ALL = "all"  # instead of a number of lines
+FROM_TRAIN = "from train"  # instead of a list of options
 Text = Annotated[str, Field(min_length=1)]
 Side = Literal["train", "dev", "test"]
 
@@ -36,6 +37,23 @@ def _count(value: Any) -> int | None:
     if value not in (ALL, None) and (type(value) is not int or value < 1):
         raise ValueError(f"must be a whole number of at least 1, or '{ALL}'")
     return None if value == ALL else value
+
+
+def _options(value: Any) -> tuple[str, ...]:
+    """Return the options; one that is not a list stands for the distinct training answers."""
+    if isinstance(value, tuple):
+        return value
+    if value == FROM_TRAIN:
+        return (FROM_TRAIN,)
+    texts = [str(one).strip() for one in value] if isinstance(value, list) else []
+    if any(isinstance(one, bool | list | dict | None) for one in value if texts) or (
+        len(set(texts)) < max(2, len(texts)) or "" in texts
+    ):
+        raise ValueError(
+            f"must be a list of at least two different answers, or '{FROM_TRAIN}'; quote true, "
+            "false and null"
+        )
+    return tuple(texts)
 
 
 def _one_of(choices: Collection[str]) -> Callable[[str], str]:
@@ -106,6 +124,9 @@ class Task:
             all.
         output: Template of the output; a list if `references` is not ``"one"``.
         labels: Names of the labels, in the order of their numbers.
+        options: Possible answers, which are scored by likelihood; ``("from train",)``: the distinct
+            answers of the training rows; empty: answers are generated.
+        columns: Fields of the records that metrics receive in addition.
         references: ``"one"`` reference answer; ``"all"`` items of a list; ``"distinct"`` items of a
             list, with the filter `set`.
         rows: Condition on records, such as ``{label} is not -1``; None: all.
@@ -125,6 +146,8 @@ class Task:
     category: str
     description: str
     labels: tuple[str, ...] = ()
+    options: Annotated[tuple[str, ...], PlainValidator(_options)] = ()
+    columns: tuple[Text, ...] = ()
     references: References = "one"
     rows: Text | None = None
     cleaning: Annotated[str, AfterValidator(_one_of(TEXT_FILTERS))] | None = None

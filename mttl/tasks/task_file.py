@@ -97,7 +97,9 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
 
 
 def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
-    keys = {"category": "other/other", "description": "", **keys, "name": name}
+    metric = "accuracy" if keys.get("options") else "exact"
+    defaults = {"category": "other/other", "description": "", "metric": metric}
+    keys = {**defaults, **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:
         raise TaskError(f"{where}: k: null must be a whole number of at least 1, or '{ALL}'")

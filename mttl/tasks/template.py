@@ -61,6 +61,17 @@ def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
     return fill
 
 
+def template_fields(template: str) -> set[str]:
+    """Return the top-level fields that a template reads."""
+    found: set[str] = set()
+    for part in _PARTS.findall(template):
+        name, *filters = part.split("|")
+        choices = [f.partition(":")[2] for f in filters if f.startswith(("at:", "at1:", "pick:"))]
+        names = [*name.strip("[]").split(","), *choices]
+        found |= {one.strip().partition(".")[0] for one in names}
+    return found
+
+
 def _written(read: Read) -> Read:
     return lambda records: texts(read(records))
 

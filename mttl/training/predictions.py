@@ -1,6 +1,7 @@
 """Predictions after training, their scores, and their files."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytorch_lightning as pl
 
 from mttl.analysis.explore.run_facts import AnswerRow
 from mttl.io.files import write_table, write_text
-from mttl.metrics.crossfit import score_answers
+from mttl.metrics.crossfit import ignored_differences, score_answers
 from mttl.runtime.processes import gathered
 from mttl.tasks.partition import MEAN
-from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
+from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of, mean_score
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,10 @@ def score(
     results = []
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
-        answers = [row.prediction for row in group], [row.references for row in group]
+        answers = answers_of(group)
         value = score_answers(metrics[task], *answers)
+        if differing := ignored_differences(metrics[task], task, *answers[:2]):
+            _log.warning("%s", differing)
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
     return [*results, mean_result(results)] if results else []
 

@@ -115,7 +115,8 @@ def baseline_results(
             MAJORITY: [Counter(trained).most_common(1)[0][0]] * len(rows),
         }
         for name, predictions in answers.items():
-            value = score_answers(metric_name, predictions, [row.outputs for row in rows])
+            whole = [row.outputs for row in rows], [row.source for row in rows]
+            value = score_answers(metric_name, predictions, *whole)
             results[name].append(
                 Result(task, split, str(sample), seed, metric_name, value, len(rows))
             )

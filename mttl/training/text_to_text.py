@@ -1,7 +1,7 @@
 """Lightning module for text-to-text tasks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.option_scores import OptionScorer, OptionTraining
 from mttl.io.errors import ConfigError, TrainingError, raised_as
-from mttl.metrics.crossfit import build_metric, computed
+from mttl.metrics.crossfit import add_answers, build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
@@ -44,6 +44,14 @@ class Prediction:
     input: str
     references: tuple[str, ...]
     prediction: str
+    source: Mapping[str, Any] = field(default_factory=dict)  # as of `mttl.tasks.rows.Row`
+
+
+def answers_of(rows: Sequence[Prediction]) -> tuple[Any, Any, Any]:
+    """Return the predictions, references and sources of rows, for metrics."""
+    columns = "prediction", "references", "source"
+    predictions, references, sources = ([getattr(row, name) for row in rows] for name in columns)
+    return predictions, references, sources
 
 
 class TextToTextModule(ResumableModule):
@@ -210,9 +218,8 @@ class TextToTextModule(ResumableModule):
         for row in self.predict(batch):
             by_task.setdefault(row.task_id, []).append(row)
         for task_id, rows in by_task.items():
-            metric = self._metrics[task_id]
-            with plugin_call(metric):
-                metric.update([row.prediction for row in rows], [row.references for row in rows])
+            metric, name = self._metrics[task_id], self.metric_names[task_id]
+            add_answers(metric, name, *answers_of(rows))
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
@@ -250,9 +257,9 @@ class TextToTextModule(ResumableModule):
             return []
         columns = [batch[name] for name in ("samples", "rows", "inputs", "references")]
         return [
-            Prediction(task_id, int(sample), int(row), text, tuple(references), answer)
-            for task_id, sample, row, text, references, answer in zip(
-                batch["task_ids"].tolist(), *columns, texts, strict=True
+            Prediction(task_id, int(sample), int(row), text, tuple(references), answer, source)
+            for task_id, sample, row, text, references, answer, source in zip(
+                batch["task_ids"].tolist(), *columns, texts, batch["sources"], strict=True
             )
         ]
 

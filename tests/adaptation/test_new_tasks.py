@@ -1,6 +1,7 @@
 """Adaptation in one call."""
 
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -246,7 +247,7 @@ def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
     ("given", "kind", "message"),
     [
         *(({"task": task}, TaskError, f"task ('{task}') must be a name") for task in TASK_NAMES),
-        ({"metric": "rouge-l"}, TaskError, "Did you mean 'Rouge-L'"),
+        ({"metric": "rouge-l"}, TaskError, "Did you mean 'rouge' or 'Rouge-L'"),
         ({"seeds": [1]}, ConfigError, "adapt_to takes one seed=NUMBER instead of seeds"),
         ({"description": "say b"}, ConfigError, "was trained without descriptions of tasks"),
         (
@@ -274,6 +275,8 @@ def test_examples_are_split_written_and_read_back(tmp_path: Path) -> None:
     pairs = [("def f():\n\treturn 1", '{\n  "a": "b\\n"\n}'), ("x\r\ny", "é"), ("c", "3")]
     assert split_examples(pairs) == ([pairs[0], pairs[2]], [pairs[1]])
     assert split_examples(pairs, pairs[:1]) == (pairs, pairs[:1])
+    labels = [(str(place), "ab"[place % 2]) for place in range(8)]  # both parts have both labels
+    assert [[a for _, a in part] for part in split_examples(labels)] == [[*"aabb"]] * 2
     name, about = "new-task_1.5", 'a "quoted", one'
     gym = write_examples(tmp_path, name, pairs, pairs[:1], metric="ACC", description=about)
     assert gym.tasks() == [name]
@@ -291,3 +294,35 @@ def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
     assert mttl.adapt_to(path, PAIRS, task="new", **given)(["ab"])
     (result,) = mttl.adapt(path, tasks=["copy"], allow_seen=True, **given)
     assert result.task == "copy"
+
+
+def test_few_examples_choose_their_start_by_leave_one_out(run: Path, caplog) -> None:
+    """Every model of a loop that leaves one out answers the example that it left out."""
+    pairs = [("ab", "a"), ("ba", "b"), ("ac", "a"), ("bc", "b")]
+    settings = {**STEPS, "max_steps": 3}
+    with caplog.at_level(logging.INFO, "mttl.adaptation.new_tasks"):
+        found = mttl.adapt_to(run, pairs, task="start", options=["a", "b"], **settings)
+    estimate = found.left_out
+    by_hand = {}
+    for init in ("nearest_task", "mean"):
+        right, sure = [], []
+        for place, (text, answer) in enumerate(pairs):
+            rest = pairs[:place] + pairs[place + 1 :]
+            given = {"dev": rest, "init": init, **settings}
+            one = mttl.adapt_to(run, rest, task="start", options=["a", "b"], **given)
+            assert one.left_out is None
+            choice = one.choose("start", [text], ["a", "b"], per_token=True)[0]
+            right.append(choice.answer == answer)
+            sure.append(choice.probabilities[answer])
+        by_hand[init] = (sum(right) / 4, pytest.approx(sum(sure) / 4))
+    assert by_hand[estimate.init] == (estimate.score, estimate.confidence)
+    assert estimate.score == found.result.dev == max(score for score, _ in by_hand.values())
+    assert f"leave-one-out on 4 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
+    # Then all examples are trained on.
+    last = mttl.adapt_to(
+        *(run, pairs), dev=pairs, task="start", options=["a", "b"], init=estimate.init, **settings
+    )
+    texts = [text for text, _ in pairs]
+    assert last.choose("start", texts, ["a", "b"]) == found.choose("start", texts, ["a", "b"])
+    generated = mttl.adapt_to(run, pairs[:2], task="start", **STEPS)
+    assert (generated.left_out.n, generated.left_out.confidence) == (2, None)

@@ -72,7 +72,7 @@ def test_a_learned_row_of_a_plain_router_is_kept_as_such(tmp_path: Path) -> None
 
 def test_the_folder_says_what_it_scored(run: Path, kept: Path) -> None:
     (row,) = read_csv(kept / "results.csv")
-    assert (row["task"], row["split"], row["metric"], row["n"]) == ("new", "dev", "EM", "4")
+    assert (row["task"], row["split"], row["metric"], row["n"]) == ("new", "dev", "exact", "4")
     lines = (kept / "predictions" / "new_dev.jsonl").read_text().splitlines()
     assert [json.loads(line)["input"] for line in lines] == [f"[new] {x}" for x, _ in PAIRS[1::2]]
     assert (kept / "config.yaml").is_file()

@@ -166,7 +166,7 @@ def test_models_have_to_be_named_and_whole(run, kept, tmp_path, refused) -> None
     results = Path(shutil.copytree(run, tmp_path / "run")) / "results.csv"
     results.write_text(results.read_text().replace(",EM,", ",eM,"))
     told = refused(*asked, "--from", tmp_path / "run")
-    assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told
+    assert f"'{results}': the metric of 'copy' ('eM') must be one of exact" in told
 
 
 COPY = ["--task", "copy"]

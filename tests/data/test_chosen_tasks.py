@@ -1,6 +1,8 @@
 """A configuration names custom tasks, and they are trained and adapted to."""
 
+import csv
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import mttl
 from helpers.command import train
 from helpers.gyms import write_config
 from helpers.raw import write_jsonl
+from mttl.commands import adapt, export, predict
 from mttl.config.data_schema import Data
 from mttl.config.load import load_config
 from mttl.data.chosen_tasks import gym_folder, open_gym, partition_of
@@ -138,3 +141,110 @@ def test_a_run_on_files_of_ones_own(run_file: Path) -> None:
     pairs = [("a\tb\nc", SEVERAL_LINES)] * 4
     (answer,) = mttl.adapt_to(run.path, pairs, task="code", max_steps=1)(["x\ny"])
     assert isinstance(answer, str)
+
+
+LABELS = [f"label {n}|" for n in range(77)]
+METRIC = """
+import torchmetrics, torch
+
+
+class NotCopied(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("right", torch.zeros(0), dist_reduce_fx="cat")
+
+    def update(self, predictions, references, rows):
+        assert all(row["columns"]["id"] == len(row["input"]) for row in rows)
+        right = [float(p != row["input"]) for p, row in zip(predictions, rows)]
+        self.right = torch.cat([self.right, torch.tensor(right)])
+
+    def compute(self):
+        return self.right.mean()
+"""
+DECLARED = """
+kind: text-to-text
+k: all
+input: "Mail: {message}"
+source: {train: train.jsonl, dev: dev.jsonl, test: test.jsonl}
+tasks:
+  intent: {output: "{label}", options: from train}
+  mood: {output: "{mood}", options: [good, "bad|"]}
+  reply: {output: "{answer}", columns: [id]}
+  unseen: {side: test, output: "{mood}", options: [good, "bad|"]}
+"""
+
+
+@pytest.fixture
+def declared(tmp_path: Path, monkeypatch, caplog, capsys) -> tuple[Path, str]:
+    """A run on tasks with declared options, and what it printed and logged."""
+    for split, n in (("train", 77), ("dev", 3), ("test", 4)):
+        rows = [
+            {"message": f"text {i}", "id": len(f"Mail: text {i}"), "label": LABELS[i]}
+            | {"mood": ("good", "bad|")[i % 2], "answer": "Yes"}
+            for i in range(n)
+        ]
+        rows[-1]["mood"] = "unsure"
+        write_jsonl(tmp_path / f"{split}.jsonl", rows)
+    (tmp_path / "own_metric.py").write_text(METRIC)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.yaml").write_text(DECLARED)
+    own = {"dir": None, "tasks": str(tmp_path / "mine.yaml"), "partition": "auto"}
+    own |= {"metrics": {"reply": "own_metric:NotCopied"}, "max_output_length": 20}
+    config = write_config(tmp_path / "run.yaml", tmp_path, data=own)
+    with caplog.at_level(logging.WARNING):
+        run = train(config, "own", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    return run.path, capsys.readouterr().out + caplog.text
+
+
+def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, capsys) -> None:
+    path, shown = declared
+    assert "scored options: 2 tasks; generated: 1" in shown
+    assert "mood, dev rows: 1 of 3 answers are not among the options, such as 'unsure'" in shown
+    with (path / "results.csv").open() as file:
+        metrics = {row["task"]: row["metric"] for row in csv.DictReader(file)}
+    assert metrics["intent"] == metrics["mood"] == "accuracy"
+    assert metrics["reply"] == "own_metric:NotCopied"
+    run = mttl.load(path)
+    assert run.form.task_options == {"intent": sorted(LABELS), "mood": ["good", "bad|"]}
+    answers = run.predict("intent", ["Mail: text 1", "Mail: x"])
+    assert {*answers} <= {*LABELS}
+
+    table = tmp_path / "new.csv"
+    table.write_text("message,label\ntext 1,label 1|\nx,\n,\n")
+    given = ["--from", str(path), "--in", str(table), "--out", str(tmp_path / "out.csv")]
+    assert predict.main([*given, "--task", "intent"]) == 0
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [row["prediction"] for row in rows] == [*answers, ""]
+    assert list(rows[0]) == ["message", "label", "prediction", "unanswered"]
+    assert re.search(r"intent +│ accuracy +│ +(0|100)\.0 +│ +1 +│", capsys.readouterr().err)
+
+    # Another file, and options from a file.
+    table.write_text("text\nx\n")
+    (tmp_path / "labels.txt").write_text("one\ntwo words\n\n")
+    choices = ["--choices", f"@{tmp_path / 'labels.txt'}", "--input", "Mail: {text}"]
+    (tmp_path / "out.csv").unlink()
+    assert predict.main([*given, "--task", "reply", *choices]) == 0
+    (row,) = csv.DictReader((tmp_path / "out.csv").open())
+    assert row["prediction"] in ("one", "two words")
+    chosen = run.choose("reply", ["Mail: x"], ["one", "two words"])[0]
+    assert json.loads(row["probabilities"]) == pytest.approx(chosen.probabilities, abs=1e-6)
+    (tmp_path / "out.csv").unlink()
+    with pytest.raises(TaskError, match=r"csv, row 1: the field 'txet' is missing; .* has text"):
+        predict.main([*given, "--task", "reply", "--input", "{txet}"])
+
+    assert export.main([str(path), "--task", "mood", "--out", str(tmp_path / "peft")]) == 0
+    card = (tmp_path / "peft" / "README.md").read_text()
+    assert '"content": "Mail: {message}".format(**{"message": "your question"})' in card
+    assert "- `mood`: `Mail: {message}`" in card
+
+
+def test_an_adapted_task_keeps_its_template(declared, tmp_path) -> None:
+    path, _ = declared
+    assert adapt.main([str(path), "--save", "-k", "adapt.max_steps=1"]) == 0
+    adapted = path / "adapt-all/models/unseen-100-13"
+    (tmp_path / "new.csv").write_text("message\ntext 1\n")
+    given = ["--adapted", str(adapted), "--in", str(tmp_path / "new.csv")]
+    assert predict.main([*given, "--out", str(tmp_path / "out.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "out.csv").open())
+    assert row["prediction"] in ("good", "bad|")
+    assert [row["prediction"]] == mttl.load(adapted).predict("unseen", ["Mail: text 1"])

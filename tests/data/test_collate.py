@@ -17,6 +17,7 @@ PAD = 0
 
 def row(prompt, answer, task_id=0, **more):
     base = {"row": 7, "task_id": task_id, "sample": 13, "input": "text", "references": ["x", "y"]}
+    base |= {"prefix_length": 1, "columns": '{"id": 7}'}
     return {**base, "input_ids": prompt, "labels": answer, **more}
 
 
@@ -34,6 +35,7 @@ def test_encoder_decoder_batches():
         assert tensor.dtype == torch.long
         assert tensor.is_contiguous()
     evaluated = EvalCollator(PAD, decoder_only=False)(ROWS)
+    assert evaluated["sources"] == 2 * [{"input": "ext", "columns": {"id": 7}}]
     for name in ("input_ids", "attention_mask"):
         assert torch.equal(evaluated["generation_inputs"][name], batch[name])
         assert torch.equal(evaluated[name], batch[name])

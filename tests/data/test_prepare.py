@@ -40,8 +40,9 @@ def tokenised(monkeypatch):
 
 def test_columns_and_order(gym, byte_tokenizer):
     data = prepare(gym, byte_tokenizer)
-    names = ["row", "task_id", "sample", "input", "references", "input_ids", "labels"]
-    assert data.column_names == names
+    names = ["row", "task_id", "sample", "input", "prefix_length", "columns", "references"]
+    assert data.column_names == [*names, "input_ids", "labels"]
+    assert data[2]["input"][data[2]["prefix_length"] :] == "a train 13 0"
     assert data["row"][:] == list(range(10))
     assert data["task_id"][:] == [0] * 4 + [1] * 6
     assert data["sample"][:] == [100, 100, 13, 13, 100, 100, 100, 13, 13, 13]

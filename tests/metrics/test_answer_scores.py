@@ -5,15 +5,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rouge import Rouge
+from torchmetrics.functional.text import rouge_score
 
+from mttl.io.errors import TaskError
 from mttl.metrics.answer_scores import (
     common_words,
     exact_match,
     normalise,
+    rouge_f,
     rouge_l,
     same_ignoring_case,
     word_f1,
 )
+from mttl.metrics.crossfit import score_answers
 
 
 def test_comparisons_by_hand():
@@ -103,3 +107,47 @@ def test_of_equally_long_subsequences_the_packages_is_taken():
     assert common_words(["a", "b"], ["b", "a"]) == {"b"}
     assert common_words(["a", "b", "c"], ["a", "c"]) == {"a", "c"}
     assert common_words([], ["a"]) == set()
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "references", "score"),
+    [
+        ("exact", " -5 ", ["5", "-5"], 1),
+        ("exact", "5", ["-5"], 0),
+        ("exact", "c", ["C++"], 0),
+        ("exact", "STOP", ["stop"], 0),
+        ("accuracy", "yes", ["no"], 0),
+        ("accuracy", "yes", ["yes"], 1),
+        ("json", '{"b": [1.0, {"x": null}], "a": "é"}', ['{"a":"\\u00e9","b":[1,{"x":null}]}'], 1),
+        ("json", "[2, 1]", ["[1, 2]"], 0),
+        ("json", "[1]", ["[true]"], 0),
+        ("json", '{"a": 1}', ['{"a": 1, "b": 2}'], 0),
+        ("json", "{'a': 1}", ['{"a": 1}'], 0),  # not JSON
+        ("json", "a word", ["a word"], 1),
+        ("regex", "2024-01-02", [r"\d{4}-\d\d-\d\d"], 1),
+        ("regex", "on 2024-01-02", [r"\d{4}-\d\d-\d\d"], 0),
+        ("regex", "f(x", ["f(x", "g.*"], 1),  # the first of several is a text
+        ("regex", "ga\nb", ["f(x", "g.*"], 1),
+        ("f1", "red Green blue", ["Green red"], 0.8),
+        ("f1", "The 5", ["the -5"], 0),
+        ("rouge", "!=", ["!="], 1),
+        ("rouge", "!=", ["=="], 0),
+        ("rouge", "Мама мыла", ["мама мыла раму."], 0.8),
+    ],
+)
+def test_metrics_of_custom_tasks(metric, answer, references, score):
+    assert score_answers(metric, [answer], [references]) == pytest.approx(score)
+
+
+def test_a_reference_that_is_no_pattern_is_reported():
+    with pytest.raises(TaskError, match=r"the reference 'f\(x' is not a regular expression"):
+        score_answers("regex", ["f"], [["f(x"]])
+
+
+SENTENCES = st.lists(st.sampled_from(["the", "Cat", "sat.", "on", "5"]), min_size=1).map(" ".join)
+
+
+@given(SENTENCES, SENTENCES)
+def test_rouge_is_that_of_torchmetrics(answer, reference):
+    expected = rouge_score([answer], [[reference]], rouge_keys="rougeL")["rougeL_fmeasure"]
+    assert rouge_f(answer, reference) == pytest.approx(float(expected), abs=1e-6)

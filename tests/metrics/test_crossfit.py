@@ -12,7 +12,13 @@ from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers.nodes import run_processes
-from mttl.metrics.crossfit import METRICS, build_metric, score_answers
+from mttl.metrics.crossfit import (
+    METRICS,
+    add_answers,
+    build_metric,
+    ignored_differences,
+    score_answers,
+)
 from mttl.metrics.metric_names import TaskMetric
 
 # A final NUL is not part of a string for NumPy, and so for scikit-learn.
@@ -165,7 +171,9 @@ def test_without_rows_the_score_is_undefined_and_silent(name):
 
 
 def test_an_unknown_name():
-    with pytest.raises(ValueError, match=r"\('Rouge'\) must be one of ACC, .*mean 'Rouge-L'\?"):
+    with pytest.raises(
+        ValueError, match=r"\('Rouge'\) must be one of exact, .*mean 'Rouge-L' or 'rouge'\?"
+    ):
         build_metric("Rouge")
 
 
@@ -198,3 +206,38 @@ def _score_on_one_process(rank, folder, n_rows, expected):
 def test_two_processes_equal_one(tmp_path: Path, n_rows):
     expected = {name: score_answers(name, *rows()) for name in METRICS}
     run_processes(_score_on_one_process, str(tmp_path), n_rows, expected)
+
+
+class Copies(torch.nn.Module):
+    """A custom metric with an argument `rows`."""
+
+    def update(self, predictions, references, rows):
+        self.seen = [*zip(predictions, references, rows, strict=True)]
+
+
+def test_a_metric_with_an_argument_rows_receives_whole_rows():
+    metric, name = Copies(), TaskMetric("m:Copies", published=False, options=["yes", "no"])
+    sources = [{"input": "is it?", "columns": {"id": 7}}]
+    add_answers(metric, name, ["yes"], [("no", "never")], sources)
+    whole = {"input": "is it?", "columns": {"id": 7}, "references": ["no", "never"]}
+    assert metric.seen == [("yes", ("no", "never"), {**whole, "options": ["yes", "no"]})]
+
+
+@pytest.mark.parametrize(
+    ("metric", "answers", "message"),
+    [
+        ("EM", ["stop", "GO"], ""),  # one of twenty
+        ("EM", ["stop", "go", "-5"], "EM counts 3 of 20 answers of 'capitals' as right"),
+        ("ACC", ["stop", "go"], "differ from their references in case, such as 'stop' for 'STOP'"),
+        ("exact", ["stop", "go", "5"], ""),
+        ("json", [" 1", "2 "], ""),
+    ],
+)
+def test_answers_that_differ_only_by_what_a_metric_ignores(metric, answers, message):
+    found = [*answers, *["same"] * (20 - len(answers))]
+    right = [[text.upper().lstrip("-")] for text in answers] + [["same"]] * (20 - len(answers))
+    own = TaskMetric(metric, published=False)
+    warning = ignored_differences(own, "capitals", found, right)
+    assert message in warning
+    assert bool(message) is bool(warning)
+    assert not ignored_differences(TaskMetric(metric), "published", found, right)

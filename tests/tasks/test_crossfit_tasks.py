@@ -38,7 +38,8 @@ def test_counts():
         "Pearson-Correlation": 3,
         "Matthew-Correlation": 1,
     }
-    assert set(counts) == set(METRICS) == set(METRIC_NAMES)
+    assert set(counts) == {name for name in METRIC_NAMES if name[0].isupper()}
+    assert set(METRICS) == set(METRIC_NAMES)
 
 
 def test_table_equals_the_facts():

@@ -35,9 +35,11 @@ def test_rows_of_other_tasks_and_further_columns_stay(tmp_path):
     path.write_text("task,metric,licence\nolder,EM,MIT\ncolours,EM,CC0\n")
     update_task_table(tmp_path, [make_task(description='Say "red", or another.')])
     assert path.read_text().splitlines() == [
-        "task,metric,category,description,licence",
-        'colours,ACC,classification/other,"Say ""red"", or another.",CC0',
-        "older,EM,,,MIT",
+        "task,metric,category,description,licence,template",
+        'colours,ACC,classification/other,"Say ""red"", or another.",CC0,'
+        '"{""input"":""text: {text}"",""output"":""{label|name}"",'
+        '""labels"":[""red"",""green"",""blue""]}"',
+        "older,EM,,,MIT,",
     ]
     path.write_text("task,metric\na\n")
     with pytest.raises(TaskError, match=r"TASKS\.csv.* header has 2"):
