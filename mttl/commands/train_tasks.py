@@ -46,6 +46,7 @@ from mttl.training.report import (
     write_routing,
     write_token_routing,
 )
+from mttl.training.separate import SeparateModule, separate_steps
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
@@ -77,6 +78,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     for scored in product(tasks, config.data.evaluate, config.data.samples):
         gym.rows(*scored)  # finds malformed files before training
     samples = [(task, config.data.samples) for task in tasks]
+    own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
     options = wanted_options(gym, samples, config.generation.mode)
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
@@ -96,9 +98,12 @@ def train(config: Config, *, resume: bool = False) -> None:
         *(gym, tasks, built.tokenizer, config.data.model_copy(update={"cache_dir": cache})),
         decoder_only=is_decoder_only(built.model.backbone),
         seed=config.run.seed,
+        own_steps=own_steps,
     )
     step = step_to_start_from(folder, text, resume=resume)
     kind = TextToTextModule if config.optim.meta is None else MetaModule
+    if config.optim.separate:
+        kind = SeparateModule
     module = kind(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
@@ -122,10 +127,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         best = module.load_weights(folder.best)
         if trainer.is_global_zero:
             (saved,) = (one for one in trainer.checkpoint_callbacks if isinstance(one, SaveBest))
-            times = f"{saved.n_validations} validation{'s' * (saved.n_validations != 1)}"
-            console.print(
-                f"Kept the weights of step {best}, the best of {times} on the development rows."
-            )
+            console.print(saved.kept(best), highlight=False, markup=False)
     results, baselines = [], {}
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
